@@ -1,0 +1,3 @@
+"""The runbook's phases: one file and one class for each section."""
+
+from __future__ import annotations

@@ -1,0 +1,32 @@
+"""Errors meant for people: one message that holds everything wrong, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["RunbookError", "UsageError", "did_you_mean"]
+
+
+class RunbookError(ValueError):
+    """Something the user can mend; the command line prints it and exits with 2."""
+
+
+class UsageError(RunbookError):
+    """Bad input. Holds every problem found, so that one run shows them all."""
+
+    def __init__(self, problems: str | Sequence[str], *, hint: str = "") -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.hint = hint
+        text = "; ".join(self.problems) if len(self.problems) == 1 else self._listing()
+        super().__init__(f"{text}; {hint}" if hint else text)
+
+    def _listing(self) -> str:
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        return f"{len(self.problems)} problems:\n{lines}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean X?)"` for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,38 @@
+"""The records that a run leaves behind; `run.json` is one `RunRecord`."""
+
+from __future__ import annotations
+
+from runbook.records.check import Check, Comparator
+from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records.measurement import Measurement, Window
+from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
+from runbook.records.run import (
+    SCHEMA_VERSION,
+    ArtifactRecord,
+    LaunchEntry,
+    PhaseRecord,
+    RunRecord,
+    Table,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "ArmSchedule",
+    "ArtifactRecord",
+    "Check",
+    "Comparator",
+    "Launch",
+    "LaunchEntry",
+    "LaunchResult",
+    "LaunchStatus",
+    "Measurement",
+    "Outcome",
+    "PhaseRecord",
+    "RankExit",
+    "Reason",
+    "RunRecord",
+    "Table",
+    "Verdict",
+    "Window",
+    "judge_run",
+]

@@ -1,0 +1,123 @@
+"""What is going to be started, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from runbook.records._base import Record
+
+__all__ = ["ArmSchedule", "Launch", "LaunchResult", "LaunchStatus", "RankExit"]
+
+
+class ArmSchedule(Record):
+    """Arms that take turns inside one launch: `rounds[b]` is the order of the arms in block b.
+
+    `settings` holds the toggles of every arm; `warmup_steps` rows before each arm's `steps`
+    measured ones are excluded from statistics.
+    """
+
+    settings: dict[str, dict[str, str]]
+    rounds: tuple[tuple[str, ...], ...]
+    steps: int = Field(ge=1)
+    warmup_steps: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _known(self) -> ArmSchedule:
+        unknown = {arm for order in self.rounds for arm in order} - set(self.settings)
+        if unknown:
+            raise ValueError(f"rounds name arms without settings: {sorted(unknown)}")
+        return self
+
+    @property
+    def total_steps(self) -> int:
+        """Rows that the launch will write, warm-up included."""
+        return sum(len(order) for order in self.rounds) * (self.steps + self.warmup_steps)
+
+    def to_trainer_json(self) -> str:
+        """The trainer's `--arms` document."""
+        blocks = [
+            {"block": index, "arm": arm, "steps": self.steps, "set": self.settings[arm]}
+            for index, order in enumerate(self.rounds)
+            for arm in order
+        ]
+        document = {"schema_version": 1, "warmup_steps": self.warmup_steps, "blocks": blocks}
+        return json.dumps(document, separators=(",", ":"))
+
+
+class Launch(Record):
+    """One process tree to start. `argv` and `env` are exactly what a person would type.
+
+    `run_dir` is relative to the run's folder. `optional` launches decide their own arm only.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9_.-]+$")
+    phase: str
+    kind: str = Field(pattern=r"^(trainer|pytest)$")
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    run_dir: str
+    nproc: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    timeout_s: float = Field(gt=0)
+    config: str = ""
+    config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    schedule: ArmSchedule | None = None
+    optional: bool = False
+    purpose: str = ""
+    retry_steps: int | None = None
+
+    def command_line(self) -> str:
+        """A line that can be pasted into a shell."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return " ".join([*settings, shlex.join(self.argv)])
+
+
+class LaunchStatus(StrEnum):
+    """How a launch ended."""
+
+    COMPLETED = "completed"
+    CRASHED = "crashed"
+    CONFIG_ERROR = "config_error"
+    NON_FINITE = "non_finite"
+    OUT_OF_MEMORY = "out_of_memory"
+    HALTED = "halted"
+    PREEMPTED = "preempted"
+    HUNG = "hung"
+    TIMED_OUT = "timed_out"
+    SILENT = "silent"
+    INTERRUPTED = "interrupted"
+    NOT_RUN = "not_run"
+
+
+class RankExit(Record):
+    """One rank's end, from its last heartbeat and from its parent's wait."""
+
+    rank: int = Field(ge=0)
+    code: int | None
+    signal: str | None = None
+    reason: str = ""
+    steps_done: int | None = None
+
+
+class LaunchResult(Record):
+    """How a launch ended, and which rank is to blame if it ended badly."""
+
+    status: LaunchStatus
+    exit_code: int | None = None
+    ranks: tuple[RankExit, ...] = ()
+    started_at: str = ""
+    duration_s: float = Field(default=0.0, ge=0)
+    attempts: int = Field(default=1, ge=0)
+    cause: str = ""
+    culprit_rank: int | None = None
+    evidence: tuple[str, ...] = ()
+    run_token: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True if the launch ran to its end."""
+        return self.status is LaunchStatus.COMPLETED

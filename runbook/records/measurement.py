@@ -1,0 +1,54 @@
+"""A number with everything needed to believe it."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from runbook.records._base import Record
+
+__all__ = ["Measurement", "Window"]
+
+
+class Window(Record):
+    """The steps that a number was taken from, first and last included."""
+
+    first_step: int = Field(ge=0)
+    last_step: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Window:
+        if self.last_step < self.first_step:
+            raise ValueError(f"window ends ({self.last_step}) before it begins ({self.first_step})")
+        return self
+
+    def __str__(self) -> str:
+        return f"steps {self.first_step}-{self.last_step}"
+
+
+class Measurement(Record):
+    """One measured value: it cannot exist without unit, sample size, window, source and digest.
+
+    `path` is relative to the run's folder; `sha256` is the digest of that file when it was read.
+    `window` is None only for values that are no statistic over steps (a count, a version).
+    """
+
+    name: str = Field(min_length=1)
+    value: float | str | bool
+    unit: str
+    n: int = Field(ge=1)
+    window: Window | None
+    path: str = Field(min_length=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    stdev: float | None = None
+    interval: tuple[float, float] | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        spread = f" +- {self.stdev:.4g}" if self.stdev is not None else ""
+        if isinstance(self.value, float):
+            number = f"{self.value:.0f}" if abs(self.value) >= 10_000 else f"{self.value:.4g}"
+        else:
+            number = str(self.value)
+        unit = f" {self.unit}" if self.unit else ""
+        window = f", {self.window}" if self.window else ""
+        return f"{number}{spread}{unit} (n={self.n}{window}, {self.path})"

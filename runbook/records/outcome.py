@@ -1,0 +1,100 @@
+"""The closed sets: what a check can say, why, and what a run can say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Protocol
+
+__all__ = ["Outcome", "Reason", "Verdict", "judge_run"]
+
+
+class Outcome(StrEnum):
+    """What one check says.
+
+    INCONCLUSIVE: measured, not decidable at the declared error rate.  INVALID: not comparable,
+    not plausible, or the environment is wrong.  INCOMPLETE: no evidence (not run, cut off).
+    """
+
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    INVALID = "INVALID"
+    INCOMPLETE = "INCOMPLETE"
+    SKIPPED = "SKIPPED"
+
+
+class Reason(StrEnum):
+    """Why a check says what it says; a number that is missing always has one of these."""
+
+    OK = "ok"
+    BELOW_LIMIT = "below_limit"
+    ABOVE_LIMIT = "above_limit"
+    MISMATCH = "mismatch"
+    UNDECIDED = "undecided"
+    TOO_FEW_SAMPLES = "too_few_samples"
+    NOT_COMPARABLE = "not_comparable"
+    NOT_PLAUSIBLE = "not_plausible"
+    NO_EFFECT = "no_effect"
+    WRONG_ENVIRONMENT = "wrong_environment"
+    DAMAGED_ARTIFACT = "damaged_artifact"
+    MISSING_ARTIFACT = "missing_artifact"
+    CRASH = "crash"
+    HANG = "hang"
+    TIMEOUT = "timeout"
+    NON_FINITE = "non_finite"
+    OUT_OF_MEMORY = "out_of_memory"
+    LEAK = "leak"
+    HALTED = "halted"
+    NOT_RUN = "not_run"
+    INTERRUPTED = "interrupted"
+    HARNESS_ERROR = "harness_error"
+    NEEDS_CUDA = "needs_cuda"
+    NEEDS_GPUS = "needs_gpus"
+    NOT_ASKED_FOR = "not_asked_for"
+    NOT_GATED = "not_gated"
+    NOTHING_COLLECTED = "nothing_collected"
+    TEST_FAILED = "test_failed"
+    WARNING = "warning"
+
+
+class Verdict(StrEnum):
+    """What one run says; the command's exit code follows from it."""
+
+    GO = "GO"
+    NO_GO = "NO-GO"
+    INCOMPLETE = "INCOMPLETE"
+
+    @property
+    def exit_code(self) -> int:
+        """0 GO, 1 NO-GO, 3 INCOMPLETE."""
+        return {Verdict.GO: 0, Verdict.NO_GO: 1, Verdict.INCOMPLETE: 3}[self]
+
+
+class Judged(Protocol):
+    """The part of a check that the verdict depends on."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+
+
+def judge_run(checks: Iterable[Judged], required: Iterable[str]) -> Verdict:
+    """Return the run's verdict from its checks and the ids that the profile requires.
+
+    GO only if every required check is there and PASS; NO-GO if any required check is FAIL;
+    otherwise INCOMPLETE.  A required id without a row can therefore never be GO.  An id that
+    occurs twice counts with each of its outcomes.
+    """
+    wanted = set(required)
+    if not wanted:
+        return Verdict.INCOMPLETE
+    outcomes: dict[str, set[Outcome]] = {}
+    for check in checks:
+        outcomes.setdefault(check.id, set()).add(check.outcome)
+    if any(Outcome.FAIL in outcomes.get(name, set()) for name in wanted):
+        return Verdict.NO_GO
+    if all(outcomes.get(name) == {Outcome.PASS} for name in wanted):
+        return Verdict.GO
+    return Verdict.INCOMPLETE

@@ -1,0 +1,88 @@
+"""`run.json`: everything a report says, and nothing it does not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from runbook.records._base import Record
+from runbook.records.check import Check
+from runbook.records.launch import Launch, LaunchResult
+from runbook.records.measurement import Measurement
+from runbook.records.outcome import Outcome, Verdict
+
+__all__ = ["SCHEMA_VERSION", "ArtifactRecord", "PhaseRecord", "RunRecord", "Table"]
+
+SCHEMA_VERSION = 1
+
+
+class Table(Record):
+    """A table of a phase, such as bucket size against last-50-step mean and stdev."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | int | None, ...], ...]
+    note: str = ""
+
+
+class LaunchEntry(Record):
+    """A planned launch beside its result."""
+
+    launch: Launch
+    result: LaunchResult
+
+
+class ArtifactRecord(Record):
+    """A file of the run, relative to its folder, with its digest."""
+
+    path: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = Field(ge=0)
+
+
+class PhaseRecord(Record):
+    """One phase: launches, measurements, checks, tables, and what it chose for later phases."""
+
+    name: str
+    title: str
+    source: str
+    outcome: Outcome
+    optional: bool = False
+    started_at: str = ""
+    duration_s: float = 0.0
+    launches: tuple[LaunchEntry, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    checks: tuple[Check, ...] = ()
+    tables: tuple[Table, ...] = ()
+    choices: dict[str, str] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class RunRecord(Record):
+    """One run of the runbook on one machine."""
+
+    schema_version: Literal[1] = 1
+    tool_version: str
+    run_id: str
+    profile: str
+    profile_sha256: str
+    profile_document: dict[str, object]
+    scope: str
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    started_at: str
+    finished_at: str | None
+    interrupted: bool = False
+    command: str
+    settings: dict[str, str] = Field(default_factory=dict)
+    options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
+    required: tuple[str, ...]
+    phases: tuple[PhaseRecord, ...]
+    exports: dict[str, str] = Field(default_factory=dict)
+    artifacts: tuple[ArtifactRecord, ...] = ()
+
+    def checks(self) -> tuple[Check, ...]:
+        """All checks, in the order of the phases."""
+        return tuple(check for phase in self.phases for check in phase.checks)
