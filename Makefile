@@ -1,0 +1,39 @@
+# Two commands do everything: `make demo` runs the runbook here, `make test` runs every test.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
+	@echo "make test   install, run all tests"
+	@echo "make lint   install, run ruff and mypy"
+	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing nsa-runbook into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing the development tools into $(VENV)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.runtime
+	$(BIN)/runbook run --phase all
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,68 @@
+"""The verdict rule: GO is earned by every required row, and by nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runbook.records import Outcome, Verdict, judge_run
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    outcome: Outcome
+
+
+IDS = ("a.x", "b.y", "c.z")
+
+
+def test_all_required_rows_passing_is_go() -> None:
+    rows = [Row(name, Outcome.PASS) for name in IDS]
+    assert judge_run(rows, IDS) is Verdict.GO
+
+
+@pytest.mark.parametrize("missing", IDS)
+def test_a_required_row_that_vanished_is_never_go(missing: str) -> None:
+    rows = [Row(name, Outcome.PASS) for name in IDS if name != missing]
+    assert judge_run(rows, IDS) is Verdict.INCOMPLETE
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.PASS])
+def test_any_other_outcome_of_a_required_row_is_not_go(outcome: Outcome) -> None:
+    rows = [Row("a.x", outcome), Row("b.y", Outcome.PASS), Row("c.z", Outcome.PASS)]
+    wanted = Verdict.NO_GO if outcome is Outcome.FAIL else Verdict.INCOMPLETE
+    assert judge_run(rows, IDS) is wanted
+
+
+def test_fail_outranks_rows_without_evidence() -> None:
+    rows = [Row("a.x", Outcome.FAIL), Row("b.y", Outcome.INCOMPLETE)]
+    assert judge_run(rows, IDS) is Verdict.NO_GO
+
+
+def test_a_row_that_is_not_required_does_not_decide() -> None:
+    rows = [Row("a.x", Outcome.PASS), Row("b.y", Outcome.FAIL)]
+    assert judge_run(rows, ["a.x"]) is Verdict.GO
+
+
+def test_a_second_row_under_the_same_id_cannot_hide_a_failure() -> None:
+    rows = [Row("a.x", Outcome.PASS), Row("a.x", Outcome.FAIL)]
+    assert judge_run(rows, ["a.x"]) is Verdict.NO_GO
+
+
+def test_a_profile_that_requires_nothing_proves_nothing() -> None:
+    assert judge_run([Row("a.x", Outcome.PASS)], []) is Verdict.INCOMPLETE
+
+
+@given(st.dictionaries(st.sampled_from(IDS), st.sampled_from(list(Outcome))))
+def test_go_if_and_only_if_every_required_row_passed(outcomes: dict[str, Outcome]) -> None:
+    rows = [Row(name, outcome) for name, outcome in outcomes.items()]
+    all_passed = set(outcomes) == set(IDS) and set(outcomes.values()) == {Outcome.PASS}
+    assert (judge_run(rows, IDS) is Verdict.GO) == all_passed
+
+
+def test_exit_codes_are_the_documented_ones() -> None:
+    assert [v.exit_code for v in (Verdict.GO, Verdict.NO_GO, Verdict.INCOMPLETE)] == [0, 1, 3]

@@ -1,0 +1,120 @@
+"""Records refuse what would make a report unbelievable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from runbook.records import ArmSchedule, Check, Launch, Measurement, Outcome, Reason, Window
+
+DIGEST = "0" * 64
+
+
+def measurement(**changes: Any) -> Measurement:
+    fields: dict[str, Any] = {
+        "name": "throughput",
+        "value": 847.2,
+        "unit": "toks/s",
+        "n": 50,
+        "window": Window(first_step=251, last_step=300),
+        "path": "baseline/training.csv",
+        "sha256": DIGEST,
+        "stdev": 4.1,
+    }
+    return Measurement(**{**fields, **changes})
+
+
+def check(**changes: Any) -> Check:
+    fields: dict[str, Any] = {
+        "id": "baseline.throughput",
+        "phase": "baseline",
+        "question": "Is it fast enough?",
+        "measurement": measurement(),
+        "limit": 39.0,
+        "limit_source": "seed 000",
+        "outcome": Outcome.PASS,
+        "code": Reason.OK,
+        "reason": "847 >= 39",
+    }
+    return Check(**{**fields, **changes})
+
+
+def test_a_measurement_prints_with_everything_needed_to_believe_it() -> None:
+    wanted = "847.2 +- 4.1 toks/s (n=50, steps 251-300, baseline/training.csv)"
+    assert str(measurement()) == wanted
+
+
+@pytest.mark.parametrize("field", ["unit", "n", "window", "path", "sha256"])
+def test_a_number_never_travels_alone(field: str) -> None:
+    fields = measurement().model_dump()
+    del fields[field]
+    with pytest.raises(ValidationError, match=field):
+        Measurement(**fields)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"n": 0}, {"path": ""}, {"sha256": "abc"}, {"sha256": "Z" * 64}, {"extra": 1}]
+)
+def test_a_measurement_without_a_receipt_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        measurement(**changes)
+
+
+def test_a_window_cannot_end_before_it_begins() -> None:
+    with pytest.raises(ValidationError, match="before it begins"):
+        Window(first_step=300, last_step=251)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"measurement": None}, "without a measurement"),
+        ({"limit_source": ""}, "without its source"),
+        ({"outcome": Outcome.FAIL}, "without saying what to do"),
+        ({"id": "other.throughput"}, "does not begin with its phase"),
+        ({"reason": ""}, "reason"),
+    ],
+)
+def test_a_check_that_could_mislead_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        check(**changes)
+
+
+def test_records_are_immutable() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        check().outcome = Outcome.FAIL  # type: ignore[misc]
+
+
+def test_a_launch_prints_as_a_line_that_can_be_pasted() -> None:
+    launch = Launch(
+        name="baseline.1",
+        phase="baseline",
+        kind="trainer",
+        argv=("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config", "a b.yaml"),
+        env={"NSA_DDP_BUCKET_MB": "50", "NCCL_ALGO": "Ring; rm"},
+        run_dir="baseline/1",
+        nproc=2,
+        steps=100,
+        timeout_s=60,
+    )
+    assert launch.command_line() == (
+        "NSA_DDP_BUCKET_MB=50 NCCL_ALGO='Ring; rm' "
+        "torchrun --nproc_per_node=2 -m nsa.train --config 'a b.yaml'"
+    )
+
+
+def test_a_schedule_counts_the_rows_that_it_will_write() -> None:
+    schedule = ArmSchedule(
+        settings={"25": {"NSA_DDP_BUCKET_MB": "25"}, "50": {"NSA_DDP_BUCKET_MB": "50"}},
+        rounds=(("25", "50"), ("50", "25")),
+        steps=20,
+        warmup_steps=3,
+    )
+    assert schedule.total_steps == 4 * 23
+
+
+def test_a_schedule_with_an_arm_that_nobody_described_is_refused() -> None:
+    with pytest.raises(ValidationError, match="without settings"):
+        ArmSchedule(settings={"25": {}}, rounds=(("25", "50"),), steps=1, warmup_steps=0)
