@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from runbook.evidence import PhaseEvidence
-from runbook.records import Check, Launch, Measurement, Table
+from runbook.records import Check, Launch, Measurement, Series, Table
 
 if TYPE_CHECKING:
     from runbook.config.profile import Profile
@@ -41,6 +41,7 @@ class Judgement:
     checks: Sequence[Check]
     measurements: Sequence[Measurement] = ()
     tables: Sequence[Table] = ()
+    series: Sequence[Series] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 

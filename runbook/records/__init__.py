@@ -14,6 +14,7 @@ from runbook.records.run import (
     RunRecord,
     Table,
 )
+from runbook.records.series import Series, thin_points
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -31,8 +32,10 @@ __all__ = [
     "RankExit",
     "Reason",
     "RunRecord",
+    "Series",
     "Table",
     "Verdict",
     "Window",
     "judge_run",
+    "thin_points",
 ]

@@ -11,6 +11,7 @@ from runbook.records.check import Check
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import Measurement
 from runbook.records.outcome import Outcome, Verdict
+from runbook.records.series import Series
 
 __all__ = ["SCHEMA_VERSION", "ArtifactRecord", "PhaseRecord", "RunRecord", "Table"]
 
@@ -55,6 +56,7 @@ class PhaseRecord(Record):
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
     tables: tuple[Table, ...] = ()
+    series: tuple[Series, ...] = ()
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
