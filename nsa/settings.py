@@ -1,0 +1,247 @@
+"""The trainer's configuration: strict, complete, and every error of it in one message.
+
+Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. Torch-free.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nsa.config import ModelConfig, NSAConfig
+from nsa.errors import NSAError
+from nsa.strictyaml import load_strict
+
+Dataset = Literal["synthetic", "markov", "local", "fineweb_edu"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+Whole = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class ConfigError(NSAError):
+    """The launch cannot start as asked; the message lists every reason."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelSection(_Section):
+    """Shape of the language model."""
+
+    dim: Whole
+    n_layers: Whole
+    n_heads: Whole
+    n_kv_groups: Whole
+    d_k: Whole
+    d_v: Whole
+    mlp_ratio: Positive = 8 / 3
+    tie_embeddings: bool = True
+
+
+class NsaSection(_Section):
+    """Shape of the sparse attention; the names are the paper's."""
+
+    l: Whole  # noqa: E741 - the paper's name
+    d: Whole
+    l_sel: Whole
+    n_sel: Whole
+    w: Whole
+    phi: Literal["avg", "mlp"] = "avg"
+
+
+class DataSection(_Section):
+    """Where the tokens come from."""
+
+    tokenizer: Literal["byte", "gpt2"]
+    dataset: Dataset = "synthetic"
+    local_path: str = ""
+    text_field: str = "text"
+    loader_timeout_s: Positive = 120.0
+    synthetic_on_fail: bool = False
+
+
+class RuntimeSection(_Section):
+    """Device, numbers and kernels."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = "bf16"
+    use_flash: bool = True
+    use_triton_sel: bool = False
+    gradient_checkpointing: bool = False
+
+
+class TrainSection(_Section):
+    """The optimisation. batch_size is global: sequences of all ranks in one micro-batch."""
+
+    steps: Whole
+    seq_len: Annotated[int, Field(ge=2)]
+    batch_size: Whole
+    lr: Annotated[float, Field(ge=0)]
+    lr_schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: Count = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    grad_clip: Annotated[float, Field(ge=0)] = 1.0
+    accumulate_grad_batches: Whole = 1
+    log_every: Whole = 20
+    eval_every: Count = 0
+    eval_batches: Whole = 4
+    save_every: Count = 0
+    seed: Count = 1337
+    out_dir: str = "artifacts/train"
+
+
+class TrainerConfig(_Section):
+    """One whole config file."""
+
+    model: ModelSection
+    nsa: NsaSection
+    data: DataSection
+    runtime: RuntimeSection = RuntimeSection()
+    train: TrainSection
+
+    def attention(self) -> NSAConfig:
+        """The attention's shape. Raises NSAError for shapes that do not fit together."""
+        shape = self.model.model_dump(exclude={"n_layers", "mlp_ratio", "tie_embeddings"})
+        return NSAConfig(**shape, **self.nsa.model_dump())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """A value that a flag or a toggle puts over the file's."""
+
+    section: str
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A valid config and where each value that is not the file's came from."""
+
+    config: TrainerConfig
+    sources: Mapping[str, str]
+    path: str
+    schedule_steps: int
+
+
+def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
+    """Read, override and validate a config file.
+
+    Raises ConfigError that lists everything wrong: the file, its keys, its values, the values
+    put over it, and shapes that do not fit together.
+    """
+    data, problems = _read(Path(path))
+    if data is None:
+        raise_problems(problems)
+    file_steps = _file_steps(data)
+    origins: dict[tuple[str, str], str] = {}
+    for item in overrides:
+        section = data.setdefault(item.section, {})
+        if isinstance(section, dict):
+            section[item.key] = item.value
+            origins[(item.section, item.key)] = item.origin
+    config = _validate(data, origins, problems)
+    raise_problems(problems)
+    return Loaded(
+        config=cast("TrainerConfig", config),
+        sources={".".join(key): origin for key, origin in origins.items()},
+        path=str(path),
+        schedule_steps=file_steps,
+    )
+
+
+def raise_problems(problems: Iterable[str], what: str = "this launch cannot start") -> None:
+    """Raise ConfigError with one line per problem, or return if there is none."""
+    lines = list(problems)
+    if lines:
+        body = "".join(f"\n  - {line}" for line in lines)
+        raise ConfigError(f"{what}: {len(lines)} problem(s){body}")
+
+
+def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        return None, [f"config {path}: {error.strerror or error}"]
+    except UnicodeDecodeError as error:
+        return None, [f"config {path}: not UTF-8 text ({error.reason} at byte {error.start})"]
+    data, problems = load_strict(text)
+    problems = [f"config {path}: {problem}" for problem in problems]
+    if data is None and problems:
+        return None, problems
+    if not isinstance(data, dict):
+        return None, [*problems, f"config {path}: must hold the sections {_names(TrainerConfig)}"]
+    return data, problems
+
+
+def _file_steps(data: Mapping[str, Any]) -> int:
+    train = data.get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if isinstance(steps, int) and not isinstance(steps, bool) else 0
+
+
+def _validate(
+    data: dict[str, Any], origins: Mapping[tuple[str, str], str], problems: list[str]
+) -> TrainerConfig | None:
+    bad_sections: set[str] = set()
+    config = None
+    try:
+        config = TrainerConfig.model_validate(data)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            bad_sections.add(str(item["loc"][0]))
+            problems.append(_explain(cast("dict[str, Any]", item), origins))
+    if not bad_sections & {"model", "nsa"}:
+        problems += shape_problems(data)
+    return config
+
+
+def shape_problems(data: Mapping[str, Any]) -> list[str]:
+    """Shapes that do not fit together, although each value is allowed."""
+    model = ModelSection.model_validate(data["model"])
+    shape = model.model_dump(exclude={"n_layers", "mlp_ratio", "tie_embeddings"})
+    try:
+        attention = NSAConfig(**shape, **NsaSection.model_validate(data["nsa"]).model_dump())
+        ModelConfig(
+            vocab_size=256,
+            n_layers=model.n_layers,
+            attention=attention,
+            mlp_ratio=model.mlp_ratio,
+            tie_embeddings=model.tie_embeddings,
+        )
+    except NSAError as error:
+        return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+    return []
+
+
+def _explain(item: Mapping[str, Any], origins: Mapping[tuple[str, str], str]) -> str:
+    loc = tuple(str(part) for part in item["loc"])
+    where = ".".join(loc)
+    if len(loc) == 2 and loc in origins:
+        where = f"{origins[cast('tuple[str, str]', loc)]} ({where})"
+    if item["type"] == "extra_forbidden":
+        return f"{where}: no such key{_hint(loc)}"
+    if item["type"] == "missing":
+        return f"{where}: missing"
+    return f"{where}: {item['msg']}, got {item['input']!r}"
+
+
+def _hint(loc: tuple[str, ...]) -> str:
+    owner: type[BaseModel] = TrainerConfig
+    if len(loc) > 1 and loc[0] in TrainerConfig.model_fields:
+        owner = cast("type[BaseModel]", TrainerConfig.model_fields[loc[0]].annotation)
+    near = difflib.get_close_matches(loc[-1], owner.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else f"; allowed: {_names(owner)}"
+
+
+def _names(owner: type[BaseModel]) -> str:
+    return ", ".join(owner.model_fields)
