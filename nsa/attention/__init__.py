@@ -1,0 +1,17 @@
+"""Native Sparse Attention as functions of tensors; the module on top is `nsa.NSAAttention`."""
+
+from __future__ import annotations
+
+from nsa.attention.api import nsa_attention, select_blocks
+from nsa.attention.choice import PathChoice, choose_path
+from nsa.attention.ranges import block_map, ranges_v1, ranges_v2
+
+__all__ = [
+    "PathChoice",
+    "block_map",
+    "choose_path",
+    "nsa_attention",
+    "ranges_v1",
+    "ranges_v2",
+    "select_blocks",
+]

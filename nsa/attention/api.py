@@ -1,0 +1,96 @@
+"""The public functional core: attention and block selection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nsa.attention._check import check_attention_inputs, check_selection_inputs
+from nsa.attention.branches import Branches
+from nsa.attention.compression import accumulate_dtype, compress
+from nsa.attention.reference import reference
+from nsa.attention.sdpa import batched_sdpa
+from nsa.attention.selection import group_queries, selected_blocks
+from nsa.attention.token import sequential
+from nsa.config import NSAConfig, Path, Ranges
+
+
+def attend(
+    x: Branches,
+    cfg: NSAConfig,
+    *,
+    path: Path,
+    selection_ranges: Ranges = "v2",
+    use_flash: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output."""
+    check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
+    # Autocast would quietly round the scores that choose blocks; types are the caller's here.
+    with torch.autocast(x.q.device.type, enabled=False):
+        if path == "reference":
+            return reference(x, cfg, selection_ranges)
+        if path == "sequential":
+            return sequential(x, cfg, selection_ranges)
+        return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
+
+
+def nsa_attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    cfg: NSAConfig,
+    *,
+    path: Path = "batched",
+    selection_ranges: Ranges = "v2",
+    use_flash: bool = True,
+) -> Tensor:
+    """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
+
+    q: [B,S,H,Dk]. k_sel, k_win: [B,S,G,Dk]; v_sel, v_win: [B,S,G,Dv]. k_cmp, v_cmp: the same
+    shapes, raw, for cfg.phi "avg" (they are pooled here); already compressed [B,N,G,D] with
+    N = cfg.n_compressed(S) for phi "mlp". gates: [B,S,H,3] in [0,1] for the compressed, selected
+    and window branch. All of one type (float64, float32, bfloat16, float16) and device. Rotary
+    positions, where wanted, are already applied.
+
+    path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
+    `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
+    vectorised. use_flash: False avoids fused kernels.
+
+    Types: pooling, the compressed branch and everything that chooses blocks run in at least
+    float32, so half types select what float32 would from the same rounded inputs; exact ties go
+    to the lower block. A branch with nothing visible contributes exactly 0.
+
+    Raises NSAError (a ValueError) that lists every wrong argument.
+    """
+    x = Branches(
+        q=q,
+        k_cmp=k_cmp,
+        v_cmp=v_cmp,
+        k_sel=k_sel,
+        v_sel=v_sel,
+        k_win=k_win,
+        v_win=v_win,
+        gates=gates,
+    )
+    return attend(x, cfg, path=path, selection_ranges=selection_ranges, use_flash=use_flash)[0]
+
+
+@torch.no_grad()
+def select_blocks(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> Tensor:
+    """Blocks that each query's group attends to: [B,S,G,n_sel] int64, ascending, -1 at the end.
+
+    q [B,S,H,Dk]; k_cmp raw [B,S,G,Dk] for phi "avg", compressed [B,N,G,Dk] for phi "mlp".
+    Equations 8 to 11, with block 0, the current block and the one before it always inside n_sel;
+    only blocks that start at or before the query; ties to the lower index.
+    Raises NSAError (a ValueError) for shapes or types that do not fit.
+    """
+    check_selection_inputs(q, k_cmp, cfg)
+    with torch.autocast(q.device.type, enabled=False):
+        k = compress(k_cmp, cfg).transpose(1, 2)
+        grouped = group_queries(q, cfg).to(accumulate_dtype(q.dtype))
+        return selected_blocks(grouped, k, cfg).transpose(1, 2).contiguous()

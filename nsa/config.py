@@ -1,0 +1,157 @@
+"""Shapes of the attention and of the language model. Torch-free."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nsa.errors import NSAError
+
+Phi = Literal["avg", "mlp"]
+Path = Literal["reference", "sequential", "batched"]
+Ranges = Literal["v1", "v2"]
+
+PHIS: tuple[str, ...] = ("avg", "mlp")
+PATHS: tuple[str, ...] = ("reference", "sequential", "batched")
+RANGES: tuple[str, ...] = ("v1", "v2")
+
+# One initial and two local blocks are always selected, and they count towards n_sel.
+FORCED_INITIAL_BLOCKS = 1
+FORCED_LOCAL_BLOCKS = 2
+MIN_N_SEL = FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS
+
+
+def positive_int_errors(owner: object, names: Iterable[str]) -> list[str]:
+    """Say which of the named fields of `owner` is not a whole number of at least 1."""
+    errors = []
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            errors.append(f"{name}={value!r}: must be a whole number of at least 1")
+    return errors
+
+
+def choice_error(name: str, value: object, allowed: tuple[str, ...]) -> list[str]:
+    """Say that `value` is none of `allowed`, with the closest one as a suggestion."""
+    if value in allowed:
+        return []
+    close = difflib.get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return [f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}{hint}"]
+
+
+def raise_all(what: str, errors: list[str]) -> None:
+    """Raise one NSAError that lists every problem, or return if there is none."""
+    if errors:
+        raise NSAError(
+            f"{what}: {len(errors)} problem(s)\n" + "\n".join(f"  - {e}" for e in errors)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSAConfig:
+    """Shape of one Native Sparse Attention layer (arXiv 2502.11089).
+
+    dim: model width. n_heads: query heads H. n_kv_groups: key/value groups G; q heads
+    g*(H/G) .. (g+1)*(H/G)-1 share group g. d_k, d_v: widths of a key and of a value head.
+    l: tokens in a compression block. d: its stride. l_sel: tokens in a selection block.
+    n_sel: blocks selected, the three forced ones included. w: window in tokens, the current one
+    included. phi: how a block is compressed, mean ("avg") or a learned MLP ("mlp").
+
+    The defaults are the production shape. Raises NSAError (a ValueError) that lists every
+    wrong value.
+    """
+
+    dim: int = 768
+    n_heads: int = 12
+    n_kv_groups: int = 2
+    d_k: int = 64
+    d_v: int = 64
+    l: int = 32  # noqa: E741 - the paper's name
+    d: int = 16
+    l_sel: int = 64
+    n_sel: int = 16
+    w: int = 512
+    phi: Phi = "avg"
+
+    def __post_init__(self) -> None:
+        whole = ("dim", "n_heads", "n_kv_groups", "d_k", "d_v", "l", "d", "l_sel", "n_sel", "w")
+        errors = positive_int_errors(self, whole) + choice_error("phi", self.phi, PHIS)
+        if not errors:
+            errors = self._relation_errors()
+        raise_all("NSAConfig", errors)
+
+    def _relation_errors(self) -> list[str]:
+        errors = []
+        if self.n_heads % self.n_kv_groups:
+            errors.append(
+                f"n_heads={self.n_heads} is not a multiple of n_kv_groups={self.n_kv_groups}: "
+                "every group needs the same number of query heads"
+            )
+        for name in ("l", "l_sel"):
+            if getattr(self, name) % self.d:
+                errors.append(
+                    f"{name}={getattr(self, name)} is not a multiple of d={self.d}: "
+                    "choose a stride d that divides both l and l_sel"
+                )
+        if self.n_sel < MIN_N_SEL:
+            errors.append(
+                f"n_sel={self.n_sel}: must be at least {MIN_N_SEL}, because one initial and two "
+                "local blocks are always among the selected"
+            )
+        return errors
+
+    @property
+    def heads_per_group(self) -> int:
+        """Query heads that share one key/value group."""
+        return self.n_heads // self.n_kv_groups
+
+    def n_compressed(self, seq_len: int) -> int:
+        """Complete compression blocks in `seq_len` tokens: block i covers [i*d, i*d + l)."""
+        return max(0, (seq_len - self.l) // self.d + 1)
+
+    def n_blocks(self, seq_len: int) -> int:
+        """Selection blocks in `seq_len` tokens, the last one possibly partial."""
+        return -(-seq_len // self.l_sel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape and execution options of the language model.
+
+    mlp_ratio: width of the SwiGLU hidden layer over dim (8/3 gives 2048 at dim 768).
+    path: how attention runs ("batched" is the fast one, "reference" the oracle).
+    selection_ranges: "v1" plain loops, "v2" vectorised. use_flash: False keeps attention away
+    from fused kernels. gradient_checkpointing: recompute each layer in the backward pass.
+    Raises NSAError that lists every wrong value.
+    """
+
+    vocab_size: int
+    n_layers: int
+    attention: NSAConfig = field(default_factory=NSAConfig)
+    mlp_ratio: float = 8 / 3
+    tie_embeddings: bool = True
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+    path: Path = "batched"
+    selection_ranges: Ranges = "v2"
+    use_flash: bool = True
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        errors = positive_int_errors(self, ("vocab_size", "n_layers"))
+        errors += choice_error("path", self.path, PATHS)
+        errors += choice_error("selection_ranges", self.selection_ranges, RANGES)
+        for name in ("mlp_ratio", "rope_base", "norm_eps"):
+            if not getattr(self, name) > 0:
+                errors.append(f"{name}={getattr(self, name)!r}: must be above 0")
+        if self.attention.d_k % 2:
+            errors.append(f"attention.d_k={self.attention.d_k}: must be even for rotary positions")
+        raise_all("ModelConfig", errors)
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Width of the SwiGLU hidden layer."""
+        return max(1, round(self.mlp_ratio * self.attention.dim))

@@ -1,0 +1,119 @@
+"""The language model: embeddings, NSA layers with SwiGLU, RMSNorm, output head."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from nsa.config import ModelConfig
+from nsa.errors import NSAError
+from nsa.module import GateStats, NSAAttention
+
+__all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(dim, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,dim] to [B,S,dim]."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        out: Tensor = self.down(functional.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP, each with a residual connection."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        dim = cfg.attention.dim
+        self.attention_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
+        self.attention = NSAAttention(
+            cfg.attention,
+            path=cfg.path,
+            selection_ranges=cfg.selection_ranges,
+            use_flash=cfg.use_flash,
+            rope_base=cfg.rope_base,
+        )
+        self.mlp_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
+        self.mlp = SwiGLU(dim, cfg.mlp_hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,dim] to [B,S,dim]."""
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class NSALanguageModel(nn.Module):
+    """Decoder-only language model with Native Sparse Attention in every layer.
+
+    At the production shape (dim 768, 12 layers) it has 78.4M parameters with a tied vocabulary of
+    256 and 116.8M with a tied 50,304.
+    """
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        dim = cfg.attention.dim
+        self.embedding = nn.Embedding(cfg.vocab_size, dim)
+        self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layers))
+        self.norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
+        self.head = nn.Linear(dim, cfg.vocab_size, bias=False)
+        self._initialise()
+        if cfg.tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def _initialise(self) -> None:
+        """Normal with deviation 0.02; what writes into the residual stream shrinks with depth."""
+        residual = 0.02 / math.sqrt(2 * self.cfg.n_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                writes = name.endswith(("attention.out_proj", "mlp.down"))
+                nn.init.normal_(module.weight, std=residual if writes else 0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B,S,V] for tokens [B,S] int64; position t sees tokens 0..t only.
+
+        Raises NSAError for another shape or type.
+        """
+        if tokens.dim() != 2 or tokens.dtype != torch.int64:
+            raise NSAError(
+                f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}: must be int64 [B,S]"
+            )
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            if self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def n_parameters(self) -> int:
+        """Number of distinct parameters; a tied head counts once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def gate_stats(self) -> GateStats:
+        """Gate and selection health of the last forward pass, averaged over the layers.
+
+        One synchronisation, here. Raises NSAError before the first forward pass.
+        """
+        attentions = [m for m in self.modules() if isinstance(m, NSAAttention)]
+        numbers = torch.stack([a.gate_numbers() for a in attentions]).mean(0).tolist()
+        names = tuple(GateStats.__dataclass_fields__)
+        return GateStats(**dict(zip(names, numbers, strict=True)))
