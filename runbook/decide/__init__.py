@@ -9,13 +9,14 @@ from runbook.decide._rounds import complete_rounds
 from runbook.decide.arms import best_arm, best_arm_sequential
 from runbook.decide.launches import SCALING_PLAN, meets_target, scaling
 from runbook.decide.memory import memory_plateau
-from runbook.decide.pairs import faster, non_inferiority, regression
+from runbook.decide.pairs import FUSED_PLAN, faster, non_inferiority, regression
 from runbook.decide.plan import BUCKET_PLAN, LookPlan
 from runbook.decide.steady import steady, warmup_steps
 from runbook.decide.types import Answer, Decision, Detail
 
 __all__ = [
     "BUCKET_PLAN",
+    "FUSED_PLAN",
     "SCALING_PLAN",
     "Answer",
     "Decision",

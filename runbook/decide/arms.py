@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.decide._inputs import FloatArray, between
+from runbook.decide._looks import first_settled
 from runbook.decide._rounds import rounds_of
 from runbook.decide._student import t_quantile
 from runbook.decide.plan import BUCKET_PLAN, LookPlan
@@ -91,29 +92,14 @@ def judge_rounds_so_far(
     final: bool = False,
 ) -> Decision:
     """`best_arm_sequential` on an array [rounds, arms]."""
-    rounds = values.shape[0]
-    looks = plan.due(rounds)
-    for look, spend in zip(looks, plan.spends(), strict=False):
-        decision = judge_rounds(
-            arms, values[:look], error=spend, min_effect=min_effect, declared=plan.error
-        )
-        last = look == plan.max_rounds
-        if decision.outcome is Answer.WINNER or last or decision.details["futile"]:
-            return decision
-    if final:
-        return judge_rounds(
-            arms, values, error=plan.unspent(rounds), min_effect=min_effect, declared=plan.error
-        )
-    coming = plan.looks[len(looks)]
-    return Decision(
-        outcome=Answer.INCONCLUSIVE,
-        error_rate=plan.error,
-        n=rounds,
-        unit="ratio",
-        reason=f"undecided after {rounds} rounds; the next look is after {coming}",
-        go_on=True,
-        details={"next_look": coming, "max_rounds": plan.max_rounds},
-    )
+
+    def look(rounds: int, spend: float) -> Decision:
+        return judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
+
+    def settled(decision: Decision) -> bool:
+        return decision.outcome is Answer.WINNER or bool(decision.details["futile"])
+
+    return first_settled(values.shape[0], plan, look, settled, final=final)
 
 
 def judge_rounds(
@@ -122,17 +108,15 @@ def judge_rounds(
     *,
     error: float,
     min_effect: float = 0.02,
-    declared: float | None = None,
 ) -> Decision:
-    """One look at an array [rounds, arms]; `error` is spent here, `declared` is reported."""
+    """`best_arm` on an array [rounds, arms]."""
     between("error", error, 0.0, 0.5)
     between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]
-    said = error if declared is None else declared
     if rounds < MIN_ROUNDS:
         return Decision(
             outcome=Answer.INCONCLUSIVE,
-            error_rate=said,
+            error_rate=error,
             n=rounds,
             unit="ratio",
             reason=f"{rounds} complete round(s); at least {MIN_ROUNDS} are needed",
@@ -171,7 +155,7 @@ def judge_rounds(
         winner=winner,
         estimate=ratio,
         interval=interval,
-        error_rate=said,
+        error_rate=error,
         n=rounds,
         unit="ratio",
         reason=_sentence(arms[leader], arms[rival], ratio, interval, winner, futile, min_effect),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from runbook.decide._inputs import FloatArray, between, paired, positive
+from runbook.decide._looks import first_settled, is_decided
 from runbook.decide._student import mean_and_error, t_quantile
 from runbook.decide.plan import LookPlan
 from runbook.decide.types import Answer, Decision, Detail
@@ -108,8 +108,8 @@ def scaling(
         n: number of devices, at least 2.
         limit: the floor.
         error: one-sided error of either answer.
-        plan: looks (in pairs) of a run that stops early; None means one look at all pairs.
-        final: with a plan: no more pairs will come.
+        plan: looks (in pairs) of a run that stops early, and its error; None: one look at all.
+        final: with a plan: no more pairs will come, so decide with what error is left.
 
     Returns:
         PASS if the lower bound of E is above the limit, FAIL if the upper bound is below it,
@@ -125,25 +125,17 @@ def scaling(
     if n < 2:
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
     one, many = paired(("t1", "tN"), t1, tN, unit="tok/s")
+
+    def look(pairs: int, spend: float) -> Decision:
+        return _scaling_look(one[:pairs], many[:pairs], n, limit, spend)
+
     if plan is None:
-        return _scaling_look(one, many, n, limit, error, error)
-    looks = plan.due(one.size)
-    for look, spend in zip(looks, plan.spends(), strict=False):
-        found = _scaling_look(one[:look], many[:look], n, limit, spend, plan.error)
-        if found.outcome is not Answer.INCONCLUSIVE or look == plan.max_rounds:
-            return found
-    if final:
-        return _scaling_look(one, many, n, limit, plan.unspent(one.size), plan.error)
-    so_far = _scaling_look(one, many, n, limit, plan.spends()[0], plan.error)
-    if so_far.outcome is Answer.INVALID:
-        return so_far
-    coming = plan.looks[len(looks)]
-    reason = f"{so_far.reason}; the next look is after {coming} pairs"
-    return replace(so_far, outcome=Answer.INCONCLUSIVE, go_on=True, reason=reason)
+        return look(one.size, error)
+    return first_settled(one.size, plan, look, is_decided, final=final)
 
 
 def _scaling_look(
-    one: FloatArray, many: FloatArray, n: int, limit: float, error: float, declared: float
+    one: FloatArray, many: FloatArray, n: int, limit: float, error: float
 ) -> Decision:
     pairs = one.size
     log_e = float(np.log(many).mean() - np.log(one).mean()) - math.log(n)
@@ -164,7 +156,7 @@ def _scaling_look(
         outcome=outcome,
         estimate=estimate,
         interval=interval,
-        error_rate=declared,
+        error_rate=error,
         n=pairs,
         unit="share",
         reason=f"E = {estimate:.3f} from {pairs} pair(s): {says}",

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.decide._inputs import FloatArray, between, paired
+from runbook.decide._looks import first_settled, is_decided
 from runbook.decide._student import mean_and_error, t_quantile
+from runbook.decide.plan import LookPlan
 from runbook.decide.types import Answer, Decision
 
-__all__ = ["faster", "non_inferiority", "regression"]
+__all__ = ["FUSED_PLAN", "faster", "non_inferiority", "regression"]
 
 MIN_PAIRS = 3
+# Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
+FUSED_PLAN = LookPlan(looks=(6, 9, 12, 16, 20), error=0.05)
 
 
 def non_inferiority(
@@ -21,6 +25,9 @@ def non_inferiority(
     variant: Sequence[float] | FloatArray,
     margin: float = 0.02,
     error: float = 0.05,
+    *,
+    plan: LookPlan | None = None,
+    final: bool = True,
 ) -> Decision:
     """May the variant replace the baseline: is it at most `margin` slower?
 
@@ -29,6 +36,8 @@ def non_inferiority(
         variant: the same of the variant, same rounds.
         margin: loss that would be accepted, as a share.
         error: one-sided error of either answer.
+        plan: looks (in rounds) of a run that stops early, and its error; None: one look at all.
+        final: with a plan: no more rounds will come, so decide with what error is left.
 
     Returns:
         KEEP if the lower bound of variant / baseline is above 1 - margin, DROP if the upper
@@ -41,6 +50,16 @@ def non_inferiority(
     between("margin", margin, 0.0, 0.5)
     between("error", error, 0.0, 0.5)
     first, second = paired(("baseline", "variant"), baseline, variant, unit="tok/s")
+
+    def look(rounds: int, spend: float) -> Decision:
+        return _non_inferior(first[:rounds], second[:rounds], margin, spend)
+
+    if plan is None:
+        return look(first.size, error)
+    return first_settled(first.size, plan, look, is_decided, final=final)
+
+
+def _non_inferior(first: FloatArray, second: FloatArray, margin: float, error: float) -> Decision:
     if first.size < MIN_PAIRS:
         return _too_few(first.size, error)
     ratio, (low, high) = _ratio(first, second, error)
