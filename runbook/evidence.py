@@ -83,6 +83,7 @@ class RankLog:
     max_gate_last: float | None = None
     dropped_lines: int = 0
     problems: tuple[str, ...] = ()
+    damaged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class LaunchEvidence:
     training: TrainingLog | None = None
     gates: pd.DataFrame | None = None
     gates_path: str = ""
+    gates_sha256: str = ""
     ranks: tuple[RankLog, ...] = ()
     env: Mapping[str, Any] | None = None
     env_path: str = ""

@@ -1,0 +1,131 @@
+"""Small files of a run directory: JSON documents, JUnit results, the console, GPU samples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from runbook.evidence import JUnitCase, JUnitReport
+from runbook.read.rows import RowSpec
+
+__all__ = ["GPU_SAMPLES", "file_sha256", "read_console", "read_json_object", "read_junit"]
+
+_LARGEST_DOCUMENT_BYTES = 64 << 20
+_CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
+_CONSOLE_COLUMNS = 4_000
+
+GPU_SAMPLES = RowSpec(
+    columns=(
+        "timestamp",
+        "index",
+        "utilization_percent",
+        "memory_used_mib",
+        "memory_total_mib",
+        "power_w",
+        "temperature_c",
+        "sm_clock_mhz",
+        "throttle_reasons",
+        "pcie_gen",
+        "pcie_width",
+    ),
+    key="timestamp",
+    text=frozenset({"timestamp", "throttle_reasons"}),
+    filled=frozenset({"index"}),
+    whole=frozenset({"index"}),
+)
+
+
+def file_sha256(path: Path) -> str:
+    """The digest of a file, read in pieces."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the JSON object in `path` and its digest; what is wrong is added to `problems`.
+
+    A missing file is `(None, "")` and no problem.
+    """
+    if not path.is_file():
+        return None, ""
+    size = path.stat().st_size
+    if size > _LARGEST_DOCUMENT_BYTES:
+        problems.append(f"{path.name} is too large to read ({size} bytes)")
+        return None, file_sha256(path)
+    data = path.read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        problems.append(f"{path.name} is no JSON: {error}")
+        return None, sha256
+    if not isinstance(document, dict):
+        problems.append(f"{path.name} holds no JSON object")
+        return None, sha256
+    return document, sha256
+
+
+def read_junit(path: Path, *, name: str, problems: list[str]) -> JUnitReport | None:
+    """Return every test case of a JUnit file, or None (and a problem) if it cannot be read."""
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
+        problems.append(f"{path.name} declares entities and was not read")
+        return None
+    try:
+        root = ElementTree.fromstring(data)  # noqa: S314 - no entities, see above
+    except ElementTree.ParseError as error:
+        problems.append(f"{path.name} is no XML: {error}")
+        return None
+    cases = tuple(_case(element) for element in root.iter("testcase"))
+    return JUnitReport(path=name, sha256=hashlib.sha256(data).hexdigest(), cases=cases)
+
+
+def _case(element: ElementTree.Element) -> JUnitCase:
+    status, message = "passed", ""
+    for tag, meaning in (("error", "error"), ("failure", "failed"), ("skipped", "skipped")):
+        found = element.find(tag)
+        if found is not None:
+            status, message = meaning, found.get("message", "") or (found.text or "").strip()
+            break
+    properties = {item.get("name", ""): item.get("value", "") for item in element.iter("property")}
+    return JUnitCase(
+        name=element.get("name", ""),
+        classname=element.get("classname", ""),
+        status=status,
+        message=message,
+        time_s=_seconds(element.get("time")),
+        properties=properties,
+    )
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return float(text or 0.0)
+    except ValueError:
+        return 0.0
+
+
+def read_console(path: Path) -> tuple[tuple[str, ...], str]:
+    """Return the console's lines and digest; of a very long one, its first and last lines."""
+    digest = hashlib.sha256()
+    head: list[str] = []
+    tail: deque[str] = deque(maxlen=_CONSOLE_TAIL)
+    left_out = 0
+    with path.open("rb") as stream:
+        while line := stream.readline(_CONSOLE_COLUMNS):
+            digest.update(line)
+            text = line.decode("utf-8", "replace").rstrip("\r\n")
+            if len(head) < _CONSOLE_HEAD:
+                head.append(text)
+                continue
+            left_out += len(tail) == _CONSOLE_TAIL
+            tail.append(text)
+    middle = [f"... {left_out} lines left out ..."] if left_out else []
+    return (*head, *middle, *tail), digest.hexdigest()

@@ -1,0 +1,250 @@
+"""Comma-separated rows from a file that may be torn, damaged or still growing.
+
+A row counts only if it ends in a newline and has exactly the header's number of fields, all of
+them readable. pandas alone would take a torn `60,...,1` for one token per second.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+__all__ = ["RowFile", "RowSpec", "read_rows"]
+
+_BLOCK_BYTES = 4 << 20
+_NEWLINE, _COMMA = 10, 44
+_NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
+_LARGEST_EXACT = float(2**53)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec:
+    """What the columns of a file are: `text` columns are strings, all others are numbers.
+
+    `key` is the column that the header must begin with. `filled` columns may not be empty.
+    `headerless` names the columns of the older form of the file, which has no header.
+    """
+
+    columns: tuple[str, ...]
+    key: str
+    text: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+    headerless: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class RowFile:
+    """The complete rows of a file, its digest, and what was wrong with the rest."""
+
+    frame: pd.DataFrame
+    sha256: str
+    legacy: bool = False
+    dropped: int = 0
+    damaged: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+class _Reader:
+    """State of one pass over a file."""
+
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
+        self.columns: tuple[str, ...] = ()
+        self.legacy = False
+        self.frames: list[pd.DataFrame] = []
+        self.bad_rows = 0
+        self.headers_again = 0
+        self.nul_rows = 0
+        self.unreadable = ""
+
+    def feed(self, block: bytes) -> None:
+        """Take whole lines."""
+        if not self.columns and not self.unreadable:
+            block = self._take_header(block)
+        if self.unreadable or not block:
+            return
+        frame = self._fast(block)
+        self.frames.append(self._slow(block) if frame is None else frame)
+
+    def _take_header(self, block: bytes) -> bytes:
+        line, _, rest = block.partition(b"\n")
+        names = tuple(line.decode("utf-8", "replace").strip("\r\ufeff ").split(","))
+        if names[0] == self.spec.key:
+            self.columns = names
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                self.unreadable = f"the header names columns twice: {', '.join(repeated)}"
+            return rest
+        if len(names) == len(self.spec.headerless) and _is_number(names[0]):
+            self.columns, self.legacy = self.spec.headerless, True
+            return block
+        self.unreadable = (
+            f"the first line is no header that begins with {self.spec.key!r}: {line[:60]!r}"
+        )
+        return b""
+
+    def _wanted(self) -> list[str]:
+        return [name for name in self.spec.columns if name in self.columns]
+
+    def _fast(self, block: bytes) -> pd.DataFrame | None:
+        """The whole block through the C parser, or None if any row of it needs a closer look."""
+        head = f"{self.spec.key},".encode()
+        if b"\0" in block or block.startswith(head) or b"\n" + head in block:
+            return None
+        if not bool(np.all(_commas_per_line(block) == len(self.columns) - 1)):
+            return None
+        wanted = self._wanted()
+        try:
+            frame: pd.DataFrame = pd.read_csv(
+                io.BytesIO(block),
+                header=None,
+                names=list(self.columns),
+                usecols=wanted,
+                dtype={name: str if name in self.spec.text else np.float64 for name in wanted},
+                keep_default_na=False,
+                na_values={name: _NOT_A_NUMBER for name in wanted if name not in self.spec.text},
+                quoting=csv.QUOTE_NONE,
+                float_precision="round_trip",
+                skip_blank_lines=False,
+            )
+        except ValueError:
+            return None
+        for name in wanted:
+            if name in self.spec.filled and bool(frame[name].isna().any()):
+                return None
+            if name in self.spec.whole and not _all_whole(frame[name].to_numpy()):
+                return None
+        return frame
+
+    def _slow(self, block: bytes) -> pd.DataFrame:
+        """Row by row; a row that cannot be read is counted and dropped."""
+        header = ",".join(self.columns)
+        rows: list[list[float | str]] = []
+        for raw in block.split(b"\n")[:-1]:
+            if b"\0" in raw:
+                self.nul_rows += 1
+                continue
+            text = raw.decode("utf-8", "replace").rstrip("\r")
+            if text == header:
+                self.headers_again += 1
+                continue
+            row = self._row(text)
+            if row is None:
+                self.bad_rows += 1
+            else:
+                rows.append(row)
+        wanted = self._wanted()
+        frame = pd.DataFrame(rows, columns=wanted)
+        types = {n: "str" if n in self.spec.text else "float64" for n in wanted}
+        return frame.astype(types)
+
+    def _row(self, text: str) -> list[float | str] | None:
+        fields = text.split(",")
+        if len(fields) != len(self.columns):
+            return None
+        by_name = dict(zip(self.columns, fields, strict=True))
+        row: list[float | str] = []
+        for name in self._wanted():
+            value = by_name[name].strip()
+            if name in self.spec.text:
+                row.append(by_name[name])
+                continue
+            if value == "" and name not in self.spec.filled:
+                row.append(float("nan"))
+                continue
+            if not _is_number(value):
+                return None
+            number = float(value)
+            if name in self.spec.whole and not _all_whole(np.array([number])):
+                return None
+            row.append(number)
+        return row
+
+    def frame(self) -> pd.DataFrame:
+        """All rows so far, whole-number columns as int64."""
+        wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
+        frames = [frame for frame in self.frames if len(frame)]
+        if frames:
+            result = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+        else:
+            types = {n: "str" if n in self.spec.text else "float64" for n in wanted}
+            result = pd.DataFrame({name: [] for name in wanted}).astype(types)
+        self.frames.clear()
+        whole = {name: "int64" for name in wanted if name in self.spec.whole}
+        return result[wanted].astype(whole)
+
+
+def read_rows(path: Path, spec: RowSpec) -> RowFile:
+    """Read the complete rows of `path` in one pass; never raises for what the file holds.
+
+    Raises `OSError` if the file cannot be read at all.
+    """
+    reader = _Reader(spec)
+    digest = hashlib.sha256()
+    tail = b""
+    for block in _blocks(path):
+        digest.update(block)
+        block = tail + block
+        cut = block.rfind(b"\n") + 1
+        tail = block[cut:]
+        if cut:
+            reader.feed(block[:cut])
+    result = RowFile(frame=reader.frame(), sha256=digest.hexdigest(), legacy=reader.legacy)
+    _describe(result, reader, tail)
+    return result
+
+
+def _describe(result: RowFile, reader: _Reader, tail: bytes) -> None:
+    result.dropped = reader.bad_rows + reader.nul_rows + bool(tail)
+    if tail:
+        nul = " that ends in NUL bytes" if tail.endswith(b"\0") else ""
+        result.problems.append(f"a torn last line{nul} was dropped ({len(tail)} bytes)")
+    if reader.unreadable:
+        result.problems.append(reader.unreadable)
+    if reader.headers_again:
+        result.problems.append(f"the header occurs {reader.headers_again} more times")
+    if reader.nul_rows:
+        result.problems.append(f"{reader.nul_rows} rows hold NUL bytes and were dropped")
+    if reader.bad_rows:
+        result.problems.append(f"{reader.bad_rows} unreadable rows were dropped")
+    result.damaged = bool(
+        reader.unreadable or reader.headers_again or reader.nul_rows or reader.bad_rows
+    )
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            yield block
+
+
+def _commas_per_line(block: bytes) -> npt.NDArray[np.int64]:
+    data = np.frombuffer(block, dtype=np.uint8)
+    ends = np.flatnonzero(data == _NEWLINE)
+    commas = np.flatnonzero(data == _COMMA)
+    return np.diff(np.searchsorted(commas, ends), prepend=0)
+
+
+def _all_whole(values: npt.NDArray[np.float64]) -> bool:
+    """Finite, without a fraction, and small enough to be exact in a float64."""
+    good = np.isfinite(values) & (np.abs(values) <= _LARGEST_EXACT)
+    return bool(np.all(good)) and bool(np.all(values == np.floor(values)))
+
+
+def _is_number(text: str) -> bool:
+    if "_" in text:  # Python reads 1_000 as a number; no trainer writes that
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
