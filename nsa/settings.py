@@ -6,7 +6,7 @@ Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. To
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -141,7 +141,7 @@ def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
     """
     data, problems = _read(Path(path))
     if data is None:
-        raise_problems(problems)
+        raise refusal(problems)
     file_steps = _file_steps(data)
     origins: dict[tuple[str, str], str] = {}
     for item in overrides:
@@ -159,12 +159,17 @@ def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
     )
 
 
-def raise_problems(problems: Iterable[str], what: str = "this launch cannot start") -> None:
-    """Raise ConfigError with one line per problem, or return if there is none."""
+def refusal(problems: Iterable[str]) -> ConfigError:
+    """The error that lists every problem."""
     lines = list(problems)
-    if lines:
-        body = "".join(f"\n  - {line}" for line in lines)
-        raise ConfigError(f"{what}: {len(lines)} problem(s){body}")
+    body = "".join(f"\n  - {line}" for line in lines)
+    return ConfigError(f"this launch cannot start: {len(lines)} problem(s){body}")
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raise ConfigError with one line per problem, or return if there is none."""
+    if problems:
+        raise refusal(problems)
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -227,7 +232,7 @@ def _explain(item: Mapping[str, Any], origins: Mapping[tuple[str, str], str]) ->
     loc = tuple(str(part) for part in item["loc"])
     where = ".".join(loc)
     if len(loc) == 2 and loc in origins:
-        where = f"{origins[cast('tuple[str, str]', loc)]} ({where})"
+        where = f"{origins[loc[0], loc[1]]} ({where})"
     if item["type"] == "extra_forbidden":
         return f"{where}: no such key{_hint(loc)}"
     if item["type"] == "missing":

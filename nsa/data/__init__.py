@@ -1,0 +1,1 @@
+"""Where training tokens come from: generated, or read from documents and packed."""

@@ -1,0 +1,49 @@
+"""The source that a config asks for."""
+
+from __future__ import annotations
+
+from nsa.data.batch import Source
+from nsa.data.documents import Corpus, FinewebCorpus, LocalCorpus
+from nsa.data.generated import GeneratedSource
+from nsa.data.packing import PackedSource
+from nsa.data.prefetch import PrefetchSource
+from nsa.data.tokenizers import VOCAB_SIZES, open_tokenizer
+from nsa.settings import DataSection
+
+
+def open_source(
+    data: DataSection,
+    *,
+    dataset: str,
+    seq_len: int,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+) -> Source:
+    """The source of one rank; batch_size is the rank's. Raises DataError."""
+    if dataset in ("synthetic", "markov"):
+        return GeneratedSource(
+            dataset,
+            vocab_size=VOCAB_SIZES[data.tokenizer],
+            seq_len=seq_len,
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+        )
+    corpus: Corpus
+    if dataset == "local":
+        corpus = LocalCorpus(data.local_path, text_field=data.text_field)
+    else:
+        corpus = FinewebCorpus()
+    packed = PackedSource(
+        corpus,
+        open_tokenizer(data.tokenizer),
+        seq_len=seq_len,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+    )
+    timeout_s = data.loader_timeout_s
+    return PrefetchSource(packed, first_timeout_s=timeout_s, steady_timeout_s=timeout_s)
