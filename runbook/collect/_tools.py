@@ -1,0 +1,69 @@
+"""Run a diagnostic tool: no shell, a time limit, no secrets in its environment, no exception."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.collect.redact import is_secret_name
+
+__all__ = ["ToolResult", "run_tool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a tool printed; `problem` is empty if it ran and exited with 0."""
+
+    stdout: str
+    stderr: str
+    problem: str
+
+    @property
+    def ok(self) -> bool:
+        """True if the tool ran to its end without an error."""
+        return not self.problem
+
+
+def run_tool(
+    argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None, errors: str = "replace"
+) -> ToolResult:
+    """Run `argv` in a session of its own; on a timeout the whole session is killed."""
+    environment = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=environment,
+            text=True,
+            errors=errors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+            problem = f"{argv[0]}: no answer within {timeout_s:g} s"
+            return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    problem = _exit_problem(argv[0], process.returncode, stderr)
+    return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+
+
+def _exit_problem(name: str, code: int, stderr: str) -> str:
+    if code == 0:
+        return ""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return f"{name}: exit code {code}{': ' + lines[-1] if lines else ''}"

@@ -1,0 +1,89 @@
+"""Which commit is being tested, on which branch, and what was changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.collect._tools import ToolResult, run_tool
+
+__all__ = ["GitState", "find_checkout", "head_sha", "read_git"]
+
+_TIMEOUT_S = 30.0
+# A checkout's own configuration may name programs to run: none of these commands may start one.
+_GIT = ("git", "--no-optional-locks", "--no-pager", "-c", "core.fsmonitor=false")
+_DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitState:
+    """A checkout. `diff` is the change against HEAD, `status` lists untracked files too."""
+
+    checkout: Path
+    branch: str | None
+    sha: str | None
+    status: str
+    diff: str
+    problems: tuple[str, ...] = ()
+
+    @property
+    def dirty(self) -> bool:
+        """True if a file differs from the commit, or is not in it."""
+        return bool(self.status.strip())
+
+    @property
+    def diff_sha256(self) -> str:
+        """Digest of the change against HEAD, before anything in it is blanked."""
+        return hashlib.sha256(self.diff.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find_checkout() -> Path | None:
+    """The checkout that the nsa package is run from, else the current folder's, else None.
+
+    A package in site-packages is not part of a checkout that merely contains the environment.
+    """
+    spec = importlib.util.find_spec("nsa")
+    if spec is not None and spec.origin is not None:
+        package = Path(spec.origin).resolve().parent
+        known = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        if known.ok and (top := _top_level(package)):
+            return top
+    return _top_level(Path.cwd())
+
+
+def head_sha(checkout: Path) -> str | None:
+    """The full sha of HEAD, or None where there is no commit yet."""
+    result = _git(checkout, "rev-parse", "--verify", "HEAD")
+    return result.stdout.strip() if result.ok else None
+
+
+def read_git(checkout: Path) -> GitState:
+    """Read branch, commit, status and diff of a checkout; what failed is in `problems`."""
+    branch = _git(checkout, "symbolic-ref", "--short", "-q", "HEAD")
+    sha = _git(checkout, "rev-parse", "--verify", "HEAD")
+    status = _git(checkout, "status", "--porcelain=v1", "--untracked-files=normal")
+    diff = _git(checkout, *_DIFF) if sha.ok else None
+    results = [result for result in (sha, status, diff) if result is not None]
+    return GitState(
+        checkout=checkout,
+        # A detached HEAD has no branch; that is a state, not an error.
+        branch=branch.stdout.strip() if branch.ok else None,
+        sha=sha.stdout.strip() if sha.ok else None,
+        status=status.stdout,
+        diff=diff.stdout if diff is not None else "",
+        problems=tuple(result.problem for result in results if not result.ok),
+    )
+
+
+def _top_level(folder: Path) -> Path | None:
+    result = _git(folder, "rev-parse", "--show-toplevel")
+    return Path(result.stdout.strip()) if result.ok and result.stdout.strip() else None
+
+
+def _git(folder: Path, *arguments: str) -> ToolResult:
+    # surrogateescape: a diff may hold bytes of any encoding, and its digest must not change.
+    return run_tool(
+        [*_GIT, "-C", str(folder), *arguments], timeout_s=_TIMEOUT_S, errors="surrogateescape"
+    )

@@ -1,0 +1,203 @@
+"""All preflight collectors in one call: files under the seeds' names, and the facts in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from runbook.collect import git, host
+from runbook.collect._drafts import Draft, finish
+from runbook.collect.gpu_facts import collect_gpus
+from runbook.collect.processes import TokenProcess, find_token_processes
+from runbook.collect.redact import recorded_environment, redact_text
+from runbook.collect.torch_env import TorchFacts, ask_torch
+from runbook.collect.variables import environment_notes, environment_problems
+from runbook.evidence import Fact
+
+__all__ = ["collect_preflight"]
+
+_HOST = "host.json"
+_COLLECT_ENV = "collect_env.txt"
+_SHA = "git_sha.txt"
+_STATUS = "git_status.txt"
+_DIFF = "git_diff.patch"
+
+
+class NoteTaker(Protocol):
+    """The part of an observer that a collector talks to."""
+
+    def note(self, text: str) -> None: ...
+
+
+def collect_preflight(
+    run_root: Path, *, expected_branch: str | None, observer: NoteTaker
+) -> dict[str, Fact]:
+    """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
+
+    A fact that this machine does not have is there with value None and a note that says why.
+    Raises OSError if `run_root` cannot be written.
+    """
+    observer.note("preflight: checkout")
+    drafts = _git_drafts(run_root, expected_branch)
+    observer.note("preflight: torch and trainer (imports both, takes seconds)")
+    answers = ask_torch(cwd=run_root)
+    drafts += _torch_drafts(run_root, answers)
+    observer.note("preflight: GPUs, disk, ports, processes")
+    drafts += collect_gpus(run_root, torch_count=answers.device_count, host_file=_HOST)
+    drafts += _host_drafts(run_root)
+    drafts += _process_drafts(find_token_processes())
+    drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
+    _write_host(run_root, drafts)
+    return finish(drafts, run_root)
+
+
+def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
+    checkout = git.find_checkout()
+    if checkout is None:
+        note = "neither the nsa package nor the current folder belongs to a git checkout"
+        for name in (_SHA, _STATUS, _DIFF):
+            _write(run_root / name, "")
+        return [
+            Draft(name=f"git.{key}", value=None, file=_SHA, note=note)
+            for key in ("branch", "sha", "dirty", "diff_sha256")
+        ]
+    state = git.read_git(checkout)
+    _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
+    _write(run_root / _STATUS, state.status)
+    _write(run_root / _DIFF, redact_text(state.diff))
+    problem = "; ".join(state.problems)
+    changed = len(state.status.splitlines())
+    wanted = f"expected {expected_branch}" if expected_branch else ""
+    return [
+        Draft(
+            name="git.branch",
+            value=state.branch,
+            file=_HOST,
+            note=wanted if state.branch else "detached HEAD" + (f", {wanted}" if wanted else ""),
+        ),
+        Draft(name="git.sha", value=state.sha, file=_SHA, note=problem or f"in {checkout}"),
+        Draft(
+            name="git.dirty",
+            value=state.dirty,
+            file=_STATUS,
+            note=f"{changed} files differ from the commit or are not in it" if changed else "",
+        ),
+        Draft(
+            name="git.diff_sha256",
+            value=state.diff_sha256,
+            file=_DIFF,
+            note="digest of the whole diff; secrets in the kept copy are blanked",
+        ),
+    ]
+
+
+def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
+    _write(run_root / _COLLECT_ENV, redact_text(answers.collect_env or answers.problem) + "\n")
+    note = redact_text(answers.problem)
+    return [
+        Draft(
+            name="trainer.imports",
+            value=answers.trainer_imports,
+            file=_HOST,
+            note=redact_text(answers.trainer_error),
+        ),
+        Draft(name="torch.version", value=answers.version, file=_COLLECT_ENV, note=note),
+        Draft(
+            name="torch.cuda_available", value=answers.cuda_available, file=_COLLECT_ENV, note=note
+        ),
+    ]
+
+
+def _host_drafts(run_root: Path) -> list[Draft]:
+    port = host.probe_port()
+    infiniband = host.find_infiniband()
+    memory = host.memory_total_gib()
+    quota = host.cgroup_cpu_limit()
+    return [
+        Draft(
+            name="infiniband.present",
+            value=bool(infiniband),
+            file=_HOST,
+            note=", ".join(f"{name} {state}" for name, state in infiniband.items()),
+        ),
+        Draft(name="disk.free_gib", value=host.disk_free_gib(run_root), unit="GiB", file=_HOST),
+        _write_speed_draft(run_root),
+        Draft(
+            name="port.free",
+            value=port.free,
+            file=_HOST,
+            note=f"port {port.port}" + (f" held by {port.owner}" if port.owner else ""),
+        ),
+        Draft(
+            name="cpu.count",
+            value=host.count_cpus(),
+            file=_HOST,
+            note=f"the container's quota allows {quota:g}" if quota is not None else "",
+        ),
+        Draft(
+            name="memory.total_gib",
+            value=memory,
+            unit="GiB",
+            file=_HOST,
+            note="" if memory is not None else "/proc/meminfo cannot be read",
+        ),
+    ]
+
+
+def _write_speed_draft(run_root: Path) -> Draft:
+    name = "disk.write_mib_s"
+    try:
+        speed = host.write_speed_mib_s(run_root)
+    except OSError as error:
+        note = f"writing the probe file failed: {error.strerror or error}"
+        return Draft(name=name, value=None, unit="MiB/s", file=_HOST, note=note)
+    return Draft(
+        name=name, value=speed, unit="MiB/s", file=_HOST, note="64 MiB written and synced once"
+    )
+
+
+def _process_drafts(processes: Sequence[TokenProcess]) -> list[Draft]:
+    drafts = []
+    for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
+        chosen = [process for process in processes if process.orphan == orphan]
+        note = redact_text("; ".join(str(process) for process in chosen))
+        drafts.append(Draft(name=name, value=len(chosen), file=_HOST, note=note))
+    return drafts
+
+
+def _variable_drafts(*, uses_nccl: bool) -> list[Draft]:
+    problems = environment_problems(os.environ, uses_nccl=uses_nccl)
+    notes = environment_notes(os.environ, uses_nccl=uses_nccl)
+    recorded = recorded_environment()
+    return [
+        Draft(
+            name="env.problems",
+            value=redact_text("; ".join(problems)),
+            file=_HOST,
+            note=redact_text("; ".join(notes)),
+        ),
+        Draft(
+            name="env.recorded",
+            value="; ".join(f"{name}={value}" for name, value in recorded.items()),
+            file=_HOST,
+        ),
+    ]
+
+
+def _write_host(run_root: Path, drafts: Sequence[Draft]) -> None:
+    document = {
+        "schema_version": 1,
+        "facts": {
+            draft.name: {"value": draft.value, "unit": draft.unit, "note": draft.note}
+            for draft in drafts
+        },
+        "environment": recorded_environment(),
+    }
+    _write(run_root / _HOST, json.dumps(document, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")

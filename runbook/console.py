@@ -1,0 +1,129 @@
+"""The only place that prints: results to stdout, progress and errors to stderr.
+
+Colour goes to a terminal only, never into a pipe, and never when NO_COLOR is set. Text is never
+cut to the width of the screen, because a shortened path cannot be pasted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["Console", "console_for", "printable"]
+
+_STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
+_KEPT_CONTROLS = {"\n", "\t"}
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out, so that a log line cannot drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in _KEPT_CONTROLS else _spelled(char) for char in text
+    )
+
+
+def _spelled(char: str) -> str:
+    if char.isspace() and ord(char) > 0xFF:
+        return char
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _wants_color(stream: TextIO, allowed: bool) -> bool:
+    if not allowed or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+class ConsoleFlags(Protocol):
+    """The part of the parsed arguments that decides how to print."""
+
+    quiet: bool
+    no_color: bool
+    json: bool
+
+
+class Console:
+    """Where a command's words go. `quiet` drops progress, never results or errors."""
+
+    def __init__(
+        self,
+        *,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        color: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        self._stdout = sys.stdout if stdout is None else stdout
+        self._stderr = sys.stderr if stderr is None else stderr
+        self.quiet = quiet
+        self.color_out = _wants_color(self._stdout, color)
+        self.color_err = _wants_color(self._stderr, color)
+        self._live: Progress | None = None
+
+    @property
+    def is_live(self) -> bool:
+        """True if progress may be drawn and redrawn: a terminal that takes escapes."""
+        return self.color_err and not self.quiet
+
+    def paint(self, text: str, style: str, *, err: bool = False) -> str:
+        """The text in one of the styles good, bad, unsure, bold, dim; plain without colour."""
+        enabled = self.color_err if err else self.color_out
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if enabled and style else text
+
+    def result(self, text: str) -> None:
+        """One piece of the command's answer, on stdout."""
+        self._stdout.write(text + "\n")
+        self._stdout.flush()
+
+    def json_line(self, document: object) -> None:
+        """One compact JSON document on a line of stdout."""
+        self.result(json.dumps(document, separators=(",", ":"), ensure_ascii=False))
+
+    def json_document(self, document: object) -> None:
+        """One indented JSON document on stdout."""
+        self.result(json.dumps(document, indent=2, ensure_ascii=False))
+
+    def progress(self, text: str) -> None:
+        """A line about what is going on, on stderr; nothing if quiet."""
+        if not self.quiet:
+            self._error_line(text)
+
+    def error(self, text: str) -> None:
+        """A line about what went wrong, on stderr, quiet or not."""
+        self._error_line(text)
+
+    @contextmanager
+    def live(self, progress: Progress) -> Iterator[Progress]:
+        """Draw `progress` on stderr; lines written meanwhile appear above it."""
+        with progress:
+            self._live = progress
+            try:
+                yield progress
+            finally:
+                self._live = None
+
+    def _error_line(self, text: str) -> None:
+        if self._live is not None:
+            from rich.text import Text
+
+            # soft_wrap: the terminal wraps, rich neither cuts nor pads.
+            self._live.console.print(Text.from_ansi(text), soft_wrap=True)
+            return
+        self._stderr.write(text + "\n")
+        self._stderr.flush()
+
+
+def console_for(args: object) -> Console:
+    """The console that a command's --quiet and --no-color ask for."""
+    return Console(
+        color=not getattr(args, "no_color", False), quiet=bool(getattr(args, "quiet", False))
+    )
