@@ -7,7 +7,8 @@ from nsa.data.documents import Corpus, FinewebCorpus, LocalCorpus
 from nsa.data.generated import GeneratedSource
 from nsa.data.packing import PackedSource
 from nsa.data.prefetch import PrefetchSource
-from nsa.data.tokenizers import VOCAB_SIZES, open_tokenizer
+from nsa.data.tokenizers import open_tokenizer
+from nsa.data.vocab import VOCAB_SIZES
 from nsa.settings import DataSection
 
 

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from nsa.data.batch import DataError
 
-# GPT-2's 50,257 tokens, padded to a multiple of 128 for the GPU's matrix units.
-VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
 _GPT2_END_OF_TEXT = 50_256
 
 

@@ -1,0 +1,154 @@
+"""The command line, checked as a whole: unknown flags, bad values and a missing config at once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from nsa.errors import NSAError
+from nsa.settings import Override
+from nsa.strictyaml import scalar
+
+# Flag, section and key of the config that it overrides.
+_OVERRIDES: tuple[tuple[str, str, str], ...] = (
+    ("--dataset", "data", "dataset"),
+    ("--local-path", "data", "local_path"),
+    ("--loader-timeout", "data", "loader_timeout_s"),
+    ("--steps", "train", "steps"),
+    ("--seq-len", "train", "seq_len"),
+    ("--batch-size", "train", "batch_size"),
+    ("--accum", "train", "accumulate_grad_batches"),
+    ("--out-dir", "train", "out_dir"),
+    ("--seed", "train", "seed"),
+    ("--log-every", "train", "log_every"),
+    ("--precision", "runtime", "precision"),
+)
+_TEXT_KEYS = ("local_path", "out_dir", "dataset", "precision")
+_TOGGLE_OVERRIDES = (
+    ("NSA_ACCUM", "train", "accumulate_grad_batches"),
+    ("NSA_LR", "train", "lr"),
+    ("NSA_SEQ_LEN", "train", "seq_len"),
+    ("NSA_BATCH_SIZE", "train", "batch_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The command line after parsing; `overrides` go over the config file."""
+
+    config: str | None
+    ddp: str
+    resume: str | None
+    save: bool
+    arms: str | None
+    profile_steps: int
+    overrides: tuple[Override, ...]
+    problems: tuple[str, ...]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise NSAError(message)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m nsa.train",
+        description="Train a Native-Sparse-Attention language model.",
+        epilog="NSA_* variables: see `runbook toggles`. A flag wins over NSA_*, NSA_* over the "
+        "config. Exit codes: 0 success, 1 crash, 2 config, 10 halted, 11 non-finite loss, "
+        "12 out of memory, 13 pre-empted.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
+    add("--dataset", metavar="NAME", help="synthetic, markov, local or fineweb_edu")
+    add("--local-path", metavar="PATH", help="file or folder for --dataset local")
+    add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
+    add("--steps", metavar="N", help="optimizer steps")
+    add("--seq-len", metavar="N", help="tokens per sequence")
+    add("--batch-size", metavar="N", help="global batch, sequences")
+    add("--accum", metavar="N", help="micro-batches per optimizer step")
+    add("--precision", metavar="NAME", help="fp32, bf16 or fp16")
+    add("--out-dir", metavar="DIR", help="folder for run directories")
+    add("--seed", metavar="N", help="seed of weights and data")
+    add("--log-every", metavar="N", help="steps between log lines")
+    add("--resume", metavar="PATH", help="run directory or checkpoint to go on from")
+    add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
+    add("--loader-timeout", metavar="S", help="seconds to wait for a batch")
+    add("--synthetic-on-fail", action="store_true", help="go on with synthetic data, visibly")
+    add("--arms", metavar="FILE", help="schedule of toggles within this launch")
+    add("--profile-steps", metavar="N", default="0", help="steps under the profiler")
+    return parser
+
+
+def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
+    """Read the command line; whatever is wrong is in `problems`, not raised one by one.
+
+    Raises NSAError only where a flag lacks its value; exits 0 for --help.
+    """
+    parser = _parser()
+    known, unknown = parser.parse_known_args(list(argv))
+    options = sorted(parser._option_string_actions)
+    problems = [_unknown(word, options) for word in unknown if word.startswith("-")]
+    problems += _stray(unknown)
+    if known.ddp not in ("0", "1", "auto"):
+        problems.append(f"--ddp {known.ddp}: allowed is 0, 1 or auto")
+    profile = scalar(known.profile_steps)
+    if not isinstance(profile, int) or isinstance(profile, bool) or profile < 0:
+        problems.append(f"--profile-steps {known.profile_steps}: must be a whole number >= 0")
+        profile = 0
+    return Flags(
+        config=known.config or environ.get("CONFIG") or None,
+        ddp=known.ddp,
+        resume=known.resume,
+        save=known.save,
+        arms=known.arms,
+        profile_steps=profile,
+        overrides=tuple(_overrides(known)),
+        problems=tuple(problems),
+    )
+
+
+def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> list[Override]:
+    """Config values that NSA_* variables set."""
+    return [
+        Override(section=section, key=key, value=values[name], origin=name)
+        for name, section, key in _TOGGLE_OVERRIDES
+        if name in given and values[name] is not None
+    ]
+
+
+def _unknown(word: str, options: Sequence[str]) -> str:
+    name = word.split("=", 1)[0]
+    near = difflib.get_close_matches(name, options, n=1)
+    return f"{name}: no such flag" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _stray(unknown: Sequence[str]) -> list[str]:
+    """Words that follow no flag; the value of an unknown flag is not reported twice."""
+    stray = []
+    for before, word in zip(["", *unknown], unknown, strict=False):
+        value_of_unknown = before.startswith("-") and "=" not in before
+        if not word.startswith("-") and not value_of_unknown:
+            stray.append(f"{word}: unexpected word; every setting is a flag")
+    return stray
+
+
+def _overrides(known: argparse.Namespace) -> list[Override]:
+    found = []
+    for flag, section, key in _OVERRIDES:
+        text = getattr(known, flag[2:].replace("-", "_"))
+        if text is not None:
+            value = text if key in _TEXT_KEYS else scalar(text)
+            found.append(Override(section=section, key=key, value=value, origin=flag))
+    if known.synthetic_on_fail:
+        found.append(
+            Override(
+                section="data", key="synthetic_on_fail", value=True, origin="--synthetic-on-fail"
+            )
+        )
+    return found

@@ -1,0 +1,63 @@
+"""The run directory: made for one launch, refused when anything of an earlier one is in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+from nsa.settings import ConfigError
+
+_LEFTOVERS = (
+    "training.csv",
+    "val.csv",
+    "gates.csv",
+    "env.json",
+    ".HALT",
+    ".ENOUGH",
+    "heartbeat_rank*.jsonl",
+    "sdpa_audit.json",
+    "checkpoints",
+)
+
+
+def new_token() -> str:
+    """A token for a launch started by hand."""
+    return secrets.token_hex(8)
+
+
+def by_hand(out_dir: str, token: str) -> Path:
+    """`out_dir/<UTC>-<token>` for a launch without a harness."""
+    utc = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return Path(out_dir).resolve() / f"{utc}-{token}"
+
+
+def leftovers(run_dir: Path) -> list[str]:
+    """Names in the directory that belong to an earlier launch."""
+    found: list[str] = []
+    for pattern in _LEFTOVERS:
+        found += sorted(path.name for path in run_dir.glob(pattern))
+    return found
+
+
+def claim(run_dir: Path) -> None:
+    """Make the directory, private to its owner. Raises ConfigError for one that was used."""
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run directory {run_dir}: {error.strerror or error}") from error
+    found = leftovers(run_dir)
+    if found:
+        stale = " (a stale .HALT is refused, not obeyed)" if ".HALT" in found else ""
+        raise ConfigError(
+            f"run directory {run_dir} belongs to an earlier launch: it holds "
+            f"{', '.join(found)}{stale}; give every launch a directory of its own"
+        )
+
+
+def link_latest(run_dir: Path) -> None:
+    """Point `latest` beside the directory at it, replacing the link in one step."""
+    temporary = run_dir.parent / f".latest-{os.getpid()}"
+    temporary.symlink_to(run_dir.name)
+    temporary.replace(run_dir.parent / "latest")
