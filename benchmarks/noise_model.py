@@ -48,8 +48,8 @@ CALM = Noise(
     block_sd=0.003,
     warmup=0.3,
     warmup_tau=3.0,
-    pause_rate=1 / 8000,
-    pause_mean=1.5,
+    pause_rate=0.0,
+    pause_mean=0.0,
 )
 NOISY = Noise(
     name="noisy",

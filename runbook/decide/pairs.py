@@ -17,7 +17,11 @@ __all__ = ["FUSED_PLAN", "faster", "non_inferiority", "regression"]
 
 MIN_PAIRS = 3
 # Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
-FUSED_PLAN = LookPlan(looks=(6, 9, 12, 16, 20), error=0.05)
+FUSED_PLAN = LookPlan(looks=(8, 12, 16, 24), error=0.05, power=1.5)
+# A gross loss (this many margins) must be excluded at this error before anything is kept,
+# however noisy the machine.
+GROSS_MARGINS = 2.5
+GROSS_ERROR = 0.001
 
 
 def non_inferiority(
@@ -40,8 +44,9 @@ def non_inferiority(
         final: with a plan: no more rounds will come, so decide with what error is left.
 
     Returns:
-        KEEP if the lower bound of variant / baseline is above 1 - margin, DROP if the upper
-        bound is below it, else INCONCLUSIVE (leave it unset). `estimate` is the ratio.
+        KEEP if the lower bound of variant / baseline is above 1 - margin and a loss of 2.5
+        margins is excluded at 0.1 %; DROP if the upper bound is below 1 - margin; else
+        INCONCLUSIVE (leave it unset). `estimate` is the ratio.
 
     Raises:
         UsageError: values that are not positive numbers, different lengths, margin or error
@@ -52,20 +57,28 @@ def non_inferiority(
     first, second = paired(("baseline", "variant"), baseline, variant, unit="tok/s")
 
     def look(rounds: int, spend: float) -> Decision:
-        return _non_inferior(first[:rounds], second[:rounds], margin, spend)
+        share = spend / (error if plan is None else plan.error)
+        gross = GROSS_ERROR * share
+        return _non_inferior(first[:rounds], second[:rounds], margin, spend, gross)
 
     if plan is None:
         return look(first.size, error)
     return first_settled(first.size, plan, look, is_decided, final=final)
 
 
-def _non_inferior(first: FloatArray, second: FloatArray, margin: float, error: float) -> Decision:
+def _non_inferior(
+    first: FloatArray, second: FloatArray, margin: float, error: float, gross_error: float
+) -> Decision:
     if first.size < MIN_PAIRS:
         return _too_few(first.size, error)
     ratio, (low, high) = _ratio(first, second, error)
     limit = 1.0 - margin
-    if low > limit:
+    _, (worst, _) = _ratio(first, second, gross_error)
+    gross = GROSS_MARGINS * margin
+    if low > limit and worst > 1.0 - gross:
         outcome, says = Answer.KEEP, f"at most {margin:.1%} slower"
+    elif low > limit:
+        outcome, says = Answer.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
     elif high < limit:
         outcome, says = Answer.DROP, f"more than {margin:.1%} slower"
     else:
