@@ -17,6 +17,8 @@ __all__ = ["heartbeat_files", "read_heartbeats"]
 _BLOCK_BYTES = 2 << 20
 _NAME = re.compile(r"^heartbeat_rank(\d+)\.jsonl$")
 _KEPT_PER_KIND = 4096
+_MARK = -7_340_033
+_BETWEEN = f",{_MARK},".encode()
 
 
 def heartbeat_files(run_dir: Path) -> dict[int, Path]:
@@ -207,12 +209,14 @@ def _records(block: bytes, collector: _Collector) -> Iterable[Mapping[str, Any]]
         return []
     if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         try:
-            joined: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+            joined: list[Any] = json.loads(b"[" + _BETWEEN.join(lines) + b"]")
         except (ValueError, RecursionError):
             joined = []
-        # Two damaged lines could mend each other; then the count is no longer that of the lines.
-        if len(joined) == len(lines) and all(type(item) is dict for item in joined):
-            return joined
+        # Two damaged lines could mend each other; then the marks between lines are not in place.
+        records = joined[::2]
+        marks_hold = joined[1::2] == [_MARK] * (len(lines) - 1)
+        if marks_hold and len(records) == len(lines) and all(type(r) is dict for r in records):
+            return records
     return _one_by_one(lines, collector)
 
 

@@ -113,7 +113,6 @@ class _Reader:
                 keep_default_na=False,
                 na_values={name: _NOT_A_NUMBER for name in wanted if name not in self.spec.text},
                 quoting=csv.QUOTE_NONE,
-                float_precision="round_trip",
                 skip_blank_lines=False,
             )
         except ValueError:
