@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
-__all__ = ["Record"]
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+__all__ = ["Cell", "Record", "Scalar"]
+
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def _number_of_word(value: object) -> object:
+    """JSON has no NaN: it is stored as a word, and must come back as the number it was."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+Scalar = Annotated[float | str | bool, BeforeValidator(_number_of_word)]
+Cell = Annotated[str | float | int | None, BeforeValidator(_number_of_word)]
 
 
 class Record(BaseModel):

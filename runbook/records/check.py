@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from runbook.records._base import Record
+from runbook.records._base import Record, Scalar
 from runbook.records.measurement import Measurement
 from runbook.records.outcome import Outcome, Reason
 
@@ -37,7 +37,7 @@ class Check(Record):
     question: str
     measurement: Measurement | None = None
     comparator: Comparator = Comparator.NONE
-    limit: float | str | bool | None = None
+    limit: Scalar | None = None
     limit_source: str = ""
     outcome: Outcome
     code: Reason

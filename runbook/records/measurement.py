@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from runbook.records._base import Record
+from runbook.records._base import Record, Scalar
 
 __all__ = ["Measurement", "Window"]
 
@@ -33,7 +33,7 @@ class Measurement(Record):
     """
 
     name: str = Field(min_length=1)
-    value: float | str | bool
+    value: Scalar
     unit: str
     n: int = Field(ge=1)
     window: Window | None

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from runbook.records._base import Record
+from runbook.records._base import Cell, Record
 from runbook.records.check import Check
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import Measurement
@@ -23,7 +23,7 @@ class Table(Record):
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | float | int | None, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
 

@@ -1,0 +1,117 @@
+"""JUnit XML for continuous integration: one case per check, and one for the verdict."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree as ET
+
+from reports.text import clean
+from reports.view import CheckRow, PhaseView, ReportView, build_view
+from runbook.records import Outcome, RunRecord, Verdict
+
+__all__ = ["render_junit"]
+
+
+def render_junit(record: RunRecord) -> str:
+    """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error.
+
+    A required check that was skipped or never reported turns no case of its own red in every
+    reader, so the case `verdict` does: NO-GO is a failure, INCOMPLETE an error.
+    """
+    view = build_view(record)
+    root = ET.Element("testsuites", name="runbook")
+    for phase in view.phases:
+        _add_suite(root, phase.record.name, phase.rows, phase)
+    lost = tuple(row for row in view.acceptance if row.check is None)
+    if lost:
+        _add_suite(root, "missing", lost, None)
+    _add_verdict(root, view)
+    for name in ("tests", "failures", "errors", "skipped"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("time", f"{sum(phase.record.duration_s for phase in view.phases):.3f}")
+    ET.indent(root)
+    body = ET.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _add_suite(
+    root: ET.Element, name: str, rows: tuple[CheckRow, ...], phase: PhaseView | None
+) -> None:
+    suite = ET.SubElement(root, "testsuite", name=clean(name))
+    for row in rows:
+        _add_case(suite, row)
+    _count(suite)
+    if phase:
+        suite.set("time", f"{phase.record.duration_s:.3f}")
+        if phase.record.started_at:
+            suite.set("timestamp", clean(phase.record.started_at))
+
+
+def _count(suite: ET.Element) -> None:
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase/{tag}"))))
+
+
+def _add_case(suite: ET.Element, row: CheckRow) -> None:
+    case = ET.SubElement(
+        suite, "testcase", classname=f"runbook.{clean(row.phase)}", name=clean(row.id), time="0"
+    )
+    properties = ET.SubElement(case, "properties")
+    for name, value in _facts(row):
+        ET.SubElement(properties, "property", name=name, value=clean(value))
+    tag = _tag(row.outcome)
+    if not tag:
+        return
+    message = clean(f"{row.outcome} {row.code}: {row.reason}")
+    verdict = ET.SubElement(case, tag, message=message)
+    if tag != "skipped":
+        verdict.set("type", row.code)
+    verdict.text = clean(_details(row))
+
+
+def _tag(outcome: str) -> str:
+    if outcome == Outcome.PASS:
+        return ""
+    if outcome == Outcome.SKIPPED:
+        return "skipped"
+    return "failure" if outcome == Outcome.FAIL else "error"
+
+
+def _facts(row: CheckRow) -> list[tuple[str, str]]:
+    facts = {
+        "outcome": row.outcome,
+        "code": row.code,
+        "required": "true" if row.required else "false",
+        "question": row.question,
+        "reason": row.reason,
+        "value": row.value,
+        "n": row.n,
+        "window": row.window,
+        "path": row.path,
+        "sha256": row.check.measurement.sha256 if row.check and row.check.measurement else "",
+        "limit": row.limit,
+        "limit_source": row.limit_source,
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _details(row: CheckRow) -> str:
+    lines = [row.question]
+    lines += [f"evidence: {path}" for path in row.evidence]
+    if row.remedy:
+        lines.append(f"remedy: {row.remedy}")
+    if row.rerun:
+        lines.append(f"rerun: {row.rerun}")
+    return "\n".join(lines)
+
+
+def _add_verdict(root: ET.Element, view: ReportView) -> None:
+    suite = ET.SubElement(root, "testsuite", name="verdict")
+    case = ET.SubElement(suite, "testcase", classname="runbook", name="verdict", time="0")
+    verdict = view.record.verdict
+    if verdict is not Verdict.GO:
+        tag = "failure" if verdict is Verdict.NO_GO else "error"
+        bad = ET.SubElement(case, tag, message=clean(view.headline), type=verdict.value)
+        lines = [*view.record.reasons, view.interruption, view.required_counts]
+        bad.text = clean("\n".join(line for line in lines if line))
+    _count(suite)

@@ -1,0 +1,125 @@
+"""The terminal summary: one line a phase, one a required check, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+
+from reports.templating import seconds
+from reports.text import one_line
+from reports.view import CheckRow, PhaseView, ReportView, build_view
+from runbook.records import Outcome, RunRecord, Verdict
+
+__all__ = ["render_terminal"]
+
+_RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
+_COLOURS = {
+    "PASS": _GREEN,
+    "GO": _GREEN,
+    "FAIL": _RED,
+    "NO-GO": _RED,
+    "SKIPPED": _DIM,
+}
+
+
+def render_terminal(record: RunRecord, *, color: bool = False, location: str = "") -> str:
+    """Return the summary; without `color` it holds no escape codes.
+
+    `location` is the run's folder as the reader would type it; the last line then points there.
+    """
+    view = build_view(record)
+    paint = _Painter(enabled=color)
+    lines = [_title(view), *_phase_lines(view, paint)]
+    if view.acceptance:
+        lines += ["", view.required_counts, *_acceptance_lines(view, paint)]
+    lines += ["", *_verdict_lines(view, paint), *_problem_lines(view, paint)]
+    if record.verdict is Verdict.GO and record.exports:
+        pairs = [f"{name}={shlex.quote(value)}" for name, value in record.exports.items()]
+        lines.append(f"export {one_line(' '.join(pairs))}")
+    if location:
+        lines.append(f"report  {one_line(location)}/report.md")
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+class _Painter:
+    """Wraps words in colour, or not."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def __call__(self, word: str, *, width: int = 0) -> str:
+        padded = word.ljust(width)
+        if not self._enabled:
+            return padded
+        return f"\x1b[{_COLOURS.get(word, _YELLOW)}m{word}\x1b[0m{padded[len(word) :]}"
+
+    def bold(self, word: str, text: str) -> str:
+        if not self._enabled:
+            return text
+        return f"\x1b[{_BOLD};{_COLOURS.get(word, _YELLOW)}m{text}\x1b[0m"
+
+
+def _title(view: ReportView) -> str:
+    run = view.record
+    count = len(view.phases)
+    facts = [f"runbook {run.tool_version}", f"run {run.run_id}", f"profile {run.profile}"]
+    facts.append(f"{count} phase{'' if count == 1 else 's'}")
+    return "  ".join(one_line(fact) for fact in facts)
+
+
+def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
+    width = max((len(one_line(phase.record.name)) for phase in view.phases), default=0)
+    total = len(view.phases)
+    digits = len(str(total))
+    return [
+        f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
+        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<24}  "
+        f"{seconds(phase.record.duration_s)}"
+        for phase in view.phases
+    ]
+
+
+def _phase_facts(phase: PhaseView) -> str:
+    if not phase.rows:
+        return "no checks"
+    return f"{phase.passed} of {len(phase.rows)} checks passed"
+
+
+def _acceptance_lines(view: ReportView, paint: _Painter) -> list[str]:
+    width = max(len(one_line(row.id)) for row in view.acceptance)
+    return [
+        f"  {paint(row.outcome, width=12)}  {one_line(row.id):<{width}}  {_receipt(row)}"
+        for row in view.acceptance
+    ]
+
+
+def _receipt(row: CheckRow) -> str:
+    if not row.path:
+        return one_line(row.reason)
+    parts = [f"n={row.n}", row.window, row.path]
+    receipt = f"{row.value} ({', '.join(part for part in parts if part)})"
+    limit = f"  {row.limit}" if row.limit else ""
+    return one_line(receipt) + limit
+
+
+def _verdict_lines(view: ReportView, paint: _Painter) -> list[str]:
+    lines = [paint.bold(view.record.verdict.value, view.headline)]
+    lines += [f"  {one_line(reason)}" for reason in view.main_reasons]
+    if view.interruption:
+        lines.append(f"  {view.interruption}")
+    lines.append(f"  {view.counts}")
+    return lines
+
+
+def _problem_lines(view: ReportView, paint: _Painter) -> list[str]:
+    lines: list[str] = []
+    for row in view.problems:
+        mark = "" if row.required else " (not required)"
+        lines.append(f"{paint(row.outcome)}  {one_line(row.id)}{mark}  {one_line(row.reason)}")
+        if row.outcome == Outcome.SKIPPED and not row.remedy:
+            continue
+        for path in row.evidence:
+            lines.append(f"    see    {one_line(path)}")
+        lines.append(f"    try    {one_line(row.remedy)}")
+        if row.rerun:
+            lines.append(f"    rerun  {one_line(row.rerun)}")
+    return lines

@@ -1,0 +1,219 @@
+"""What every format shows, worked out once: rows, problems and counts of a run record.
+
+Nothing is judged here: outcomes are the record's own. The one thing added is a row for each
+required id that the record lacks, because a missing row must never look like a good one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from reports.text import one_line, plain_number
+from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord, RunRecord
+
+__all__ = [
+    "MISSING",
+    "CheckRow",
+    "PhaseView",
+    "ReportView",
+    "build_view",
+    "limit_text",
+    "value_text",
+]
+
+MISSING = "no row"
+_SEVERITY = ("FAIL", "INVALID", "INCOMPLETE", "INCONCLUSIVE", "SKIPPED", "PASS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRow:
+    """One check as text; `check` is None for a required id that the run never reported."""
+
+    id: str
+    phase: str
+    question: str
+    outcome: str
+    code: str
+    reason: str
+    required: bool
+    value: str = ""
+    n: str = ""
+    window: str = ""
+    path: str = ""
+    digest: str = ""
+    limit: str = ""
+    limit_source: str = ""
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+    rerun: str = ""
+    check: Check | None = None
+
+    @property
+    def blocks(self) -> bool:
+        """True if this row keeps the run from GO."""
+        return self.required and self.outcome != Outcome.PASS
+
+    @property
+    def is_problem(self) -> bool:
+        """True if a reader has something to do: all but passes and skips that nobody required."""
+        return self.blocks or self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseView:
+    """A phase with its rows, and the measurements that none of its rows shows already."""
+
+    index: int
+    record: PhaseRecord
+    rows: tuple[CheckRow, ...]
+    measured: tuple[Measurement, ...]
+
+    @property
+    def passed(self) -> int:
+        """How many checks are PASS."""
+        return sum(row.outcome == Outcome.PASS for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportView:
+    """A whole run, ready to be shown."""
+
+    record: RunRecord
+    headline: str
+    counts: str
+    required_counts: str
+    interruption: str
+    phases: tuple[PhaseView, ...]
+    rows: tuple[CheckRow, ...]
+    acceptance: tuple[CheckRow, ...]
+    problems: tuple[CheckRow, ...]
+
+    @property
+    def main_reasons(self) -> tuple[str, ...]:
+        """The one or two reasons that stand beside the verdict."""
+        return self.record.reasons[:2]
+
+    @property
+    def more_reasons(self) -> tuple[str, ...]:
+        """Reasons after the first two."""
+        return self.record.reasons[2:]
+
+
+def build_view(record: RunRecord) -> ReportView:
+    """Return everything that the formats show of this record."""
+    required = set(record.required)
+    phases = tuple(
+        _phase_view(index, phase, required) for index, phase in enumerate(record.phases, start=1)
+    )
+    rows = tuple(row for phase in phases for row in phase.rows)
+    acceptance = tuple(
+        row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
+    )
+    missing = tuple(row for row in acceptance if row.check is None)
+    problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
+    return ReportView(
+        record=record,
+        headline=f"{record.verdict} ({one_line(record.scope)})",
+        counts=_count(rows, "check"),
+        required_counts=_count(acceptance, "required check"),
+        interruption=_interruption(record),
+        phases=phases,
+        rows=rows,
+        acceptance=acceptance,
+        problems=tuple(problems),
+    )
+
+
+def _phase_view(index: int, phase: PhaseRecord, required: set[str]) -> PhaseView:
+    rows = tuple(_check_row(check, required) for check in phase.checks)
+    shown = [check.measurement for check in phase.checks]
+    measured = tuple(one for one in phase.measurements if one not in shown)
+    return PhaseView(index=index, record=phase, rows=rows, measured=measured)
+
+
+def _check_row(check: Check, required: set[str]) -> CheckRow:
+    measured = check.measurement
+    return CheckRow(
+        id=check.id,
+        phase=check.phase,
+        question=check.question,
+        outcome=check.outcome.value,
+        code=check.code.value,
+        reason=check.reason,
+        required=check.required or check.id in required,
+        value=value_text(measured) if measured else "",
+        n=str(measured.n) if measured else "",
+        window=str(measured.window) if measured and measured.window else "",
+        path=measured.path if measured else "",
+        digest=measured.sha256[:12] if measured else "",
+        limit=limit_text(check),
+        limit_source=check.limit_source,
+        evidence=check.evidence,
+        remedy=check.remedy,
+        rerun=check.rerun,
+        check=check,
+    )
+
+
+def value_text(measured: Measurement) -> str:
+    """`847.2 ± 4.1 toks/s, interval 840 to 852`."""
+    text = plain_number(measured.value)
+    if measured.stdev is not None:
+        text += f" ± {plain_number(measured.stdev)}"
+    if measured.unit:
+        text += f" {one_line(measured.unit)}"
+    if measured.interval is not None:
+        low, high = measured.interval
+        text += f", interval {plain_number(low)} to {plain_number(high)}"
+    return text
+
+
+def limit_text(check: Check) -> str:
+    """`>= 39 toks/s`, or an empty text where nothing limits the value."""
+    if check.comparator is Comparator.IS_TRUE:
+        return check.comparator.value
+    if check.limit is None:
+        return ""
+    unit = one_line(check.measurement.unit) if check.measurement else ""
+    words = (check.comparator.value, plain_number(check.limit), unit)
+    return " ".join(word for word in words if word)
+
+
+def _acceptance_rows(wanted: str, rows: tuple[CheckRow, ...]) -> list[CheckRow]:
+    found = [row for row in rows if row.id == wanted]
+    if found:
+        return found
+    return [
+        CheckRow(
+            id=wanted,
+            phase=wanted.partition(".")[0],
+            question="Required by the profile.",
+            outcome=Outcome.INCOMPLETE.value,
+            code="not_run",
+            reason=f"{MISSING}: the run holds no check of this id",
+            required=True,
+            remedy="run the phase that makes this check, then judge again",
+        )
+    ]
+
+
+def _urgency(row: CheckRow) -> tuple[bool, int]:
+    return (not row.required, _SEVERITY.index(row.outcome))
+
+
+def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
+    """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
+    counted = Counter(row.outcome for row in rows)
+    order = ("PASS", *(name for name in _SEVERITY if name != "PASS"))
+    parts = [f"{counted[name]} {name}" for name in order if counted[name]]
+    total = f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"
+    return f"{total}: {', '.join(parts)}" if parts else total
+
+
+def _interruption(record: RunRecord) -> str:
+    if record.interrupted:
+        return "Interrupted: this run was stopped before its end. What had not run has no evidence."
+    if record.finished_at is None:
+        return "Unfinished: this run has not reached its end, or its harness died."
+    return ""

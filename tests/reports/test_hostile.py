@@ -1,0 +1,128 @@
+"""Strings out of logs and configs must never act as markup, as escapes or as new lines."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+import reports
+from runbook.records import RunRecord
+from tests.reports.samples import no_go
+
+NASTY = [
+    "a|b||c \\| d",
+    "`x` ``y`` ```\n# heading\n```",
+    "<script>alert(1)</script><img src=x onerror=alert(1)>",
+    "line one\n\n# line two\n| a | b |\n|---|---|",
+    "\x1b[2J\x1b[31mred\x07\x00\x9b1m",
+    "a\u202eb\u200bc\ufeff\u2028d",
+    "[click](javascript:alert(1)) ![x](http://x) *b* __c__ ~~d~~ &lt; &#60;",
+    "{{ 7 * 7 }} {% include 'x' %} ]]> --> \"' onload=\"x",
+    "\\",
+    "ends with backtick `",
+]
+# Words that the record's own rules or the reports' structure depend on.
+FIXED = {"id", "phase", "outcome", "code", "verdict", "comparator", "kind", "status", "sha256"}
+FIXED |= {"profile_sha256", "required", "name", "schema_version", "run_dir"}
+
+
+def spoil(node: Any, text: str, key: str = "") -> Any:
+    """The same document with every free string replaced."""
+    if isinstance(node, dict):
+        return {name: spoil(value, text, name) for name, value in node.items()}
+    if isinstance(node, list):
+        return [spoil(value, text, key) for value in node]
+    if isinstance(node, str) and key not in FIXED and node:
+        return text
+    return node
+
+
+def spoiled(text: str) -> RunRecord:
+    return RunRecord.model_validate(spoil(no_go().model_dump(mode="json"), text))
+
+
+def markdown_shape(text: str) -> list[tuple[str, str]]:
+    """Block structure as an independent Markdown parser sees it; tables count their cells."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    tokens = parser.parse(text)
+    for token in tokens:
+        for inner in token.children or []:
+            assert inner.type in {
+                *("text", "code_inline", "strong_open", "strong_close", "text_special"),
+                "softbreak",
+            }, inner
+    return [(token.type, token.tag) for token in tokens if not _is_inline(token)]
+
+
+def _is_inline(token: Token) -> bool:
+    return token.type == "inline"
+
+
+class TagCounter(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, tuple(name for name, _ in attrs)))
+
+
+def html_shape(text: str) -> list[tuple[str, tuple[str, ...]]]:
+    counter = TagCounter()
+    counter.feed(text)
+    return counter.seen
+
+
+BENIGN = spoiled("word")
+SHAPES = {
+    "md": markdown_shape(reports.render(BENIGN, "md")),
+    "html": html_shape(reports.render(BENIGN, "html")),
+    "lines": len(reports.render(BENIGN, "terminal").splitlines()),
+    "junit": [node.tag for node in ET.fromstring(reports.render(BENIGN, "junit")).iter()],
+}
+
+
+def assert_neutral(record: RunRecord) -> None:
+    texts = {fmt: reports.render(record, fmt) for fmt in reports.FORMATS}
+    for fmt, text in texts.items():
+        bad = [c for c in text if (c < " " and c not in "\n\t") or c in "\x7f\x9b\u202e\u200b"]
+        assert not bad, (fmt, bad)
+    assert markdown_shape(texts["md"]) == SHAPES["md"]
+    assert html_shape(texts["html"]) == SHAPES["html"]
+    assert len(texts["terminal"].splitlines()) == SHAPES["lines"]
+    assert [node.tag for node in ET.fromstring(texts["junit"]).iter()] == SHAPES["junit"]
+    assert texts["json"].isascii()
+    assert json.loads(texts["json"])["reasons"] == list(record.reasons)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_hostile_text_changes_no_structure(text: str) -> None:
+    assert_neutral(spoiled(text))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip))
+def test_any_text_changes_no_structure(text: str) -> None:
+    assert_neutral(spoiled(text))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("`|*_[]<>&;#\\~!()$ a\n-+=1.", min_size=1, max_size=14).filter(str.strip))
+def test_any_markup_changes_no_structure(text: str) -> None:
+    assert markdown_shape(reports.render(spoiled(text), "md")) == SHAPES["md"]
+
+
+def test_the_checker_sees_an_unescaped_pipe_and_tag() -> None:
+    """The shape test itself must be able to fail."""
+    text = reports.render(BENIGN, "md")
+    assert markdown_shape(text.replace("| word |", "| wo|rd |\n\n# x\n", 1)) != SHAPES["md"]
+    page = reports.render(BENIGN, "html")
+    assert html_shape(page.replace("word", "<b>word</b>", 1)) != SHAPES["html"]
