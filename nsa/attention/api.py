@@ -8,6 +8,7 @@ from torch import Tensor
 from nsa.attention._check import check_attention_inputs, check_selection_inputs
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype, compress
+from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
@@ -31,6 +32,8 @@ def attend(
             return reference(x, cfg, selection_ranges)
         if path == "sequential":
             return sequential(x, cfg, selection_ranges)
+        if x.q.device.type == "cpu":
+            return batched_cpu(x, cfg, selection_ranges)
         return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
 
 

@@ -24,4 +24,11 @@ def choose_path(
     """Say how `nsa_attention` will run for this config, length, path and device type."""
     if path != "batched":
         return PathChoice(value=path, reason="asked for by name")
-    return PathChoice(value="sdpa", reason="batched prefill by masked SDPA")
+    if device != "cpu":
+        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA by chunks of queries")
+    full = cfg.n_sel * cfg.l_sel
+    if seq_len <= full:
+        reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
+        return PathChoice(value="cpu_dense", reason=reason)
+    reason = f"S={seq_len} > n_sel*l_sel={full}: later queries attend block by block"
+    return PathChoice(value="cpu_block", reason=reason)

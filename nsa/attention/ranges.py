@@ -91,7 +91,7 @@ def block_map(ranges: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
 
 
 def range_tokens(ranges: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Token indices of the ranges [..., n, 2] in order: (index [..., width], valid [..., width])."""
+    """Token indices of ranges [..., n, 2] in order: index and valid, both [..., width]."""
     lengths = ranges[..., 1] - ranges[..., 0]
     ends = lengths.cumsum(-1)
     place = torch.arange(width, device=ranges.device).expand(*ranges.shape[:-2], width).contiguous()

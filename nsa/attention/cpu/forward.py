@@ -1,0 +1,109 @@
+"""Forward pass of each branch over its pieces, one batch element at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa.attention.compression import block_scores
+from nsa.attention.cpu.blocks import STRETCH, Pairs, forward_blocks, pair_up
+from nsa.attention.cpu.dense import Piece, Workspace, forward_piece
+from nsa.attention.cpu.schedule import Schedule, everything_visible
+from nsa.attention.selection import top_blocks
+from nsa.ranges import profile_range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Results of a branch, a row per query head: out [...,G,S*h,Dv], lse [...,G,S*h,1].
+
+    Rows that no piece reaches see nothing and stay 0.
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    @staticmethod
+    def empty(q: Tensor, d_v: int) -> Rows:
+        """Zeroed results for queries q [...,S*h,Dk]."""
+        return Rows(out=q.new_zeros(*q.shape[:-1], d_v), lse=q.new_zeros(*q.shape[:-1], 1))
+
+    def of(self, b: int) -> Rows:
+        """The rows of one batch element."""
+        return Rows(out=self.out[b], lse=self.lse[b])
+
+
+def _piece(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, piece: Piece, heads: int, space: Workspace
+) -> tuple[Tensor, Tensor]:
+    r = slice(piece.start * heads, piece.stop * heads)
+    t = slice(piece.first, piece.last)
+    results = (rows.out[:, r], rows.lse[:, r])
+    return forward_piece(q[:, r], k[:, t], v[:, t], results, piece, heads, space)
+
+
+def attend_pieces(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, pieces: list[Piece], heads: int, space: Workspace
+) -> None:
+    """Fill `rows` with the pieces' results for q [G,S*h,Dk], k, v [G,T,D]."""
+    for piece in pieces:
+        _piece(q, k, v, rows, piece, heads, space)
+
+
+def attend_compressed(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, cut: Schedule, space: Workspace
+) -> Tensor:
+    """Fill `rows` with the compressed branch's results; returns the blocks chosen [S,G,n_sel]."""
+    cfg, heads = cut.cfg, cut.cfg.heads_per_group
+    groups = q.shape[0]
+    start = everything_visible(0, cut.full, cfg, q.device)
+    picked = [start.expand(groups, *start.shape)]
+    # Queries that must choose, but see no compressed key yet (l longer than all of n_sel blocks).
+    blind = min(max(cut.full, cfg.l - 1), cut.seq_len)
+    if blind > cut.full:
+        nothing = q.new_zeros(groups, blind - cut.full, 0)
+        picked.append(_pick(nothing, cut.full, blind, cut))
+    for piece in cut.cmp:
+        with profile_range("nsa.cmp"):
+            p, total = _piece(q, k, v, rows, piece, heads, space)
+        first = max(piece.start, cut.full)
+        if first < piece.stop:
+            with profile_range("nsa.sel.scores"):
+                skip = (first - piece.start) * heads
+                p = p[:, skip:].div_(total[:, skip:])
+                summed = p.unflatten(1, (-1, heads)).sum(2)
+                picked.append(_pick(summed, first, piece.stop, cut))
+    return torch.cat(picked, 1).transpose(0, 1)
+
+
+def _pick(summed: Tensor, start: int, stop: int, cut: Schedule) -> Tensor:
+    """Blocks [G,tokens,n_sel] from group probabilities [G,tokens,N] of queries [start, stop)."""
+    cfg = cut.cfg
+    positions = torch.arange(start, stop, device=summed.device)
+    return top_blocks(block_scores(summed, cfg.n_blocks(stop), cfg), positions, cfg)
+
+
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, chosen: Tensor, cut: Schedule, space: Workspace
+) -> list[list[Pairs]]:
+    """Fill the rows of queries that choose among blocks, from chosen bool [G,S-full,NB].
+
+    Returns the pairs by group and stretch, for the backward pass.
+    """
+    cfg, heads = cut.cfg, cut.cfg.heads_per_group
+    length = max(1, STRETCH // cfg.l_sel) * cfg.l_sel
+    kept: list[list[Pairs]] = []
+    for g in range(q.shape[0]):
+        kept.append([])
+        for start in range(cut.full, cut.seq_len, length):
+            stop = min(start + length, cut.seq_len)
+            part = chosen[g, start - cut.full : stop - cut.full]
+            pairs = pair_up(part, start, cut.seq_len, cfg.l_sel, heads)
+            r = slice(start * heads, stop * heads)
+            queries = q[g, r].view(stop - start, -1)
+            out, lse = forward_blocks(queries, k[g], v[g], pairs, heads, space)
+            rows.out[g, r], rows.lse[g, r] = out, lse
+            kept[g].append(pairs)
+    return kept
