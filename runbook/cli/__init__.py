@@ -63,11 +63,15 @@ def _dispatch(words: list[str]) -> int:
     if not words:
         Console().error(parser.format_help().rstrip())
         return EXIT_USAGE
-    _check_command_name(words[0], list(commands))
+    if words[0].startswith("-"):
+        return _answer_global(parser, words)
+    if words[0] not in commands:
+        raise UsageError(
+            f"unknown command {words[0]!r}{did_you_mean(words[0], commands)}",
+            hint=f"commands: {', '.join(commands)}",
+        )
     check_packages()
     args, problems = parse_all(parser, commands, words)
-    if not getattr(args, "command", ""):
-        raise UsageError(problems or ["no command given"], hint=f"commands: {', '.join(commands)}")
     module = modules[args.command]
     if find_problems := getattr(module, "problems", None):
         problems.extend(find_problems(args))
@@ -89,12 +93,14 @@ def _build(
     return parser, dict(actions.choices)
 
 
-def _check_command_name(word: str, names: list[str]) -> None:
-    if not word.startswith("-") and word not in names:
-        raise UsageError(
-            f"unknown command {word!r}{did_you_mean(word, names)}",
-            hint=f"commands: {', '.join(names)}",
-        )
+def _answer_global(parser: CommandParser, words: list[str]) -> int:
+    """--help and --version end the program inside argparse; anything else is no such option."""
+    if words[0] in parser.known_options():
+        parser.parse_args(words[:1])
+    raise UsageError(
+        f"unknown option {words[0]}{did_you_mean(words[0], parser.known_options())}",
+        hint="options of a command come after its name; see runbook --help",
+    )
 
 
 def _never_fail_on_encoding() -> None:

@@ -1,0 +1,29 @@
+"""The one fact of a phase that its line shows."""
+
+from __future__ import annotations
+
+from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord
+
+__all__ = ["headline"]
+
+_RATE_UNITS = ("toks/s", "tok/s", "tokens/s")
+
+
+def headline(record: PhaseRecord) -> str:
+    """A throughput with sample size and limit if one was measured, and the passed checks."""
+    passed = sum(check.outcome is Outcome.PASS for check in record.checks)
+    shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
+    count = f"{passed} of {shown} checks" if shown else "no checks"
+    for check in record.checks:
+        if check.measurement is not None and check.measurement.unit in _RATE_UNITS:
+            return f"{_rate(check, check.measurement)}  {count}"
+    return count
+
+
+def _rate(check: Check, measured: Measurement) -> str:
+    spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
+    value = measured.value if isinstance(measured.value, str) else f"{measured.value:.4g}"
+    text = f"{value}{spread} {measured.unit} (n={measured.n})"
+    if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
+        text += f" {check.comparator.value} {check.limit:g}"
+    return text
