@@ -16,6 +16,8 @@ from runbook.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from runbook.records import RunRecord
 
+__distribution__ = "nsa-runbook"
+
 __all__ = ["FILE_NAMES", "FORMATS", "render", "write"]
 
 FILE_NAMES = {
