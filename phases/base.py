@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from runbook.evidence import PhaseEvidence
+from runbook.evidence import PhaseEvidence, TrainingLog
 from runbook.records import Check, Launch, Measurement, Series, Table
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class PlanContext:
 
     `toggles` and `config_overrides` come from `--set`; `choices` are toggles that earlier phases
     chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
+    `gpu_hour_price` is the price of one device for one hour, in any currency.
     """
 
     profile: Profile
@@ -32,6 +33,7 @@ class PlanContext:
     protocol: str = "blocks"
     aa: bool = False
     seed: int = 0
+    gpu_hour_price: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +77,7 @@ class Phase(ABC):
     @abstractmethod
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """The ids of all rows that `judge` returns, so that no row can vanish."""
+
+    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:  # noqa: ARG002
+        """May a scheduled launch stop after the blocks in `log`? Pure; asked after each block."""
+        return False

@@ -1,0 +1,142 @@
+"""From the line a person would type to the one that is executed, and the files that it needs."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runbook.errors import RunbookError, UsageError
+from runbook.records import Launch
+from runbook.resources import data_path
+
+__all__ = ["Command", "build_command", "free_port", "resolve_config"]
+
+_CONFIG_FLAG = "--config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What is executed: `env` are the launch's variables with the config's path resolved."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    port: int | None
+    steps: int
+
+
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody listens on right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def resolve_config(name: str) -> Path:
+    """The trainer config of this name: a file where the user is, or a shipped one.
+
+    Raises `RunbookError` if there is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path.resolve()
+    shipped = data_path("configs")
+    relative = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    candidate = (shipped / relative).resolve()
+    if candidate.is_relative_to(shipped.resolve()) and candidate.is_file():
+        return candidate
+    known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
+    raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
+
+
+def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Command:
+    """Write the launch's input files into `run_dir` and return what to execute.
+
+    A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
+    config cannot be found or changed as asked.
+    """
+    words, env = list(launch.argv), dict(launch.env)
+    steps = launch.steps
+    if launch.kind == "trainer":
+        _place_config(launch, run_dir, words, env)
+        if retry and launch.retry_steps is not None and launch.schedule is None:
+            steps = launch.retry_steps
+            _replace_option(words, "--steps", str(steps))
+        if launch.schedule is not None:
+            arms = run_dir / "arms.json"
+            arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
+            words += ["--arms", str(arms)]
+    else:
+        words += ["--junitxml", str(run_dir / "junit.xml"), "-p", "no:cacheprovider"]
+    port = free_port() if words[0] == "torchrun" else None
+    return Command(argv=tuple(_executable(words, port)), env=env, port=port, steps=steps)
+
+
+def _executable(words: list[str], port: int | None) -> list[str]:
+    first, rest = words[0], words[1:]
+    if first == "torchrun":
+        rendezvous = ["--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1"]
+        return [sys.executable, "-m", "torch.distributed.run", *rendezvous, *rest]
+    if first in ("python", "python3"):
+        return [sys.executable, *rest]
+    raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
+
+
+def _place_config(launch: Launch, run_dir: Path, words: list[str], env: dict[str, str]) -> None:
+    named = _option(words, _CONFIG_FLAG) or env.get("CONFIG") or launch.config
+    if not named:
+        return
+    path = resolve_config(named)
+    if launch.config_overrides:
+        path = _write_effective(path, launch.config_overrides, run_dir / "config.yaml")
+    if _option(words, _CONFIG_FLAG):
+        _replace_option(words, _CONFIG_FLAG, str(path))
+    elif "CONFIG" in env:
+        env["CONFIG"] = str(path)
+    else:
+        words += [_CONFIG_FLAG, str(path)]
+
+
+def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
+    import yaml
+
+    from nsa.strictyaml import load_strict
+
+    document, problems = load_strict(source.read_text(encoding="utf-8"))
+    if problems or not isinstance(document, dict):
+        raise UsageError([f"{source}: {text}" for text in problems or ["holds no mapping"]])
+    for dotted, value in overrides.items():
+        *sections, key = dotted.split(".")
+        place: Any = document
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UsageError(f"{source}: {section!r} of {dotted!r} is no section")
+        place[key] = value
+    text = yaml.safe_dump(document, sort_keys=False)
+    target.write_text(f"# {source.name} with: {', '.join(sorted(overrides))}\n{text}", "utf-8")
+    return target
+
+
+def _option(words: list[str], flag: str) -> str:
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def _replace_option(words: list[str], flag: str, value: str) -> None:
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            words[index + 1] = value
+            return
+        if word.startswith(f"{flag}="):
+            words[index] = f"{flag}={value}"
+            return
+    words += [flag, value]
