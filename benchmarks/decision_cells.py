@@ -186,7 +186,7 @@ def _sweep_cells() -> Iterator[Cell]:
 
 def _precise(result: Result) -> bool:
     """Power is promised only where 600 steps allow a standard error of at most 1.1 %."""
-    return result.extra["standard_error_600_steps"] <= 0.0111
+    return result.extra["standard_error_600_steps"] <= 0.011
 
 
 def _fused(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:

@@ -35,8 +35,9 @@ class _Change:
 def warmup_steps(step_times: Sequence[float] | FloatArray) -> int:
     """How many leading steps are warm-up: slow ones before the run reaches its usual pace.
 
-    The usual pace is the median of the second half. Warm-up ends at the first step from which
-    the median of 5 steps is within 10 % of it (or within 3 robust deviations, if that is more).
+    The usual pace is the median of the second half. Warm-up ends at the first step that is
+    within 10 % of it (or within 3 robust deviations, if that is more), as is the median of the
+    5 steps from there on.
     At most a quarter of the run is cut, so that a run that slows down or speeds up throughout
     keeps its trend.
 
@@ -55,7 +56,7 @@ def warmup_steps(step_times: Sequence[float] | FloatArray) -> int:
     spread = 1.4826 * float(np.median(np.abs(late - pace)))
     allowed = pace + max(0.10 * pace, 3 * spread)
     windows = np.lib.stride_tricks.sliding_window_view(times[: most + 5], 5)
-    usual = np.flatnonzero(np.median(windows, axis=1) <= allowed)
+    usual = np.flatnonzero((windows[:, 0] <= allowed) & (np.median(windows, axis=1) <= allowed))
     return int(min(usual[0], most)) if usual.size else most
 
 
