@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runbook.cli._estimate import Estimate, Estimator
-from runbook.cli._observers import short_duration
+from runbook.cli._headline import short_duration
 from runbook.cli._paste import pasteable
 from runbook.console import Console, console_for
 
@@ -26,7 +26,7 @@ def print_plan(options: RunOptions, args: argparse.Namespace) -> int:
     from runbook.engine import plan_all
 
     plan = plan_all(options)
-    estimator = Estimator(options.profile, options.out_dir)
+    estimator = Estimator(args.chosen_profile, options.out)
     console = console_for(args)
     if args.json:
         console.json_document(_document(plan, options, args, estimator))
@@ -42,11 +42,11 @@ def _print(
     args: argparse.Namespace,
     estimator: Estimator,
 ) -> None:
-    profile = options.profile
+    profile = args.chosen_profile
     console.result("# dry run: nothing is started, nothing is judged")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
     console.result(f"# scope    {profile.scope}")
-    console.result(f"# folder   {options.out_dir}/<UTC time>-<commit>/")
+    console.result(f"# folder   {options.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
@@ -102,10 +102,10 @@ def _document(
     return {
         "schema_version": 1,
         "dry_run": True,
-        "profile": options.profile.name,
+        "profile": options.profile,
         "profile_reason": args.profile_reason,
-        "scope": options.profile.scope,
-        "out_dir": str(options.out_dir),
+        "scope": args.chosen_profile.scope,
+        "out_dir": str(options.out),
         "phases": [
             {
                 "name": phase.name,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook.cli._headline import short_duration
 from runbook.cli._runs import load_run, run_folders
 from runbook.errors import RunbookError
 from runbook.records import Launch, RunRecord
@@ -63,8 +64,6 @@ class Estimator:
         return self._words(launch, seconds, f"at the target of {limit.value:g} {limit.unit}")
 
     def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
-        from runbook.cli._observers import short_duration
-
         text = f"about {short_duration(seconds)} ({source})"
         return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)
 

@@ -1,10 +1,10 @@
-"""The one fact of a phase that its line shows."""
+"""What one line can say: the main fact of a phase, and a time."""
 
 from __future__ import annotations
 
 from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord
 
-__all__ = ["headline"]
+__all__ = ["headline", "short_duration"]
 
 _RATE_UNITS = ("toks/s", "tok/s", "tokens/s")
 
@@ -27,3 +27,13 @@ def _rate(check: Check, measured: Measurement) -> str:
     if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
         text += f" {check.comparator.value} {check.limit:g}"
     return text
+
+
+def short_duration(seconds: float) -> str:
+    """`41 s`, `3 min 20 s` or `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

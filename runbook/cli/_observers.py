@@ -4,48 +4,60 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
-from runbook.cli._headline import headline
+from runbook.cli._headline import headline, short_duration
 from runbook.console import Console, printable
+from runbook.observer import SilentObserver
 from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["JsonObserver", "RunView", "TextObserver", "observer_for", "short_duration"]
+__all__ = ["JsonObserver", "RunView", "TextObserver", "observer_for"]
 
 _PLAIN_INTERVAL_S = 30.0
 _STYLES = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.SKIPPED: "dim"}
+_INDENT = "      "
 
 
-class RunView(AbstractContextManager["RunView"], Protocol):
-    """An observer of the engine that also knows the run's folder, once there is one."""
+class RunView(SilentObserver):
+    """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
-    run_root: Path | None
-    reports: Sequence[Path]
+    def __init__(self, console: Console) -> None:
+        self.run_root: str | None = None
+        self._console = console
+        self._order: tuple[str, ...] = ()
 
-    def run_started(
-        self, *, run_id: str, run_root: Path, profile: str, scope: str, phases: Sequence[str]
-    ) -> None: ...
-    def phase_started(
-        self, *, phase: str, title: str, index: int, total: int, launches: int
-    ) -> None: ...
-    def launch_started(self, *, launch: Launch) -> None: ...
-    def launch_progress(
-        self, *, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None: ...
-    def launch_finished(self, *, launch: Launch, result: LaunchResult) -> None: ...
-    def phase_finished(self, *, record: PhaseRecord, index: int, total: int) -> None: ...
-    def run_finished(
-        self, *, record: RunRecord, run_root: Path, reports: Sequence[Path]
-    ) -> None: ...
-    def note(self, text: str) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+        """Remember the folder and the order of the phases."""
+        self.run_root = run_root
+        self._order = phases
+        self._announce(run_id)
+
+    def _announce(self, run_id: str) -> None:
+        raise NotImplementedError
+
+    def _place(self, phase: str) -> str:
+        """`3/9`, or nothing for a phase that was not announced."""
+        if phase not in self._order:
+            return ""
+        total = str(len(self._order))
+        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
 
 def observer_for(args: argparse.Namespace, console: Console) -> RunView:
@@ -53,27 +65,14 @@ def observer_for(args: argparse.Namespace, console: Console) -> RunView:
     return JsonObserver(console) if args.json else TextObserver(console)
 
 
-def short_duration(seconds: float) -> str:
-    """`41 s`, `3 min 20 s` or `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-class TextObserver:
+class TextObserver(RunView):
     """One line a phase on stderr; the running launch's step below it where that can be redrawn."""
 
     def __init__(self, console: Console) -> None:
-        self.run_root: Path | None = None
-        self.reports: Sequence[Path] = ()
-        self._console = console
+        super().__init__(console)
         self._stack = ExitStack()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._width = 0
         self._last_line = 0.0
 
     def __enter__(self) -> Self:
@@ -87,77 +86,73 @@ class TextObserver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._hide()
         self._stack.close()
 
-    def run_started(
-        self, *, run_id: str, run_root: Path, profile: str, scope: str, phases: Sequence[str]
-    ) -> None:
-        self.run_root = run_root
-        self._width = max(len(name) for name in phases)
-        count = f"{len(phases)} phase{'' if len(phases) == 1 else 's'}"
-        self._console.progress(
-            f"runbook {__version__}  run {run_id}  profile {profile}  {count}  -> {run_root}"
-        )
-        self._console.progress(f"scope: {printable(scope)}")
+    def _announce(self, run_id: str) -> None:
+        count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
+        self._console.progress(f"runbook {__version__}  run {run_id}  {count}  -> {self.run_root}")
 
-    def phase_started(
-        self, *, phase: str, title: str, index: int, total: int, launches: int
-    ) -> None:
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Show the phase until its first launch starts."""
         count = f", {launches} launches" if launches > 1 else ""
-        self._show(f"{index}/{total} {phase}: {title}{count}", total=None)
+        self._show(f"{self._place(name)} {name}: {title}{count}", total=None)
 
-    def launch_started(self, *, launch: Launch) -> None:
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        """Show the launch with its steps."""
         self._last_line = time.monotonic()
-        self._show(f"{launch.phase}/{launch.name}", total=launch.steps or None)
+        again = f" (attempt {attempt})" if attempt > 1 else ""
+        where = f"{self._place(launch.phase)} {launch.phase}/{launch.name}{again}"
+        self._show(where, total=launch.steps or None)
+        if attempt > 1:
+            self._console.progress(f"{_INDENT}{launch.phase}/{launch.name} starts again{again}")
 
     def launch_progress(
-        self, *, launch: Launch, step: int, total: int, toks_per_s: float | None
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
+        """Move the step; in a pipe a line from time to time."""
         rate = "" if toks_per_s is None else f"{toks_per_s:,.0f} toks/s".replace(",", " ")
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step, total=total or None, rate=rate)
+        if self._progress is not None:
+            if self._task is not None:
+                self._progress.update(self._task, completed=step, total=total or None, rate=rate)
         elif time.monotonic() - self._last_line >= _PLAIN_INTERVAL_S:
             self._last_line = time.monotonic()
-            self._console.progress(
-                f"      {launch.phase}/{launch.name}  step {step}/{total}  {rate}"
-            )
+            where = f"{launch.phase}/{launch.name}"
+            self._console.progress(f"{_INDENT}{where}  step {step}/{total}  {rate}".rstrip())
 
-    def launch_finished(self, *, launch: Launch, result: LaunchResult) -> None:
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+        """A line only if it did not end well."""
         if not result.ok:
             cause = f": {result.cause}" if result.cause else ""
-            self._console.progress(
-                printable(f"      {launch.phase}/{launch.name} {result.status.value}{cause}")
-            )
+            text = f"{launch.phase}/{launch.name} {result.status.value}{cause}"
+            self._console.progress(_INDENT + printable(text))
 
-    def phase_finished(self, *, record: PhaseRecord, index: int, total: int) -> None:
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """The phase's line: outcome, its throughput if it has one, checks, time."""
         self._hide()
-        digits = len(str(total))
+        width = max((len(name) for name in self._order), default=0)
         word = record.outcome.value.ljust(12)
-        style = _STYLES.get(record.outcome, "unsure")
+        painted = self._console.paint(word, _STYLES.get(record.outcome, "unsure"), err=True)
         self._console.progress(
-            f" {index:>{digits}}/{total} {record.name:<{self._width}}  "
-            f"{self._console.paint(word, style, err=True)}  "
-            f"{printable(headline(record)):<46}  {short_duration(record.duration_s)}"
+            f" {self._place(record.name)} {record.name:<{width}}  {painted}  "
+            f"{printable(headline(record)):<56}  {short_duration(record.duration_s)}"
         )
 
-    def run_finished(self, *, record: RunRecord, run_root: Path, reports: Sequence[Path]) -> None:
+    def run_finished(self, record: RunRecord, run_root: str) -> None:
+        """Stop drawing; the summary follows on stdout."""
         self._hide()
         self.run_root = run_root
-        self.reports = reports
         if record.interrupted:
-            self._console.progress("      interrupted: all processes of the run have been ended")
+            self._console.progress(f"{_INDENT}interrupted; no process of the run is left")
 
     def note(self, text: str) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, rate=printable(text))
-        else:
-            self._console.progress(f"      {printable(text)}")
+        """A line for a person."""
+        self._console.progress(_INDENT + printable(text))
 
     def _show(self, words: str, *, total: int | None) -> None:
-        if self._progress is None:
-            return
-        self._hide()
-        self._task = self._progress.add_task(words, total=total, rate="")
+        if self._progress is not None:
+            self._hide()
+            self._task = self._progress.add_task(words, total=total, rate="")
 
     def _hide(self) -> None:
         if self._progress is not None and self._task is not None:
@@ -167,16 +162,20 @@ class TextObserver:
 
 def _new_progress() -> Progress:
     from rich.console import Console as RichConsole
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.progress import (
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     return Progress(
-        TextColumn("     "),
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}", markup=False),
-        Elapsed(),
+        TimeElapsedColumn(),
         console=RichConsole(stderr=True, highlight=False),
         transient=True,
         redirect_stdout=False,
@@ -184,57 +183,31 @@ def _new_progress() -> Progress:
     )
 
 
-class JsonObserver:
+class JsonObserver(RunView):
     """Every event as one JSON line on stdout."""
 
-    def __init__(self, console: Console) -> None:
-        self.run_root: Path | None = None
-        self.reports: Sequence[Path] = ()
-        self._console = console
+    def _announce(self, run_id: str) -> None:
+        self._say("run_started", run_id=run_id, run_root=self.run_root, phases=list(self._order))
 
-    def __enter__(self) -> Self:
-        return self
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Say it."""
+        self._say("phase_started", phase=name, title=title, launches=launches)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
-    def run_started(
-        self, *, run_id: str, run_root: Path, profile: str, scope: str, phases: Sequence[str]
-    ) -> None:
-        self.run_root = run_root
-        self._say(
-            "run_started",
-            run_id=run_id,
-            run_root=str(run_root),
-            profile=profile,
-            scope=scope,
-            phases=list(phases),
-        )
-
-    def phase_started(
-        self, *, phase: str, title: str, index: int, total: int, launches: int
-    ) -> None:
-        self._say(
-            "phase_started", phase=phase, title=title, index=index, total=total, launches=launches
-        )
-
-    def launch_started(self, *, launch: Launch) -> None:
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        """Say it, with the command line."""
         self._say(
             "launch_started",
             phase=launch.phase,
             launch=launch.name,
-            command=launch.command_line(),
+            attempt=attempt,
             steps=launch.steps,
+            command=launch.command_line(),
         )
 
     def launch_progress(
-        self, *, launch: Launch, step: int, total: int, toks_per_s: float | None
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
+        """Say it."""
         self._say(
             "launch_progress",
             phase=launch.phase,
@@ -244,7 +217,8 @@ class JsonObserver:
             toks_per_s=toks_per_s,
         )
 
-    def launch_finished(self, *, launch: Launch, result: LaunchResult) -> None:
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+        """Say it, with the result as in run.json."""
         self._say(
             "launch_finished",
             phase=launch.phase,
@@ -252,34 +226,33 @@ class JsonObserver:
             result=result.model_dump(mode="json"),
         )
 
-    def phase_finished(self, *, record: PhaseRecord, index: int, total: int) -> None:
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """Say it, with the checks as in run.json."""
         self._say(
             "phase_finished",
             phase=record.name,
-            index=index,
-            total=total,
             outcome=record.outcome.value,
             duration_s=record.duration_s,
             checks=[check.model_dump(mode="json") for check in record.checks],
             choices=record.choices,
         )
 
-    def run_finished(self, *, record: RunRecord, run_root: Path, reports: Sequence[Path]) -> None:
+    def run_finished(self, record: RunRecord, run_root: str) -> None:
+        """Say the verdict."""
         self.run_root = run_root
-        self.reports = reports
         self._say(
             "run_finished",
             run_id=record.run_id,
-            run_root=str(run_root),
+            run_root=run_root,
             verdict=record.verdict.value,
             scope=record.scope,
             reasons=list(record.reasons),
             interrupted=record.interrupted,
             exports=record.exports,
-            reports=[str(path) for path in reports],
         )
 
     def note(self, text: str) -> None:
+        """Say it."""
         self._say("note", text=text)
 
     def _say(self, event: str, **fields: object) -> None:

@@ -7,15 +7,19 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import add_output_flags
 from runbook.cli._runs import DEFAULT_OUT, find_run
 from runbook.console import console_for
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from runbook.engine import RunOptions
 
 __all__ = ["add_parser", "problems", "run"]
 
+REPORT_FORMATS = ("md", "html", "junit", "json", "terminal")
 PROTOCOLS = ("blocks", "launches", "seed")
 _SIGNAL_CODES = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -129,6 +133,7 @@ def problems(args: argparse.Namespace) -> list[str]:
     _select_settings(found, args)
     args.resume_folder = None
     if args.resume is not None:
+        found.extend(_beside_resume(args))
         try:
             args.resume_folder = find_run(args.resume, out)
         except UsageError as error:
@@ -136,11 +141,24 @@ def problems(args: argparse.Namespace) -> list[str]:
     return found
 
 
+def _beside_resume(args: argparse.Namespace) -> list[str]:
+    """A run goes on as it was begun: what else was typed would not be obeyed, so it is refused."""
+    defaults = {"phase": "all", "profile": "auto", "settings": [], "protocol": "blocks"}
+    defaults |= {"steps_scale": "1", "aa": False, "seed": "0", "gpu_hour_price": None}
+    defaults["dry_run"] = False
+    return [
+        f"--{'set' if name == 'settings' else name.replace('_', '-')} does not go with --resume: "
+        "the run goes on with the options it was begun with"
+        for name, default in defaults.items()
+        if getattr(args, name) != default
+    ]
+
+
 def _select_phases(found: list[str], args: argparse.Namespace) -> None:
     from phases.registry import select
 
     try:
-        args.selected = select(args.phase)
+        select(args.phase)
     except UsageError as error:
         found.extend(error.problems)
 
@@ -152,6 +170,7 @@ def _select_profile(found: list[str], args: argparse.Namespace) -> None:
     name = args.profile
     if name == "auto":
         name, args.profile_reason = detect_profile()
+    args.profile_name = name
     try:
         args.chosen_profile = load_profile(name)
     except UsageError as error:
@@ -162,7 +181,7 @@ def _select_settings(found: list[str], args: argparse.Namespace) -> None:
     from runbook.config import parse_settings
 
     try:
-        args.parsed_settings = parse_settings(args.settings)
+        parse_settings(args.settings)
     except UsageError as error:
         found.extend(error.problems)
 
@@ -197,19 +216,17 @@ def run(args: argparse.Namespace) -> int:
     from runbook.engine import RunOptions
 
     options = RunOptions(
-        profile=args.chosen_profile,
-        phases=tuple(phase.name for phase in args.selected),
-        out_dir=Path(args.out),
-        toggles=args.parsed_settings.toggles,
-        config_overrides=args.parsed_settings.config_overrides,
+        phases=args.phase,
+        profile=args.profile_name,
+        out=Path(args.out),
+        settings=tuple(args.settings),
         steps_scale=args.steps_scale_value,
         protocol=args.protocol,
         aa=args.aa,
         seed=args.seed_value,
         gpu_hour_price=args.gpu_hour_price_value,
-        resume=args.resume_folder,
         command=shlex.join(["runbook", *sys.argv[1:]]),
-        settings=tuple(args.settings),
+        formats=REPORT_FORMATS,
     )
     if args.dry_run:
         from runbook.cli._dry_run import print_plan
@@ -218,20 +235,20 @@ def run(args: argparse.Namespace) -> int:
     return _run(options, args)
 
 
-def _run(options: Any, args: argparse.Namespace) -> int:
+def _run(options: RunOptions, args: argparse.Namespace) -> int:
     from runbook.cli._observers import observer_for
     from runbook.cli._summary import print_summary
-    from runbook.engine import run_plan
+    from runbook.engine import resume_run, run_plan
 
     console = console_for(args)
     with observer_for(args, console) as observer:
-        observer.note(f"profile {options.profile.name}: {args.profile_reason}")
-        record = run_plan(options, observer=observer)
-    folder = observer.run_root
-    if folder is None:
-        raise RunbookError("the engine ended without a run folder; this is a defect of runbook")
+        if args.resume_folder is not None:
+            record = resume_run(args.resume_folder, observer=observer)
+        else:
+            observer.note(f"profile {options.profile}: {args.profile_reason}")
+            record = run_plan(options, observer=observer)
     if not args.json:
-        print_summary(console, record, folder)
+        print_summary(console, record, Path(observer.run_root or options.out / record.run_id))
     if record.interrupted:
-        return _SIGNAL_CODES.get(str(record.options.get("signal")), 130)
+        return _SIGNAL_CODES.get(str(record.options.get("signal")), _SIGNAL_CODES["SIGINT"])
     return record.verdict.exit_code
