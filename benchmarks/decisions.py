@@ -1,6 +1,6 @@
 """False-decision rates of our rules and of the hand-written runbook's, side by side.
 
-    python benchmarks/decisions.py --runs 4000 --json decisions.json
+    python benchmarks/decisions.py --runs 4000 --json decisions.json --write docs/statistics.md
 
 Exit status 1 if a published figure is missed. One core, a few minutes.
 """
@@ -112,15 +112,43 @@ def line_of(cell: Cell, result: Result) -> str:
     steps = "" if result.steps is None else f"{result.steps:.0f}"
     spread = result.extra.get("standard_error_600_steps")
     extra = "" if spread is None else f"{spread:.2%}"
-    cells = (cell.question, cell.noise.name, cell.truth, answers, figures, note, steps, extra)
+    cells = (cell.noise.name, cell.truth, answers, figures, note, steps, extra)
     return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
-    "| question | noise | truth | our answers | figure | seeds' rule | mean steps |"
-    " SE of 600 steps |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| noise | truth | our answers | figure | seeds' rule errs | mean steps | SE of 600 steps |\n"
+    "|---|---|---|---|---|---|---|"
 )
+BEGIN, END = "<!-- begin: benchmarks/decisions.py -->", "<!-- end: benchmarks/decisions.py -->"
+
+
+def noise_table(cells: list[Cell]) -> str:
+    """Parameters of every noise that the cells use, one column each."""
+    noises = {cell.noise.name: cell.noise.to_dict() for cell in cells}
+    names = [name for name in next(iter(noises.values())) if name != "name"]
+    lines = [
+        "| parameter | " + " | ".join(noises) + " |",
+        "|---" * (len(noises) + 1) + "|",
+    ]
+    for name in names:
+        values = (f"{float(noise[name]):.4g}" for noise in noises.values())
+        lines.append(f"| `{name}` | " + " | ".join(values) + " |")
+    return "\n".join(lines)
+
+
+def replace_tables(path: Path, tables: str) -> None:
+    """Put the tables between the two marks of a document.
+
+    Raises:
+        ValueError: the document lacks a mark.
+    """
+    text = path.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"{path}: needs the lines {BEGIN!r} and {END!r} once each")
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    path.write_text(f"{head}{BEGIN}\n{tables}\n{END}{tail}", encoding="utf-8")
 
 
 def main() -> int:
@@ -129,23 +157,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cells whose name contains this text")
     parser.add_argument("--json", type=Path, help="write all rates and parameters here")
+    parser.add_argument("--write", type=Path, help="put the tables into this Markdown document")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs is {options.runs}; allowed: 1 or more")
-    rows, missed = [], 0
-    print(HEADER)
-    for cell in all_cells():
-        if options.only not in cell.name:
-            continue
+    cells = [cell for cell in all_cells() if options.only in cell.name]
+    rows, lines, missed, question = [], [], 0, ""
+    for cell in cells:
         begun = time.process_time()
         result = simulate(cell, options.runs, options.seed)
-        row = row_of(cell, result)
-        rows.append(row)
+        rows.append(row_of(cell, result))
         missed += sum(claim.holds(result) is False for claim in cell.claims)
-        print(line_of(cell, result), flush=True)
+        if cell.question != question:
+            question = cell.question
+            lines += ["", f"### {question[0].upper()}{question[1:]}", "", HEADER]
+        lines.append(line_of(cell, result))
         print(f"{time.process_time() - begun:5.1f} s CPU  {cell.name}", file=sys.stderr)
+    head = f"{options.runs} simulated runs per cell, seed {options.seed}.\n\n{noise_table(cells)}"
+    tables = "\n".join([head, *lines])
+    print(tables)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.write:
+        replace_tables(options.write, tables)
     print(f"{missed} figure(s) missed" if missed else "all figures met", file=sys.stderr)
     return 1 if missed else 0
 
