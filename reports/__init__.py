@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.files import write_atomic
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -67,7 +66,7 @@ def write(record: RunRecord, run_root: Path, formats: Iterable[str]) -> list[Pat
     _refuse_unknown(wanted)
     texts = {run_root / FILE_NAMES[fmt]: render(record, fmt) for fmt in wanted}
     for path, text in texts.items():
-        _replace(path, text)
+        write_atomic(path, text)
     return list(texts)
 
 
@@ -76,16 +75,3 @@ def _refuse_unknown(formats: list[str]) -> None:
     if unknown:
         problems = [f"unknown report format {fmt!r}{did_you_mean(fmt, FORMATS)}" for fmt in unknown]
         raise UsageError(problems, hint=f"formats are {', '.join(FORMATS)}")
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
