@@ -17,7 +17,17 @@ from runbook.guard import check_packages
 __all__ = ["COMMANDS", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
 
 # One module of this package for each sub-command, in the order of the help text.
-COMMANDS = ("run", "report", "phases", "profiles", "toggles", "schema", "inspect", "compare")
+COMMANDS = (
+    "run",
+    "report",
+    "phases",
+    "profiles",
+    "toggles",
+    "schema",
+    "inspect",
+    "compare",
+    "history",
+)
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
