@@ -104,7 +104,10 @@ class RankExit(Record):
 
 
 class LaunchResult(Record):
-    """How a launch ended, and which rank is to blame if it ended badly."""
+    """How a launch ended, and which rank is to blame if it ended badly.
+
+    `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
+    """
 
     status: LaunchStatus
     exit_code: int | None = None
@@ -116,6 +119,7 @@ class LaunchResult(Record):
     culprit_rank: int | None = None
     evidence: tuple[str, ...] = ()
     run_token: str = ""
+    steps: int | None = None
 
     @property
     def ok(self) -> bool:

@@ -1,0 +1,265 @@
+"""One attempt of a launch: started, watched, ended, classified, with nothing left alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.files import utc_text, write_atomic
+from runbook.launch.budgets import Budgets
+from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
+from runbook.launch.command import Command
+from runbook.launch.environment import build_environment, redacted
+from runbook.launch.gpu import GpuSampler
+from runbook.launch.incident import collect_incident
+from runbook.launch.oom import oom_kills
+from runbook.launch.processes import Reaper, spawn
+from runbook.launch.ranks import RankWatch
+from runbook.launch.reaper import kill_all, signal_owned
+from runbook.launch.stop import StopRequest
+from runbook.launch.watchdog import find_hang
+from runbook.observer import Observer
+from runbook.read.documents import read_console
+from runbook.records import Launch, LaunchResult, LaunchStatus
+
+__all__ = ["Attempt", "AttemptOptions"]
+
+_POLL_S = 0.1
+_TERM_GRACE_S = 2.0
+# After one rank has failed, what the others and torchrun may still take before they are ended.
+_FAILED_GRACE_S = 1.0
+_AGREED_GRACE_S = 15.0
+_AGREED_CODES = (0, 10, 11, 13)
+_LOOK_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptOptions:
+    """What an attempt is given besides the launch itself."""
+
+    run_root: Path
+    token: str
+    number: int
+    machine: Mapping[str, str]
+    budgets: Budgets
+    observer: Observer
+    stop: StopRequest
+    enough: Callable[[Path], bool] | None = None
+
+
+class Attempt:
+    """Runs one command to its end. `run()` is called once."""
+
+    def __init__(self, launch: Launch, command: Command, options: AttemptOptions) -> None:
+        self.launch, self.command, self.options = launch, command, options
+        self.run_dir = options.run_root / launch.run_dir
+        self.console = self.run_dir / "console.log"
+        self.started_at = utc_text()
+        self.began = time.monotonic()
+        self.watch = RankWatch(self.run_dir, options.token, self.began)
+        self.evidence: list[Path] = []
+        self._console_size, self._console_grew_at = 0, self.began
+        self._failed_at: float | None = None
+        self._reported_step = -1
+        self._looked_at, self._blocks_seen = 0.0, 0
+
+    def run(self) -> LaunchResult:
+        """Start, watch and end the command; returns when nothing with its token is alive."""
+        options = self.options
+        environment = build_environment(
+            options.machine,
+            self.command.env,
+            token=options.token,
+            run_dir=self.run_dir.resolve(),
+            loopback=self.launch.kind == "trainer",
+        )
+        self._describe()
+        before = oom_kills()
+        with Reaper(options.token), self.console.open("ab") as console:
+            sampler = GpuSampler(self.run_dir, environment)
+            sampler.start()
+            child = spawn(self.command.argv, environment, output=console)
+            try:
+                end = self._watch_until_end(child)
+            finally:
+                kill_all(options.token)
+                child.wait()
+                sampler.stop()
+                self.watch.close()
+        self.watch.update()
+        result = self._result(child.returncode, end, (before, oom_kills()))
+        write_atomic(self.run_dir / "result.json", result.model_dump_json(indent=2) + "\n")
+        return result
+
+    def _describe(self) -> None:
+        document = {
+            "schema_version": 1,
+            "launch": json.loads(self.launch.model_dump_json()),
+            "attempt": self.options.number,
+            "argv": list(self.command.argv),
+            "env": redacted(self.command.env),
+            "port": self.command.port,
+            "steps": self.command.steps,
+            "run_token": self.options.token,
+            "started_at": self.started_at,
+        }
+        document["launch"]["env"] = redacted(self.launch.env)
+        write_atomic(self.run_dir / "launch.json", json.dumps(document, indent=2) + "\n")
+
+    def _watch_until_end(self, child: subprocess.Popen[bytes]) -> End | None:
+        """Returns None if the command ended by itself, else why it is being ended."""
+        while True:
+            self._sleep_until_something_ends(child)
+            self.watch.update()
+            self._tell()
+            if child.poll() is not None:
+                return None
+            if self.options.stop.requested:
+                return self._interrupted(child)
+            end = self._overdue(time.monotonic())
+            if end is not None:
+                return end
+            if self._has_failed(time.monotonic()):
+                return None
+            self._look()
+
+    def _sleep_until_something_ends(self, child: subprocess.Popen[bytes]) -> None:
+        poller = select.poll()
+        handles = self.watch.handles()
+        for handle in handles:
+            poller.register(handle, select.POLLIN)
+        own = os.pidfd_open(child.pid) if child.returncode is None else None
+        try:
+            if own is not None:
+                poller.register(own, select.POLLIN)
+            ready = {handle for handle, _ in poller.poll(_POLL_S * 1000)}
+        finally:
+            if own is not None:
+                os.close(own)
+        # Heartbeats first: a rank that said its exit and then ended has not died.
+        self.watch.update()
+        self.watch.note_deaths(ready)
+
+    def _overdue(self, now: float) -> End | None:
+        ranks = list(self.watch.ranks.values())
+        if now - self.began > self.launch.timeout_s:
+            cause = f"timed out after {self.launch.timeout_s:g} s"
+            return self._incident(LaunchStatus.TIMED_OUT, cause, None)
+        if self.launch.kind != "trainer":
+            return None
+        hang = find_hang(ranks, self.options.budgets, now=now, wanted=self.launch.nproc)
+        if hang is not None:
+            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank)
+        if len(ranks) < self.launch.nproc:
+            return self._silent(now)
+        return None
+
+    def _silent(self, now: float) -> End | None:
+        size = self.console.stat().st_size
+        if size != self._console_size:
+            self._console_size, self._console_grew_at = size, now
+        quiet = now - self._console_grew_at
+        if quiet <= self.options.budgets.silence_s:
+            return None
+        missing = sorted(set(range(self.launch.nproc)) - set(self.watch.ranks))
+        cause = f"silent: nothing printed for {quiet:.0f} s and no heartbeat of ranks {missing}"
+        culprit = missing[0] if len(missing) == 1 else None
+        return self._incident(LaunchStatus.SILENT, cause, culprit)
+
+    def _incident(self, status: LaunchStatus, cause: str, culprit: int | None) -> End:
+        self.options.observer.note(f"{self.launch.name}: {cause}")
+        self.evidence += collect_incident(
+            self.run_dir,
+            list(self.watch.ranks.values()),
+            token=self.options.token,
+            cause=cause,
+        )
+        return End(status=status, cause=cause, culprit_rank=culprit)
+
+    def _has_failed(self, now: float) -> bool:
+        """True once a rank has ended badly and the rest has had its time to end as well."""
+        ended = [state for state in self.watch.ranks.values() if state.ended]
+        if not ended:
+            return False
+        if self._failed_at is None:
+            if all(state.exit_code == 0 for state in ended) and len(ended) < self.launch.nproc:
+                return False  # find_hang watches those that go on
+            self._failed_at = now
+        agreed = all(state.exit_code in _AGREED_CODES for state in ended)
+        grace = _AGREED_GRACE_S if agreed else _FAILED_GRACE_S
+        return now - self._failed_at > grace
+
+    def _interrupted(self, child: subprocess.Popen[bytes]) -> End:
+        """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
+        for state in self.watch.ranks.values():
+            if state.pid is not None and not state.ended:
+                signal_owned(state.pid, self.options.token, signal.SIGTERM)
+        deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)
+        while time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.05)
+            self.watch.update()
+        cause = f"interrupted by {self.options.stop.requested}"
+        return End(status=LaunchStatus.INTERRUPTED, cause=cause)
+
+    def _tell(self) -> None:
+        first = self.watch.ranks.get(0)
+        if first is not None and first.step != self._reported_step:
+            self._reported_step = first.step
+            self.options.observer.launch_progress(
+                self.launch, first.step, self.command.steps, first.toks_per_s
+            )
+
+    def _look(self) -> None:
+        """Ask after each block whether the launch may stop early."""
+        now = time.monotonic()
+        schedule = self.launch.schedule
+        if self.options.enough is None or schedule is None or now < self._looked_at + _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        first = self.watch.ranks.get(0)
+        per_round = (schedule.steps + schedule.warmup_steps) * max(map(len, schedule.rounds))
+        blocks = first.step // per_round if first else 0
+        if blocks > self._blocks_seen:
+            self._blocks_seen = blocks
+            if self.options.enough(self.run_dir / "training.csv"):
+                (self.run_dir / ".ENOUGH").touch()
+
+    def _result(
+        self, child_code: int | None, end: End | None, oom: tuple[int | None, int | None]
+    ) -> LaunchResult:
+        lines, _ = read_console(self.console)
+        states = [state for _, state in sorted(self.watch.ranks.items())]
+        exits = rank_exits(states, child_code, lines) if self.launch.kind == "trainer" else ()
+        if end is None and self.launch.kind == "trainer":
+            end = classify_trainer(
+                states,
+                exits,
+                child_code=child_code,
+                wanted=self.launch.nproc,
+                oom=oom,
+                console=lines,
+            )
+        elif end is None:
+            junit = (self.run_dir / "junit.xml").is_file()
+            end = classify_pytest(child_code, junit=junit, console=lines)
+        files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
+        return LaunchResult(
+            status=end.status,
+            exit_code=child_code,
+            ranks=exits,
+            started_at=self.started_at,
+            duration_s=round(time.monotonic() - self.began, 3),
+            attempts=self.options.number,
+            cause=end.cause,
+            culprit_rank=end.culprit_rank,
+            evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
+            run_token=self.options.token,
+            steps=self.command.steps,
+        )

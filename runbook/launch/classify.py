@@ -1,0 +1,189 @@
+"""What an end means: from exit heartbeats, signals, the console's last word and the kernel."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runbook.launch.ranks import RankState
+from runbook.records import LaunchStatus, RankExit
+
+__all__ = ["End", "classify_pytest", "classify_trainer", "is_communication_failure", "rank_exits"]
+
+_BY_CODE = {
+    2: LaunchStatus.CONFIG_ERROR,
+    10: LaunchStatus.HALTED,
+    11: LaunchStatus.NON_FINITE,
+    12: LaunchStatus.OUT_OF_MEMORY,
+    13: LaunchStatus.PREEMPTED,
+}
+# torchrun says at once which of its children ended first, and how.
+_TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_COMMUNICATION = re.compile(
+    r"nccl(System|Internal|Remote|UnhandledCuda)Error|NCCL error|NCCL communicator was aborted"
+    r"|Watchdog caught collective operation timeout|EADDRINUSE|[Aa]ddress already in use"
+    r"|DistNetworkError|client socket has timed out"
+)
+_ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
+_NOT_ITS_OWN = re.compile(r"ChildFailedError|failed \(exitcode|torch\.distributed\.elastic")
+_TAIL_LINES = 400
+_JUNIT_CODES = (0, 1, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the attempt ended, in the terms of `LaunchResult`."""
+
+    status: LaunchStatus
+    cause: str = ""
+    culprit_rank: int | None = None
+
+
+def rank_exits(
+    ranks: Sequence[RankState], child_code: int | None, console: Sequence[str]
+) -> tuple[RankExit, ...]:
+    """One entry per rank: code and reason from its exit heartbeat, signal from its parent."""
+    told = _told_by_parent(console)
+    states = {state.rank: state for state in ranks}
+    exits = []
+    for rank in sorted(states.keys() | told.keys()):
+        state = states.get(rank)
+        code = state.exit_code if state else None
+        if code is None:
+            code = told.get(rank)
+            if code is None and len(states) == 1:
+                code = child_code
+        exits.append(
+            RankExit(
+                rank=rank,
+                code=code,
+                signal=_signal_name(code),
+                reason=state.exit_reason if state else "",
+                steps_done=_steps_done(state) if state else None,
+            )
+        )
+    return tuple(exits)
+
+
+def _steps_done(state: RankState) -> int:
+    return state.steps_done if state.steps_done is not None else state.step
+
+
+def classify_trainer(
+    ranks: Sequence[RankState],
+    exits: Sequence[RankExit],
+    *,
+    child_code: int | None,
+    wanted: int,
+    oom: tuple[int | None, int | None],
+    console: Sequence[str],
+) -> End:
+    """The end of a trainer launch that ended by itself.
+
+    Completed only if the command ended with 0 and every rank said its own good end.
+    """
+    good = [e for e in exits if e.code == 0]
+    if child_code == 0 and len(good) == len(exits) == wanted:
+        return End(status=LaunchStatus.COMPLETED)
+    culprit = _first_to_fail(ranks, exits)
+    if culprit is None:
+        return _without_culprit(exits, child_code, wanted, console)
+    if culprit.signal is not None:
+        return _ended_by_signal(culprit, oom)
+    status = _BY_CODE.get(culprit.code or 1, LaunchStatus.CRASHED)
+    what = culprit.reason or _last_error(console) or f"exit code {culprit.code}"
+    rank = f"rank {culprit.rank}"
+    after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
+    return End(status=status, cause=f"{rank} ended{after}: {what}", culprit_rank=culprit.rank)
+
+
+def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[str]) -> End:
+    """The end of a pytest launch: whatever pytest could report on is completed, not passed.
+
+    Failed tests (1) and nothing collected (5) are for the JUnit file and its judge.
+    """
+    if child_code in _JUNIT_CODES and junit:
+        return End(status=LaunchStatus.COMPLETED)
+    status = LaunchStatus.CONFIG_ERROR if child_code == 4 else LaunchStatus.CRASHED
+    missing = "" if junit else ", no junit.xml"
+    word = _last_error(console)
+    return End(status=status, cause=f"pytest ended with {child_code}{missing}: {word}".rstrip(": "))
+
+
+def is_communication_failure(end: End, console: Sequence[str]) -> bool:
+    """Is the collective library or the port to blame, rather than a rank?"""
+    if end.status is not LaunchStatus.CRASHED:
+        return False
+    if end.culprit_rank is not None:
+        return _COMMUNICATION.search(end.cause) is not None
+    return any(_COMMUNICATION.search(line) for line in console[-_TAIL_LINES:])
+
+
+def _told_by_parent(console: Sequence[str]) -> dict[int, int]:
+    told: dict[int, int] = {}
+    for line in console[-_TAIL_LINES:]:
+        match = _TORCHRUN_SAYS.search(line)
+        if match:
+            told.setdefault(int(match.group(2)), int(match.group(1)))
+    return told
+
+
+def _signal_name(code: int | None) -> str | None:
+    if code is None or code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> RankExit | None:
+    """The rank whose end the others followed: a named code outranks a peer's broken pipe."""
+    when = {state.rank: state.died_at or state.changed_at for state in ranks}
+    dead = {state.rank for state in ranks if state.died_at is not None}
+    # Pre-empted (13) is what a parent's SIGTERM leaves behind, so it is nobody's fault.
+    bad = [e for e in exits if e.code not in (0, 13, None) or (e.code is None and e.rank in dead)]
+    named = [e for e in bad if e.signal is not None or e.code in _BY_CODE]
+    for group in (named, bad, [e for e in exits if e.code == 13]):
+        if group:
+            return min(group, key=lambda e: when.get(e.rank, 0.0))
+    return None
+
+
+def _ended_by_signal(culprit: RankExit, oom: tuple[int | None, int | None]) -> End:
+    rank = f"rank {culprit.rank} was ended by {culprit.signal} at step {culprit.steps_done}"
+    before, after = oom
+    if culprit.signal == "SIGKILL" and before is not None and after is not None and after > before:
+        return End(
+            status=LaunchStatus.OUT_OF_MEMORY,
+            cause=f"{rank}: the kernel killed it for memory (oom_kill {before} -> {after})",
+            culprit_rank=culprit.rank,
+        )
+    if culprit.signal == "SIGKILL":
+        known = "not for memory" if after is not None else "the kernel's counter is unreadable"
+        rank = f"{rank}, cause unknown ({known})"
+    return End(status=LaunchStatus.CRASHED, cause=rank, culprit_rank=culprit.rank)
+
+
+def _without_culprit(
+    exits: Sequence[RankExit], child_code: int | None, wanted: int, console: Sequence[str]
+) -> End:
+    if child_code == 2 and not exits:
+        return End(status=LaunchStatus.CONFIG_ERROR, cause=_last_error(console) or "exit code 2")
+    if child_code == 0:
+        silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})
+        cause = f"ended with 0, but ranks {silent} never said that they were done"
+        return End(status=LaunchStatus.CRASHED, cause=cause)
+    what = _last_error(console)
+    cause = f"ended with {_signal_name(child_code) or f'code {child_code}'}"
+    return End(status=LaunchStatus.CRASHED, cause=f"{cause}: {what}" if what else cause)
+
+
+def _last_error(console: Sequence[str]) -> str:
+    """The last line that reads like an error of the program itself, not of torchrun."""
+    for line in reversed(console[-_TAIL_LINES:]):
+        if _ERROR.search(line) and not _NOT_ITS_OWN.search(line):
+            return line.strip()[:500]
+    return ""

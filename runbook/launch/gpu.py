@@ -1,0 +1,64 @@
+"""Samples of the GPUs while a launch runs, where there is an nvidia-smi."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from runbook.launch.processes import spawn
+from runbook.read.documents import GPU_SAMPLES
+
+__all__ = ["GpuSampler"]
+
+_QUERY = (
+    "timestamp,index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,"
+    "clocks.sm,clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
+)
+_EVERY_MS = 1000
+
+
+class GpuSampler:
+    """Writes `gpu_samples.csv` once a second until stopped; does nothing without nvidia-smi."""
+
+    def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
+        self._path = run_dir / "gpu_samples.csv"
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to sample. The sampler carries the launch's token, so it cannot be left over."""
+        tool = shutil.which("nvidia-smi")
+        if tool is None:
+            return
+        command = [
+            tool,
+            f"--query-gpu={_QUERY}",
+            "--format=csv,noheader,nounits",
+            f"--loop-ms={_EVERY_MS}",
+        ]
+        with self._path.open("wb") as stream:
+            stream.write((",".join(GPU_SAMPLES.columns) + "\n").encode())
+            stream.flush()
+            self._process = spawn(command, self._environment, output=stream)
+
+    def stop(self) -> None:
+        """End the sampler; rows already written stay."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        self._mend()
+
+    def _mend(self) -> None:
+        """nvidia-smi pads its fields and writes words for what a device lacks."""
+        head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        words = ("[N/A]", "[Not Supported]", "N/A", "[Unknown Error]")
+        rows = []
+        for line in whole:
+            fields = [field.strip() for field in line.split(",")]
+            rows.append(",".join("" if field in words else field for field in fields) + "\n")
+        self._path.write_text(head + "".join(rows), encoding="utf-8")

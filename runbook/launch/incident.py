@@ -1,0 +1,115 @@
+"""Evidence of an incident, collected before anything is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runbook.files import write_atomic
+from runbook.launch.ranks import RankState
+from runbook.launch.reaper import signal_owned
+from runbook.launch.watchdog import process_state
+
+__all__ = ["collect_incident"]
+
+_STACKS_WITHIN_S = 1.0
+_TOOL_WITHIN_S = 3.0
+
+
+def collect_incident(
+    run_dir: Path, ranks: Sequence[RankState], *, token: str, cause: str
+) -> list[Path]:
+    """Write what can be known of every rank into `run_dir` and return the files.
+
+    Python stacks come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck
+    in native code answers too). A rank that cannot answer, because it is frozen, is read from
+    outside by py-spy where that is installed.
+    """
+    alive = [state for state in ranks if state.pid is not None and state.died_at is None]
+    before = {state.rank: _stack_files(run_dir, state.rank) for state in alive}
+    for state in alive:
+        if state.pid is not None:
+            signal_owned(state.pid, token, signal.SIGUSR1)
+    files = _wait_for_stacks(run_dir, before)
+    silent = [state for state in alive if not any(f"rank{state.rank}_" in p.name for p in files)]
+    files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
+    files.append(_write_summary(run_dir, ranks, cause))
+    return files
+
+
+def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in run_dir.glob(f"stackdump_rank{rank}_*.txt")}
+
+
+def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[Path]:
+    """Stack files that have grown and stopped growing."""
+    deadline = time.monotonic() + _STACKS_WITHIN_S
+    last: dict[Path, int] = {}
+    while time.monotonic() < deadline:
+        time.sleep(0.03)
+        now: dict[Path, int] = {}
+        grown = 0
+        for rank, sizes in before.items():
+            files = _stack_files(run_dir, rank)
+            fresh = {path: size for path, size in files.items() if size > sizes.get(path, 0)}
+            now |= fresh
+            grown += bool(fresh)
+        if grown == len(before) and now == last:
+            break
+        last = now
+    return sorted(last)
+
+
+def _read_from_outside(run_dir: Path, state: RankState) -> Path | None:
+    tool = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
+    if tool is None or state.pid is None:
+        return None
+    command = [tool, "dump", "--nonblocking", "--pid", str(state.pid)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_TOOL_WITHIN_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if not done.stdout.strip():
+        return None
+    path = run_dir / f"stackdump_rank{state.rank}_outside.txt"
+    path.write_text(done.stdout, encoding="utf-8")
+    return path
+
+
+def _write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
+    document = {
+        "schema_version": 1,
+        "cause": cause,
+        "ranks": [
+            {
+                "rank": state.rank,
+                "pid": state.pid,
+                "process_state": process_state(state.pid) if state.died_at is None else "gone",
+                "waits_in": _kernel_wait(state.pid) if state.died_at is None else "",
+                "silent_s": round(time.monotonic() - state.changed_at, 3),
+                "phase": state.phase,
+                "step": state.step,
+                "last_heartbeats": state.recent,
+            }
+            for state in ranks
+        ],
+    }
+    path = run_dir / "incident.json"
+    write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
+    return path
+
+
+def _kernel_wait(pid: int | None) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,99 @@
+"""Decides from the ranks' last signs of life whether a launch hangs, and which rank is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.launch.budgets import Budgets
+from runbook.launch.ranks import RankState
+
+__all__ = ["Hang", "blame", "find_hang", "process_state"]
+
+_SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
+_PHASE_ORDER = ("init", "first_step", "data", "step", "eval", "checkpoint", "exit")
+_STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A launch that no longer moves."""
+
+    rank: int
+    cause: str
+
+
+def process_state(pid: int | None) -> str:
+    """The kernel's one-letter state of a process, or an empty string if it cannot be read."""
+    if pid is None:
+        return ""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The name in parentheses may hold anything, so fields count from the last one.
+    return text.rpartition(")")[2].split()[0]
+
+
+def find_hang(
+    ranks: Sequence[RankState], budgets: Budgets, *, now: float, wanted: int
+) -> Hang | None:
+    """The hang, if a rank has been silent for longer than its phase allows.
+
+    A rank that waits while another one is rightly busy with something slow (a checkpoint, an
+    evaluation) is no hang: the alarm waits until that rank's own budget is used up too.
+    `wanted` is the number of ranks of the launch; one without a heartbeat file counts as starting.
+    """
+    alive = [state for state in ranks if not state.ended]
+    if not alive or len(ranks) < wanted:
+        return None
+    longest = max(state.longest_step_s for state in alive)
+    left = {s.rank: budgets.of_phase(s.phase, longest_step_s=longest) - (now - s.changed_at)
+            for s in alive}  # fmt: skip
+    if all(seconds >= 0 for seconds in left.values()):
+        return None
+    if any(left[s.rank] >= 0 and s.phase in _SLOW_PHASES for s in alive):
+        return None
+    states = {state.rank: process_state(state.pid) for state in alive}
+    culprit = blame(alive, states)
+    return Hang(
+        rank=culprit.rank,
+        cause=_describe(culprit, states[culprit.rank], budgets, longest, now),
+    )
+
+
+def blame(alive: Sequence[RankState], states: Mapping[int, str]) -> RankState:
+    """The rank that the others wait for.
+
+    In this order: one that the kernel holds stopped; the one that is fewest steps along; the one
+    that is least far in its step; the one that has been silent longest.
+    """
+
+    def key(state: RankState) -> tuple[bool, int, int, float]:
+        order = _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3
+        return (
+            states.get(state.rank, "") not in _STOPPED,
+            state.step,
+            order,
+            state.changed_at,
+        )
+
+    return min(alive, key=key)
+
+
+def _describe(
+    culprit: RankState, process: str, budgets: Budgets, longest: float, now: float
+) -> str:
+    age = now - culprit.changed_at
+    budget = budgets.of_phase(culprit.phase, longest_step_s=longest)
+    where = f"silent for {age:.1f} s in phase {culprit.phase} at step {culprit.step}"
+    rank = f"rank {culprit.rank}"
+    if process in _STOPPED:
+        return f"frozen: {rank} is {_STOPPED[process]} ({process}), {where}"
+    if culprit.phase == "data":
+        return (
+            f"data stall: {rank} has waited {age:.1f} s for a batch at step {culprit.step} "
+            f"(budget {budget:g} s); the same run on synthetic data tells loader and trainer apart"
+        )
+    return f"hang: {rank} {where} (budget {budget:g} s)"
