@@ -81,7 +81,9 @@ def _keep(name: str, value: str, _uses_nccl: bool) -> Passed:
 
 def _async(name: str, value: str, uses_nccl: bool) -> Passed:
     if not uses_nccl or value == "0":
-        note = "without effect: no NCCL here" if not uses_nccl else ""
+        # Under torchrun the new name is always set, by torchrun itself.
+        silent = uses_nccl or name == _ASYNC
+        note = "" if silent else "without effect: no NCCL here"
         return Passed(name=name, value=value, mapped_to=_ASYNC, mapped_value=value, note=note)
     return Passed(
         name=name,

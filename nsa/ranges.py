@@ -6,12 +6,14 @@ The names are part of the public contract: `nsa.cmp`, `nsa.sel.scores`, `nsa.sel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 _nvtx_enabled = False
+_counts: Counter[str] | None = None
 
 
 def enable_nvtx(on: bool) -> None:
@@ -21,14 +23,27 @@ def enable_nvtx(on: bool) -> None:
 
 
 @contextmanager
+def count_ranges() -> Iterator[Counter[str]]:
+    """Count the ranges entered meanwhile, by name: proof of which code ran, without a profiler."""
+    global _counts
+    _counts = counts = Counter[str]()
+    try:
+        yield counts
+    finally:
+        _counts = None
+
+
+@contextmanager
 def profile_range(name: str) -> Iterator[None]:
     """Mark the enclosed work as `name` for torch.profiler, and for NVTX where enabled."""
+    if _counts is not None:
+        _counts[name] += 1
     nvtx = _nvtx_enabled and torch.cuda.is_available()
     if nvtx:
-        torch.cuda.nvtx.range_push(name)
+        torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
         with torch.profiler.record_function(name):
             yield
     finally:
         if nvtx:
-            torch.cuda.nvtx.range_pop()
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

@@ -33,21 +33,25 @@ def by_hand(out_dir: str, token: str) -> Path:
     return Path(out_dir).resolve() / f"{utc}-{token}"
 
 
-def leftovers(run_dir: Path) -> list[str]:
-    """Names in the directory that belong to an earlier launch."""
+def leftovers(run_dir: Path, world_size: int) -> list[str]:
+    """Names in the directory that belong to an earlier launch.
+
+    Heartbeats of this launch's other ranks may be there already: each rank refuses its own.
+    """
     found: list[str] = []
     for pattern in _LEFTOVERS:
         found += sorted(path.name for path in run_dir.glob(pattern))
-    return found
+    ours = {f"heartbeat_rank{rank}.jsonl" for rank in range(1, world_size)}
+    return [name for name in found if name not in ours]
 
 
-def claim(run_dir: Path) -> None:
+def claim(run_dir: Path, world_size: int) -> None:
     """Make the directory, private to its owner. Raises ConfigError for one that was used."""
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run directory {run_dir}: {error.strerror or error}") from error
-    found = leftovers(run_dir)
+    found = leftovers(run_dir, world_size)
     if found:
         stale = " (a stale .HALT is refused, not obeyed)" if ".HALT" in found else ""
         raise ConfigError(

@@ -1,0 +1,52 @@
+"""Entry point: `python -m nsa.train`, also under torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from nsa import passthrough
+from nsa.errors import NSAError
+from nsa.train.exits import ExitCode
+from nsa.train.launch import LaunchPlan, plan_launch
+from nsa.train.log import say
+from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
+
+
+def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
+    """Check the launch, then run it. Returns the exit code."""
+    arm_death_signal(environ)
+    dump_stacks_on_usr1()
+    termination = Termination()
+    termination.install()
+    try:
+        plan = plan_launch(argv, environ)
+    except NSAError as error:
+        say(str(error), rank=_rank(environ))
+        return int(ExitCode.CONFIG)
+    translate_environment(plan, environ)
+    from nsa.train.session import train
+
+    return train(plan, termination)
+
+
+def translate_environment(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
+    """Give torch the variables under the names it reads; it looks when it is imported."""
+    setting, removing = passthrough.changes(list(plan.passed), environ)
+    for name in removing:
+        del environ[name]
+    environ.update(setting)
+
+
+def _rank(environ: Mapping[str, str]) -> int:
+    text = environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:], os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is written and on the disk; tearing torch down would only take time.
+    os._exit(code)

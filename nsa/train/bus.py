@@ -1,0 +1,78 @@
+"""One small collective per step: loss, halt, pre-emption and non-finite values, agreed by all.
+
+It is started before the optimizer and read after it, so its latency hides behind the update. On
+CUDA it is read one step later, through pinned memory and an event, so the step has no
+synchronisation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nsa.train.ranks import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What all ranks know about a step: mean loss, gradient norm before clipping, flags."""
+
+    loss: float
+    grad_norm: float
+    nonfinite: bool
+    halt: bool
+    terminate: bool
+
+
+class Posted:
+    """A started collective; `read` waits for it and gives the same answer on every rank."""
+
+    def __init__(self, values: Tensor, work: dist.Work | None, world_size: int) -> None:
+        self._values, self._work, self._world_size = values, work, world_size
+        self._event: torch.cuda.Event | None = None
+        if values.is_cuda:
+            if work is not None:
+                work.wait()  # orders the streams; the host does not wait
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            self._values, self._work = host, None
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> Agreed:
+        """Wait for the collective, then say what was agreed."""
+        if self._event is not None:
+            self._event.synchronize()
+        if self._work is not None:
+            self._work.wait()
+        loss, norm, bad, halt, terminate = self._values.tolist()
+        return Agreed(
+            loss=loss / self._world_size,
+            grad_norm=norm / self._world_size,
+            nonfinite=bad > 0,
+            halt=halt > 0,
+            terminate=terminate > 0,
+        )
+
+
+def post(
+    ranks: Ranks, *, loss: Tensor, norm: Tensor, strict_norm: bool, halt: bool, terminate: bool
+) -> Posted:
+    """Start the step's collective. `strict_norm`: a non-finite norm counts as non-finite too."""
+    if ranks.device.type == "cuda":
+        finite = torch.isfinite(loss)
+        if strict_norm:
+            finite = finite & torch.isfinite(norm)
+        flags = torch.tensor([float(halt), float(terminate)], dtype=torch.float64).pin_memory()
+        seen = torch.stack([loss.double(), norm.double(), (~finite).double()])
+        values = torch.cat([seen, flags.to(ranks.device, non_blocking=True)])
+    else:
+        loss_value, norm_value = loss.item(), norm.item()
+        bad = not math.isfinite(loss_value) or (strict_norm and not math.isfinite(norm_value))
+        values = torch.tensor([loss_value, norm_value, bad, halt, terminate], dtype=torch.float64)
+    work = dist.all_reduce(values, async_op=True) if ranks.world_size > 1 else None
+    return Posted(values, work, ranks.world_size)

@@ -1,0 +1,238 @@
+"""Evidence that each toggle took effect: from DDP, the optimizer, the profiler, not from its name.
+
+Every function returns (took_effect, evidence); took_effect None means that this process cannot
+know, with the reason as evidence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nsa.toggles import TOGGLES, ToggleSet
+from nsa.train.engine import Engine
+
+Evidence = tuple[bool | None, Any]
+
+# Judged in every run, set or not: the phases decide from them.
+ALWAYS = (
+    "NSA_PREFILL_BATCHED",
+    "NSA_SEL_RANGES_V2",
+    "NSA_OPT_FUSED",
+    "NSA_DDP_BUCKET_MB",
+    "NSA_DDP_COMPRESS",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was observed in a block's first steps."""
+
+    engine: Engine
+    toggles: ToggleSet
+    ranges: Mapping[str, int]
+    forwards: int
+    kernels: Mapping[str, str] | None
+    wire: Mapping[str, Any] | None
+    has_board: bool
+
+
+def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
+    """(toggle, took_effect, evidence) for every toggle that was set, and for `ALWAYS`."""
+    names = [n for n in TOGGLES if n in ALWAYS or seen.toggles.is_set(n)]
+    return [(name, *_judge(name, seen)) for name in names]
+
+
+def _judge(name: str, seen: Seen) -> Evidence:
+    if TOGGLES[name].reader != "trainer":
+        return None, f"read by the {TOGGLES[name].reader}, not by the trainer"
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule(seen)
+    return True, {"in_force": seen.toggles.values[name]}
+
+
+def _prefill(seen: Seen) -> Evidence:
+    layers = seen.engine.plan.config.model.n_layers
+    calls = sum(n for name, n in seen.ranges.items() if name.startswith("nsa.sel.ranges_"))
+    per_layer = calls / max(1, layers * seen.forwards)
+    # Batched prefill builds the ranges once per layer (twice when it is recomputed), the
+    # sequential one once per token.
+    path = "batched" if 0 < per_layer <= 2 else "sequential" if per_layer > 2 else "none"
+    asked = "batched" if seen.toggles.flag("NSA_PREFILL_BATCHED") else "sequential"
+    return path == asked, {"path": path, "range_calls_per_layer": per_layer}
+
+
+def _ranges(seen: Seen) -> Evidence:
+    names = sorted(n for n in seen.ranges if n.startswith("nsa.sel.ranges_"))
+    asked = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+    return names == [f"nsa.sel.ranges_{asked}"], {"ranges": names}
+
+
+def _fused(seen: Seen) -> Evidence:
+    optimizer = seen.engine.optimizer
+    steps = [entry["step"] for entry in optimizer.state.values() if "step" in entry]
+    evidence = {
+        "optimizer": type(optimizer).__name__,
+        "fused": [bool(group["fused"]) for group in optimizer.param_groups],
+        "state_entries": len(steps),
+        "step_device": sorted({str(step.device) for step in steps}),
+    }
+    asked = seen.toggles.flag("NSA_OPT_FUSED")
+    return bool(steps) and seen.engine.is_fused() == asked, evidence
+
+
+def _bucket(seen: Seen) -> Evidence:
+    wrapped = seen.engine.wrapped
+    if wrapped is None or wrapped.ddp is None:
+        return False, "no DDP in this launch"
+    sizes = wrapped.bucket_sizes_mib()
+    if sizes is None:
+        return False, "DDP has not rebuilt its buckets: too few steps"
+    cap = seen.toggles.number("NSA_DDP_BUCKET_MB")
+    fits = len(sizes) > 1 or sum(sizes) <= cap
+    return fits, {"cap_mib": cap, "sizes_mib": sizes, "buckets": len(sizes)}
+
+
+def _compress(seen: Seen) -> Evidence:
+    asked = seen.toggles.text("NSA_DDP_COMPRESS")
+    wrapped = seen.engine.wrapped
+    if wrapped is None or wrapped.ddp is None:
+        return asked == "off", "no DDP in this launch: nothing on the wire"
+    if asked == "off":
+        return wrapped.wire is None, {"hook": None}
+    evidence = {"hook": asked, **(seen.wire or {})}
+    narrower = evidence.get("bytes_after", 0) < evidence.get("bytes_before", 0)
+    return narrower, evidence
+
+
+def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
+    def rule(seen: Seen) -> Evidence:
+        wrapped = seen.engine.wrapped
+        if wrapped is None or wrapped.ddp is None:
+            return False, "no DDP in this launch"
+        facts = wrapped.facts()
+        return facts[key] == seen.toggles.flag(toggle), facts
+
+    return rule
+
+
+def _checkpointing(seen: Seen) -> Evidence:
+    config = seen.engine.plan.config
+    running = seen.engine.model.cfg.gradient_checkpointing
+    evidence = {"asked": config.runtime.gradient_checkpointing, "running": running}
+    wanted = seen.engine.plan.checkpointing[0]
+    return running == wanted, evidence
+
+
+def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
+    def rule(seen: Seen) -> Evidence:
+        backends = {
+            "flash": torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "math": torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        }
+        if seen.kernels is None:
+            return None, {"allowed": backends, "kernels": "seen on rank 0 only"}
+        ran = {k for kernel in seen.kernels.values() for k in kernel.split("+")}
+        ran -= {"explicit_softmax"}
+        evidence = {"allowed": backends, "kernels": dict(seen.kernels)}
+        if not seen.toggles.flag(toggle):
+            return True, evidence
+        if "none" in ran or not ran:
+            return False, evidence
+        return (ran == {"flash"} if "ONLY" in toggle else "flash" not in ran), evidence
+
+    return rule
+
+
+def _audit(seen: Seen) -> Evidence:
+    if not seen.toggles.flag("NSA_SDPA_AUDIT"):
+        return True, "off"
+    if seen.kernels is None:
+        return None, "the audit runs on rank 0"
+    return "none" not in seen.kernels.values(), dict(seen.kernels)
+
+
+def _fa2(seen: Seen) -> Evidence:
+    if not seen.toggles.flag("NSA_USE_FA2"):
+        return True, "off"
+    there = importlib.util.find_spec("flash_attn") is not None
+    why = "is installed, but these branches need masks that it lacks" if there else "is missing"
+    return False, f"not available: the package flash_attn {why}; SDPA chooses the kernel"
+
+
+def _triton(seen: Seen) -> Evidence:
+    return not seen.toggles.values["NSA_USE_TRITON_SEL"], "this build has no Triton kernel"
+
+
+def _nvtx(seen: Seen) -> Evidence:
+    if not seen.toggles.flag("NSA_NVTX"):
+        return True, "off"
+    if seen.engine.device.type != "cuda":
+        return None, "NVTX needs CUDA; the same ranges are in the profiler's trace"
+    return None, "ranges are emitted; --profile-steps proves them from the trace"
+
+
+def _scaler(key: str) -> Callable[[Seen], Evidence]:
+    def rule(seen: Seen) -> Evidence:
+        if not seen.engine.scaler.is_enabled():
+            precision = seen.engine.plan.config.runtime.precision
+            return False, f"no gradient scaler: precision is {precision}"
+        return True, {key: seen.engine.scaler.state_dict()[key]}
+
+    return rule
+
+
+def _config_value(section: str, key: str, name: str) -> Callable[[Seen], Evidence]:
+    def rule(seen: Seen) -> Evidence:
+        plan = seen.engine.plan
+        value = plan.config.model_dump()[section][key]
+        origin = plan.loaded.sources.get(f"{section}.{key}", "config")
+        return origin == name, {"value": value, "from": origin}
+
+    return rule
+
+
+def _board(seen: Seen) -> Evidence:
+    wanted = not seen.toggles.flag("NSA_TB_DISABLE")
+    if seen.engine.ranks.rank != 0:
+        return None, "rank 0 writes the events"
+    return seen.has_board == wanted, {"writes_events": seen.has_board}
+
+
+def _timeout(seen: Seen) -> Evidence:
+    minutes = seen.toggles.number("NSA_PG_TIMEOUT_MIN")
+    return seen.engine.ranks.grouped, {"timeout_s": minutes * 60}
+
+
+_RULES: dict[str, Callable[[Seen], Evidence]] = {
+    "NSA_PREFILL_BATCHED": _prefill,
+    "NSA_SEL_RANGES_V2": _ranges,
+    "NSA_OPT_FUSED": _fused,
+    "NSA_DDP_BUCKET_MB": _bucket,
+    "NSA_DDP_COMPRESS": _compress,
+    "NSA_DDP_STATIC_GRAPH": _ddp_fact("static_graph", "NSA_DDP_STATIC_GRAPH"),
+    "NSA_DDP_FIND_UNUSED": _ddp_fact("find_unused_parameters", "NSA_DDP_FIND_UNUSED"),
+    "NSA_DDP_DISABLE_GC": _checkpointing,
+    "NSA_SDPA_AUDIT": _audit,
+    "NSA_SDPA_FLASH_ONLY": _sdpa("NSA_SDPA_FLASH_ONLY"),
+    "NSA_SDPA_NO_FLASH": _sdpa("NSA_SDPA_NO_FLASH"),
+    "NSA_USE_FA2": _fa2,
+    "NSA_USE_TRITON_SEL": _triton,
+    "NSA_NVTX": _nvtx,
+    "NSA_SCALER_INIT_SCALE": _scaler("scale"),
+    "NSA_SCALER_GROWTH_INTERVAL": _scaler("growth_interval"),
+    "NSA_SCALER_GROWTH_FACTOR": _scaler("growth_factor"),
+    "NSA_SCALER_BACKOFF_FACTOR": _scaler("backoff_factor"),
+    "NSA_ACCUM": _config_value("train", "accumulate_grad_batches", "NSA_ACCUM"),
+    "NSA_LR": _config_value("train", "lr", "NSA_LR"),
+    "NSA_SEQ_LEN": _config_value("train", "seq_len", "NSA_SEQ_LEN"),
+    "NSA_BATCH_SIZE": _config_value("train", "batch_size", "NSA_BATCH_SIZE"),
+    "NSA_TB_DISABLE": _board,
+    "NSA_PG_TIMEOUT_MIN": _timeout,
+}

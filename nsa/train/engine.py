@@ -1,0 +1,180 @@
+"""One optimizer step: forward, backward, clipping, update, in the asked precision."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from nsa.data.batch import Batch
+from nsa.model import NSALanguageModel
+from nsa.module import NSAAttention
+from nsa.toggles import ToggleSet
+from nsa.train.clock import StepClock
+from nsa.train.launch import LaunchPlan
+from nsa.train.ranks import Ranks
+from nsa.train.wrap import Wrapped
+
+# The cosine ends at this share of the learning rate.
+FINAL_LR_SHARE = 0.1
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def learning_rate(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, shape: str
+) -> float:
+    """Rate of optimizer step `step` (from 1): a linear ramp, then cosine down to a tenth."""
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    if shape == "constant":
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    share = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """Tensors of one step, still on the device: mean loss of this rank, norm before clipping."""
+
+    loss: Tensor
+    norm: Tensor
+
+
+class Engine:
+    """Model, optimizer and DDP wrapper of one rank."""
+
+    def __init__(self, plan: LaunchPlan, ranks: Ranks) -> None:
+        self.plan, self.ranks, self.device = plan, ranks, ranks.device
+        torch.manual_seed(plan.config.train.seed)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
+        self.model = NSALanguageModel(plan.model_config()).to(self.device)
+        self.model.train()
+        toggles = plan.toggles
+        self.optimizer = self._new_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
+        self.scaler = torch.amp.GradScaler(
+            self.device.type,
+            enabled=plan.config.runtime.precision == "fp16",
+            init_scale=toggles.number("NSA_SCALER_INIT_SCALE"),
+            growth_interval=int(toggles.number("NSA_SCALER_GROWTH_INTERVAL")),
+            growth_factor=toggles.number("NSA_SCALER_GROWTH_FACTOR"),
+            backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
+        )
+        self.wrapped: Wrapped | None = None
+
+    def configure(self, toggles: ToggleSet) -> None:
+        """Put the toggles of a block in force: kernels, ranges, optimizer, DDP wrapper."""
+        use_flash_kernel = not toggles.flag("NSA_SDPA_NO_FLASH")
+        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
+        torch.backends.cuda.enable_flash_sdp(use_flash_kernel)
+        torch.backends.cuda.enable_mem_efficient_sdp(others)
+        torch.backends.cuda.enable_cudnn_sdp(others)
+        torch.backends.cuda.enable_math_sdp(others)
+        for layer in self.model.modules():
+            if isinstance(layer, NSAAttention):
+                layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+        if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
+            self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
+        if self.wrapped is not None:
+            self.wrapped.take_off()
+        self.wrapped = Wrapped(self.model, self.ranks, toggles)
+
+    def is_fused(self) -> bool:
+        """Does the optimizer itself say that it runs the fused kernel?"""
+        return all(bool(group["fused"]) for group in self.optimizer.param_groups)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The precision of forward passes; master weights stay in fp32."""
+        dtype = _AUTOCAST.get(self.plan.config.runtime.precision)
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
+        """Mean next-token loss in nats of tokens [B, S+1] on the device."""
+        call = self.wrapped if wrapped and self.wrapped is not None else self.model
+        with self.autocast():
+            logits = call(tokens[:, :-1])
+        return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    def compute(self, batches: list[Batch], clock: StepClock) -> StepOutcome:
+        """Forward and backward over the micro-batches, then the clipped gradient."""
+        if self.wrapped is None:
+            raise RuntimeError("configure() comes before the first step")
+        total: Tensor | None = None
+        for number, batch in enumerate(batches, 1):
+            tokens = batch.tokens.to(self.device, non_blocking=True)
+            with self.wrapped.gradient_scope(last=number == len(batches)):
+                with clock.part("forward"):
+                    loss = self.loss(tokens) / len(batches)
+                with clock.part("backward"):
+                    self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        if total is None:
+            raise RuntimeError("a step needs at least one micro-batch")
+        self.wrapped.step_done()
+        with clock.part("optimizer"):
+            norm = self._clip()
+        return StepOutcome(loss=total, norm=norm)
+
+    def update(self, step: int, clock: StepClock) -> float:
+        """The optimizer's step; returns the learning rate that was used."""
+        rate = self.rate(step)
+        with clock.part("optimizer"):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        return rate
+
+    def rate(self, step: int) -> float:
+        """Learning rate of an optimizer step."""
+        train = self.plan.config.train
+        return learning_rate(
+            step,
+            peak=train.lr,
+            warmup_steps=train.warmup_steps,
+            total_steps=self.plan.schedule_steps,
+            shape=train.lr_schedule,
+        )
+
+    def probe(self, batch: Batch) -> None:
+        """Forward and backward without communication or update, to see whether they can run."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        loss = self.loss(batch.tokens.to(self.device), wrapped=False)
+        torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    def _clip(self) -> Tensor:
+        self.scaler.unscale_(self.optimizer)
+        limit = self.plan.config.train.grad_clip or math.inf
+        parameters = list(self.model.parameters())
+        norm: Tensor = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return norm
+
+    def _new_optimizer(self, *, fused: bool) -> torch.optim.AdamW:
+        # fused=None, not False: with False torch would also drop its multi-tensor kernels, and
+        # the comparison would be against a loop over parameters.
+        train = self.plan.config.train
+        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
+        rest = [p for p in self.model.parameters() if p.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": train.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=fused or None)
+
+    def _switch_optimizer(self, *, fused: bool) -> None:
+        state = self.optimizer.state_dict()
+        for group in state["param_groups"]:
+            group["fused"] = fused or None
+        for entry in state["state"].values():
+            # The fused kernel keeps its step count on the device, the others on the host.
+            entry["step"] = entry["step"].to(self.device if fused else "cpu")
+        self.optimizer = self._new_optimizer(fused=fused)
+        self.optimizer.load_state_dict(state)

@@ -1,0 +1,103 @@
+"""The process group: start, small agreements between the ranks, end."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nsa.settings import ConfigError
+from nsa.train.launch import LaunchPlan, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This rank among the others. Every method but the properties is a collective."""
+
+    place: Place
+    device: torch.device
+    grouped: bool
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank, 0 for a single process."""
+        return self.place.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.place.world_size if self.grouped else 1
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over the ranks."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) for value in tensor.tolist()]
+
+    def any(self, flag: bool) -> bool:
+        """Is the flag up on any rank?"""
+        return self.sum([float(flag)])[0] > 0
+
+    def from_rank0(self, text: str) -> str:
+        """Rank 0's text, on every rank; at most 4096 bytes."""
+        if self.world_size == 1:
+            return text
+        data = text.encode().ljust(4096, b"\0")
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        dist.broadcast(tensor, 0)
+        return bytes(tensor.cpu().numpy()).rstrip(b"\0").decode()
+
+    def same_everywhere(self, digest: str) -> bool:
+        """Do all ranks hold the same digest?"""
+        return not self.any(self.from_rank0(digest) != digest)
+
+    def end(self) -> None:
+        """Leave the process group."""
+        if self.grouped:
+            dist.destroy_process_group()
+
+
+def choose_device(plan: LaunchPlan) -> torch.device:
+    """The device of this rank. Raises ConfigError where the config asks for a missing one."""
+    asked = plan.config.runtime.device
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if plan.place.local_rank >= count:
+        raise ConfigError(
+            f"this launch cannot start: 1 problem(s)\n  - runtime.device={asked}: rank "
+            f"{plan.place.rank} needs CUDA device {plan.place.local_rank}, but {count} are "
+            "visible; use runtime.device: cpu, fewer ranks, or check CUDA_VISIBLE_DEVICES"
+        )
+    device = torch.device("cuda", plan.place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def start_ranks(plan: LaunchPlan, device: torch.device) -> Ranks:
+    """Join the process group (gloo on the CPU, NCCL on GPUs); none for a single process."""
+    if plan.ddp:
+        timeout = timedelta(minutes=plan.toggles.number("NSA_PG_TIMEOUT_MIN"))
+        if device.type == "cuda":
+            dist.init_process_group("nccl", timeout=timeout, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+    return Ranks(place=plan.place, device=device, grouped=plan.ddp)
+
+
+def parameter_hash(module: nn.Module) -> str:
+    """SHA-256 over all parameters' bytes, in order."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(_bytes(parameter.detach()))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()

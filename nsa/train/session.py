@@ -1,0 +1,288 @@
+"""One launch from start to exit code, on one rank."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nsa import ranges
+from nsa.data.batch import Batch, DataError, DataStallError, Source
+from nsa.data.open import open_source
+from nsa.settings import ConfigError
+from nsa.train import checkpoint
+from nsa.train.engine import Engine
+from nsa.train.envfile import effective, write_env
+from nsa.train.exits import ExitCode
+from nsa.train.heartbeat import MIB, Heartbeat
+from nsa.train.launch import LaunchPlan
+from nsa.train.log import say, shout
+from nsa.train.loop import End, Loop
+from nsa.train.process import Termination, open_stackdump
+from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
+from nsa.train.record import Tables
+from nsa.train.rundir import by_hand, claim, link_latest, new_token
+
+_CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
+
+
+@dataclass(kw_only=True)
+class _Ending:
+    """What the exit event will say."""
+
+    end: End
+    steps_done: int = 0
+    param_hash: str | None = None
+
+
+def train(plan: LaunchPlan, termination: Termination) -> int:
+    """Run the launch; returns the exit code after it was written as the last heartbeat."""
+    beat = Heartbeat(rank=plan.place.rank, token=plan.run_token or "")
+    termination.on_forced_exit = lambda why: _write_exit(
+        beat, _Ending(end=End(code=ExitCode.PREEMPTED, reason=why), steps_done=beat.step)
+    )
+    ending = _Ending(end=End(code=ExitCode.CRASH, reason="unknown"))
+    try:
+        _Session(plan, termination, beat, ending).run()
+    except ConfigError as error:
+        ending.end = End(code=ExitCode.CONFIG, reason=str(error))
+        say(str(error), rank=plan.place.rank)
+    except (DataError, checkpoint.CheckpointError) as error:
+        ending.end = End(code=ExitCode.CONFIG, reason=str(error))
+        shout(f"[rank {plan.place.rank}] {error}")
+    except Exception as error:
+        ending.end = _crash(error)
+        _write_exit(beat, ending)
+        shout(f"[rank {plan.place.rank}] {ending.end.reason}")
+        if ending.end.code == ExitCode.CRASH:
+            raise
+        traceback.print_exc(file=sys.stderr)
+        return int(ending.end.code)
+    _write_exit(beat, ending)
+    return int(ending.end.code)
+
+
+def _crash(error: Exception) -> End:
+    text = f"{type(error).__name__}: {error}"
+    oom = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(part in text for part in _CPU_OOM)
+    )
+    if oom:
+        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"out of memory: {text}")
+    if isinstance(error, DataStallError):
+        return End(code=ExitCode.CRASH, reason=f"data_stall: {error}")
+    return End(code=ExitCode.CRASH, reason=text)
+
+
+def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
+    beat.phase = "exit"
+    try:
+        beat.write(
+            "exit",
+            code=int(ending.end.code),
+            reason=ending.end.reason,
+            steps_done=ending.steps_done,
+            param_hash=ending.param_hash,
+        )
+        beat.sync()
+    except OSError as error:
+        shout(f"[rank {beat.rank}] the exit event could not be written: {error}")
+
+
+class _Session:
+    def __init__(
+        self, plan: LaunchPlan, termination: Termination, beat: Heartbeat, ending: _Ending
+    ) -> None:
+        self.plan, self.termination, self.beat, self.ending = plan, termination, beat, ending
+        self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.notes = list(plan.notes)
+
+    def run(self) -> None:
+        plan, beat = self.plan, self.beat
+        beat.write("boot")
+        if plan.run_dir is not None and plan.run_token is not None:
+            self._open(plan.run_dir.resolve())
+        device = choose_device(plan)
+        if device.type == "cuda":
+            beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
+        ranks = start_ranks(plan, device)
+        run_dir = self._run_dir(ranks)
+        if plan.toggles.flag("NSA_NVTX"):
+            ranges.enable_nvtx(True)
+        engine = Engine(plan, ranks)
+        source, first = self._source(ranks)
+        start_step = self._resume(engine, source) if plan.flags.resume else 0
+        if first is None:
+            beat.phase = "data"
+            beat.write("data_start")
+            first = source.fetch()
+        if ranks.rank == 0:
+            self._describe(run_dir, engine, source)
+        tables = self._tables(run_dir)
+        beat.phase = "init"
+        beat.write("init_done")
+        beat.sync()
+        loop = Loop(
+            plan,
+            engine=engine,
+            source=source,
+            tables=tables,
+            heartbeat=beat,
+            termination=self.termination,
+            run_dir=run_dir,
+            first_batch=first,
+            start_step=start_step,
+        )
+        self.termination.in_loop = True
+        try:
+            self.ending.end = loop.run()
+        finally:
+            self.ending.steps_done = loop.done
+        tables.sync()
+        source.close()
+        self._check_equal(engine)
+        ranks.end()
+
+    def _open(self, run_dir: Path) -> None:
+        """Claim the directory and start this rank's own files in it."""
+        if self.plan.place.rank == 0:
+            claim(run_dir, self.plan.place.world_size)
+        else:
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.beat.open(run_dir)
+        except FileExistsError as error:
+            raise ConfigError(
+                f"run directory {run_dir} belongs to an earlier launch: it holds "
+                f"{Path(error.filename).name}; give every launch a directory of its own"
+            ) from error
+        self._stackdump = open_stackdump(run_dir, self.plan.place.rank)
+
+    def _run_dir(self, ranks: Ranks) -> Path:
+        plan = self.plan
+        if plan.run_dir is not None and plan.run_token is not None:
+            return plan.run_dir.resolve()
+        token = plan.run_token or ranks.from_rank0(new_token())
+        self.beat.token = token
+        made = plan.run_dir is None
+        wanted = by_hand(plan.config.train.out_dir, token) if made else plan.run_dir
+        run_dir = Path(ranks.from_rank0(str(wanted))).resolve()
+        self._open(run_dir)
+        if made and ranks.rank == 0:
+            link_latest(run_dir)
+        say(f"[run] {run_dir}", rank=ranks.rank)
+        return run_dir
+
+    def _source(self, ranks: Ranks) -> tuple[Source, Batch | None]:
+        """The asked source, or synthetic data on all ranks where it fails and that is allowed.
+
+        A source that may fail gives its first batch here, so that failing is noticed now.
+        """
+        data = self.plan.config.data
+        if data.dataset in ("synthetic", "markov"):
+            return self._open_source(ranks, data.dataset), None
+        self.beat.phase = "data"
+        self.beat.write("data_start")
+        resuming = self.plan.flags.resume is not None
+        problem: Exception | None = None
+        try:
+            source = self._open_source(ranks, data.dataset)
+            first = None if resuming else source.fetch()
+        except (DataError, DataStallError) as error:
+            if not data.synthetic_on_fail:
+                raise
+            problem = error
+        if not data.synthetic_on_fail or not ranks.any(problem is not None):
+            return source, first
+        text = f"SYNTHETIC DATA instead of {data.dataset} (--synthetic-on-fail): {problem}"
+        self.notes.append(text)
+        say(f"[data] {text}", rank=ranks.rank)
+        return self._open_source(ranks, "synthetic"), None
+
+    def _open_source(self, ranks: Ranks, dataset: str) -> Source:
+        self.dataset_used = dataset
+        train = self.plan.config.train
+        return open_source(
+            self.plan.config.data,
+            dataset=dataset,
+            seq_len=train.seq_len,
+            batch_size=self.plan.per_rank_batch,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            seed=train.seed,
+        )
+
+    def _resume(self, engine: Engine, source: Source) -> int:
+        restored = checkpoint.load(Path(str(self.plan.flags.resume)), engine)
+        source.seek(restored.position)
+        for line in restored.refused:
+            text = f"damaged checkpoint refused, the one before it is used: {line}"
+            self.notes.append(text)
+            say(f"[resume] {text}", rank=engine.ranks.rank)
+        self.notes.append(f"resumed after step {restored.step} from {restored.path}")
+        say(f"[resume] {restored.path} (step {restored.step})", rank=engine.ranks.rank)
+        if restored.step >= self.plan.total_steps:
+            raise ConfigError(
+                f"--resume {restored.path}: step {restored.step} is not before the last step "
+                f"{self.plan.total_steps}; raise --steps"
+            )
+        return restored.step
+
+    def _describe(self, run_dir: Path, engine: Engine, source: Source) -> None:
+        plan = self.plan
+        facts = effective(
+            plan,
+            device=engine.device,
+            n_params=engine.model.n_parameters(),
+            floor=source.floor_nats,
+            floor_source=source.floor_source,
+        )
+        facts["dataset"] = self.dataset_used
+        write_env(
+            run_dir,
+            plan,
+            token=self.beat.token,
+            started_at=self.started_at,
+            device=engine.device,
+            facts=facts,
+            notes=self.notes,
+        )
+        say(
+            f"[config] {facts['n_params']:,} parameters, S={facts['seq_len']}, global batch "
+            f"{facts['global_batch']} x {facts['accumulation']}, {facts['dtype']}, "
+            f"{plan.place.world_size} rank(s) on {facts['device']}, {facts['steps']} steps, "
+            f"dataset {self.dataset_used}"
+        )
+        say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
+        say(
+            f"[checkpointing] gradient checkpointing {facts['gradient_checkpointing']} "
+            f"({facts['gradient_checkpointing_reason']})"
+        )
+        for row in plan.passed:
+            if row.note:
+                say(f"[env] {row.name}={row.value}: {row.note}")
+
+    def _tables(self, run_dir: Path) -> Tables:
+        toggles = self.plan.toggles
+        return Tables(
+            run_dir,
+            rank=self.plan.place.rank,
+            csv=not toggles.flag("NSA_DISABLE_CSV_LOGS"),
+            aux=not toggles.flag("NSA_DISABLE_AUX_STATS"),
+            board=not toggles.flag("NSA_TB_DISABLE"),
+        )
+
+    def _check_equal(self, engine: Engine) -> None:
+        """DDP is checked, not assumed: every rank must hold the same parameters."""
+        self.ending.param_hash = parameter_hash(engine.model)
+        if not engine.ranks.same_everywhere(self.ending.param_hash):
+            self.ending.end = End(
+                code=ExitCode.CRASH,
+                reason="the parameters differ between the ranks: DDP did not keep them equal "
+                f"(the run had ended with: {self.ending.end.reason})",
+            )
+            shout(f"[rank {engine.ranks.rank}] {self.ending.end.reason}")

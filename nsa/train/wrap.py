@@ -1,0 +1,94 @@
+"""DistributedDataParallel around the model: options, bucket sizes, and taking it off again."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nsa.toggles import ToggleSet
+from nsa.train.compress import WIRE_TYPES, WireStats, compressed_all_reduce
+from nsa.train.ranks import Ranks
+
+MIB = 1024 * 1024
+
+
+class Wrapped:
+    """The model as the step calls it: through DDP, or as it is for a single process."""
+
+    def __init__(self, module: nn.Module, ranks: Ranks, toggles: ToggleSet) -> None:
+        self.module = module
+        self.ddp: DistributedDataParallel | None = None
+        self.wire: WireStats | None = None
+        self.static_graph = toggles.flag("NSA_DDP_STATIC_GRAPH")
+        self._synced_once = False
+        if not ranks.grouped:
+            return
+        self.ddp = DistributedDataParallel(
+            module,
+            device_ids=[ranks.device] if ranks.device.type == "cuda" else None,
+            bucket_cap_mb=toggles.number("NSA_DDP_BUCKET_MB"),
+            find_unused_parameters=toggles.flag("NSA_DDP_FIND_UNUSED"),
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=not toggles.flag("NSA_DDP_SAFE_MODE"),
+        )
+        kind = toggles.text("NSA_DDP_COMPRESS")
+        if kind in WIRE_TYPES:
+            self.wire = WireStats(wire_dtype=WIRE_TYPES[kind], world_size=ranks.world_size)
+            self.ddp.register_comm_hook(self.wire, compressed_all_reduce)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [B,S,V] of tokens [B,S]."""
+        logits: Tensor = (self.ddp or self.module)(tokens)
+        return logits
+
+    def gradient_scope(self, *, last: bool) -> AbstractContextManager[None]:
+        """Without communication for all but the last micro-batch of a step.
+
+        A static graph must see communication in its first step, or torch 2.13 fails an internal
+        assertion; synchronising every micro-batch gives the same mean.
+        """
+        if self.ddp is None or last or (self.static_graph and not self._synced_once):
+            return nullcontext()
+        return self.ddp.no_sync()
+
+    def step_done(self) -> None:
+        """Tell that one whole step has been synchronised."""
+        self._synced_once = True
+
+    def bucket_sizes_mib(self) -> list[float] | None:
+        """Sizes of the buckets that DDP rebuilt after its first steps; None until then."""
+        if self.ddp is None:
+            return None
+        data = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        if not data.get("has_rebuilt_buckets"):
+            return None
+        sizes = str(data.get("rebuilt_bucket_sizes", ""))
+        return [round(int(size) / MIB, 4) for size in sizes.split(",") if size.strip()]
+
+    def facts(self) -> dict[str, bool]:
+        """What DDP itself says about its options."""
+        if self.ddp is None:
+            return {}
+        return {
+            "static_graph": bool(self.ddp.static_graph),
+            "find_unused_parameters": bool(self.ddp.find_unused_parameters),
+        }
+
+    def take_off(self) -> None:
+        """Remove DDP's hooks from the parameters, so that the model can be wrapped anew."""
+        if self.ddp is None:
+            return
+        for parameter in self.module.parameters():
+            parameter.grad = None  # may be a view of a bucket
+        self.ddp.reducer._remove_autograd_hooks()
+        self.ddp = None
+        gc.collect()
+
+
+def peak_cuda_mib() -> float:
+    """Most memory that tensors took on the GPU so far, MiB."""
+    return torch.cuda.max_memory_allocated() / MIB
