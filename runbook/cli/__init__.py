@@ -27,6 +27,7 @@ COMMANDS = (
     "inspect",
     "compare",
     "history",
+    "decide",
 )
 
 EXIT_USAGE = 2
