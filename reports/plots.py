@@ -7,6 +7,7 @@ fetched, and every text is escaped.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from runbook.records import Check, Series, Table
 __all__ = ["interval_plot", "series_plot", "table_plot"]
 
 _WIDTH = 360.0
+_HUGE = 1e100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +37,10 @@ class _Scale:
 
 
 def table_plot(table: Table) -> Markup:
-    """Mean and spread of each row, where the table has columns `mean...` and `stdev...`; else ''.
+    """Mean and spread of each row, where the table has a column with the word `mean`; else ''.
 
-    The first column names the rows. Rows without a finite mean are left out of the drawing only.
+    A column with the word `stdev` gives the spread; the first column names the rows. Rows without
+    a finite mean are left out of the drawing only.
     """
     mean_at = _column(table, "mean")
     if mean_at is None:
@@ -56,15 +59,20 @@ def table_plot(table: Table) -> Markup:
 
 def _column(table: Table, word: str) -> int | None:
     for index, name in enumerate(table.columns):
-        if index and name.lower().startswith(word):
+        if index and word in re.split(r"[^a-z]+", name.lower()):
             return index
     return None
 
 
 def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _drawable(value):
         return None
     return float(value)
+
+
+def _drawable(value: float) -> bool:
+    """Finite, and small enough that differences cannot overflow."""
+    return math.isfinite(value) and abs(value) < _HUGE
 
 
 def _draw_rows(title: str, rows: Sequence[tuple[str, float, float]]) -> Markup:
@@ -90,7 +98,7 @@ def interval_plot(check: Check) -> Markup:
     if measured is None or value is None or limit is None or measured.interval is None:
         return Markup("")
     low, high = measured.interval
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if not (_drawable(low) and _drawable(high)):
         return Markup("")
     x = _fit([low, high, value, limit], 10, _WIDTH - 10)
     parts = [
@@ -106,19 +114,25 @@ def interval_plot(check: Check) -> Markup:
 
 
 def series_plot(series: Series) -> Markup:
-    """The curve with its limit; gaps where a value is not finite."""
-    points = [(x, y) for x, y in series.points if math.isfinite(x)]
-    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    """The curve with its limit; gaps where a value is not finite.
+
+    A limit far from the curve is named, not drawn: it would flatten the curve into a line.
+    """
+    points = [(x, y) for x, y in series.points if _drawable(x)]
+    finite = [(x, y) for x, y in points if _drawable(y)]
     if len(finite) < 2:
         return Markup("")
-    heights = [y for _, y in finite] + ([series.limit] if series.limit is not None else [])
+    heights = [y for _, y in finite]
+    drawn = series.limit is not None and _is_near(series.limit, heights)
+    if drawn and series.limit is not None:
+        heights.append(series.limit)
     x = _fit([x for x, _ in finite], 46, _WIDTH - 8, pad=0.0)
     y = _fit(heights, 118, 18)
     parts = [_line(46, 118, _WIDTH - 8, 118, "axis")]
     for value in (min(heights), max(heights)):
         parts.append(_line(46, y(value), _WIDTH - 8, y(value), "grid"))
         parts.append(_text(42, y(value) + 4, plain_number(value), anchor="end"))
-    if series.limit is not None:
+    if drawn and series.limit is not None:
         parts.append(_line(46, y(series.limit), _WIDTH - 8, y(series.limit), "limit"))
     parts.append(Markup('<path class="curve" d="{}"/>').format(_path(points, x, y)))
     first, last = finite[0][0], finite[-1][0]
@@ -126,14 +140,21 @@ def series_plot(series: Series) -> Markup:
     parts.append(_text((46 + _WIDTH) / 2, 134, series.x_label, anchor="middle"))
     parts.append(_text(_WIDTH - 8, 134, plain_number(last), anchor="end"))
     unit = f" ({series.unit})" if series.unit else ""
-    return _svg(f"{series.name}{unit}", 140, parts)
+    limit = f", limit {plain_number(series.limit)}" if series.limit is not None else ""
+    return _svg(f"{series.name}{unit}{limit}", 140, parts)
+
+
+def _is_near(limit: float, heights: Sequence[float]) -> bool:
+    low, high = min(heights), max(heights)
+    room = 2 * (high - low)
+    return low - room <= limit <= high + room
 
 
 def _path(points: Sequence[tuple[float, float]], x: _Scale, y: _Scale) -> str:
     words: list[str] = []
     pen = "M"
     for step, value in points:
-        if math.isfinite(value):
+        if _drawable(value):
             words.append(f"{pen}{x(step)} {y(value)}")
             pen = "L"
         else:

@@ -144,7 +144,7 @@ def sweep(outcome: Outcome = Outcome.PASS) -> PhaseRecord:
         tables=(
             Table(
                 title="Bucket size against the last 50 steps",
-                columns=("bucket", "mean toks/s", "stdev", "n", "window", "path"),
+                columns=("bucket (MB)", "last-50 mean", "last-50 stdev", "n", "window", "source"),
                 rows=(
                     ("25 MB", 48.21, 1.07, 50, "steps 151-200", "bucket_sweep/arms/training.csv"),
                     ("50 MB", 48.4, 0.92, 50, "steps 151-200", "bucket_sweep/arms/training.csv"),
