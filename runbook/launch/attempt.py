@@ -24,7 +24,7 @@ from runbook.launch.processes import Reaper, spawn
 from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.stop import StopRequest
-from runbook.launch.watchdog import find_hang
+from runbook.launch.watchdog import Watchdog
 from runbook.observer import Observer
 from runbook.read.documents import read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -64,6 +64,7 @@ class Attempt:
         self.started_at = utc_text()
         self.began = time.monotonic()
         self.watch = RankWatch(self.run_dir, options.token, self.began)
+        self.watchdog = Watchdog(options.budgets, wanted=launch.nproc)
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._failed_at: float | None = None
@@ -152,9 +153,9 @@ class Attempt:
         if now - self.began > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
-        if self.launch.kind != "trainer":
-            return None
-        hang = find_hang(ranks, self.options.budgets, now=now, wanted=self.launch.nproc)
+        if self.launch.kind != "trainer" or any(s.ended and s.exit_code != 0 for s in ranks):
+            return None  # the peers of a failed rank wait for it; that is no hang of theirs
+        hang = self.watchdog.find_hang(ranks, now=now)
         if hang is not None:
             return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank)
         if len(ranks) < self.launch.nproc:
@@ -190,7 +191,7 @@ class Attempt:
             return False
         if self._failed_at is None:
             if all(state.exit_code == 0 for state in ended) and len(ended) < self.launch.nproc:
-                return False  # find_hang watches those that go on
+                return False  # the watchdog sees to those that go on
             self._failed_at = now
         agreed = all(state.exit_code in _AGREED_CODES for state in ended)
         grace = _AGREED_GRACE_S if agreed else _FAILED_GRACE_S

@@ -15,7 +15,7 @@ from pathlib import Path
 from runbook.files import write_atomic
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
-from runbook.launch.watchdog import process_state
+from runbook.launch.watchdog import STOPPED, process_state
 
 __all__ = ["collect_incident"]
 
@@ -33,8 +33,9 @@ def collect_incident(
     outside by py-spy where that is installed.
     """
     alive = [state for state in ranks if state.pid is not None and state.died_at is None]
-    before = {state.rank: _stack_files(run_dir, state.rank) for state in alive}
-    for state in alive:
+    able = [state for state in alive if process_state(state.pid) not in STOPPED]
+    before = {state.rank: _stack_files(run_dir, state.rank) for state in able}
+    for state in able:
         if state.pid is not None:
             signal_owned(state.pid, token, signal.SIGUSR1)
     files = _wait_for_stacks(run_dir, before)
@@ -50,7 +51,7 @@ def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
 
 def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[Path]:
     """Stack files that have grown and stopped growing."""
-    deadline = time.monotonic() + _STACKS_WITHIN_S
+    deadline = time.monotonic() + (_STACKS_WITHIN_S if before else 0.0)
     last: dict[Path, int] = {}
     while time.monotonic() < deadline:
         time.sleep(0.03)

@@ -9,11 +9,11 @@ from pathlib import Path
 from runbook.launch.budgets import Budgets
 from runbook.launch.ranks import RankState
 
-__all__ = ["Hang", "blame", "find_hang", "process_state"]
+__all__ = ["STOPPED", "Hang", "Watchdog", "blame", "process_state"]
 
 _SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
 _PHASE_ORDER = ("init", "first_step", "data", "step", "eval", "checkpoint", "exit")
-_STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
+STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,31 +36,43 @@ def process_state(pid: int | None) -> str:
     return text.rpartition(")")[2].split()[0]
 
 
-def find_hang(
-    ranks: Sequence[RankState], budgets: Budgets, *, now: float, wanted: int
-) -> Hang | None:
-    """The hang, if a rank has been silent for longer than its phase allows.
+class Watchdog:
+    """Remembers until when waiting was excused; everything else comes from the ranks."""
 
-    A rank that waits while another one is rightly busy with something slow (a checkpoint, an
-    evaluation) is no hang: the alarm waits until that rank's own budget is used up too.
-    `wanted` is the number of ranks of the launch; one without a heartbeat file counts as starting.
-    """
-    alive = [state for state in ranks if not state.ended]
-    if not alive or len(ranks) < wanted:
-        return None
-    longest = max(state.longest_step_s for state in alive)
-    left = {s.rank: budgets.of_phase(s.phase, longest_step_s=longest) - (now - s.changed_at)
-            for s in alive}  # fmt: skip
-    if all(seconds >= 0 for seconds in left.values()):
-        return None
-    if any(left[s.rank] >= 0 and s.phase in _SLOW_PHASES for s in alive):
-        return None
-    states = {state.rank: process_state(state.pid) for state in alive}
-    culprit = blame(alive, states)
-    return Hang(
-        rank=culprit.rank,
-        cause=_describe(culprit, states[culprit.rank], budgets, longest, now),
-    )
+    def __init__(self, budgets: Budgets, *, wanted: int) -> None:
+        self._budgets = budgets
+        self._wanted = wanted
+        self._excused_at = 0.0
+
+    def find_hang(self, ranks: Sequence[RankState], *, now: float) -> Hang | None:
+        """The hang, if a rank has been silent for longer than its phase allows.
+
+        A rank that waits while another one is rightly busy with something slow (a checkpoint, an
+        evaluation) is no hang. Its time begins anew when that is over: it cannot go on at the very
+        instant at which the other one is done.
+        Until all `wanted` ranks have a heartbeat file nothing is decided here.
+        """
+        alive = [state for state in ranks if not state.ended]
+        if not alive or len(ranks) < self._wanted:
+            return None
+        longest = max(state.longest_step_s for state in alive)
+        left = {state.rank: self._left(state, longest, now) for state in alive}
+        if any(left[s.rank] >= 0 and s.phase in _SLOW_PHASES for s in alive):
+            self._excused_at = now
+            return None
+        if all(seconds >= 0 for seconds in left.values()):
+            return None
+        states = {state.rank: process_state(state.pid) for state in alive}
+        culprit = blame(alive, states)
+        cause = _describe(culprit, states[culprit.rank], self._budgets, longest, now)
+        return Hang(rank=culprit.rank, cause=cause)
+
+    def _left(self, state: RankState, longest: float, now: float) -> float:
+        budget = self._budgets.of_phase(state.phase, longest_step_s=longest)
+        since = state.changed_at
+        if state.phase not in _SLOW_PHASES:
+            since = max(since, self._excused_at)
+        return budget - (now - since)
 
 
 def blame(alive: Sequence[RankState], states: Mapping[int, str]) -> RankState:
@@ -73,7 +85,7 @@ def blame(alive: Sequence[RankState], states: Mapping[int, str]) -> RankState:
     def key(state: RankState) -> tuple[bool, int, int, float]:
         order = _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3
         return (
-            states.get(state.rank, "") not in _STOPPED,
+            states.get(state.rank, "") not in STOPPED,
             state.step,
             order,
             state.changed_at,
@@ -89,8 +101,8 @@ def _describe(
     budget = budgets.of_phase(culprit.phase, longest_step_s=longest)
     where = f"silent for {age:.1f} s in phase {culprit.phase} at step {culprit.step}"
     rank = f"rank {culprit.rank}"
-    if process in _STOPPED:
-        return f"frozen: {rank} is {_STOPPED[process]} ({process}), {where}"
+    if process in STOPPED:
+        return f"frozen: {rank} is {STOPPED[process]} ({process}), {where}"
     if culprit.phase == "data":
         return (
             f"data stall: {rank} has waited {age:.1f} s for a batch at step {culprit.step} "

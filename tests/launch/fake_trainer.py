@@ -1,0 +1,193 @@
+"""A small real program that writes a trainer's files and can misbehave in every way asked of it.
+
+Standard library only. Without RANK in the environment it starts `--nproc` ranks itself and reports
+the first failure as torchrun does; under torchrun it is one rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--dt", type=float, default=0.02)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--at", type=int, default=3)
+    parser.add_argument("--on-rank", type=int, default=1)
+    parser.add_argument("--once", default="", help="misbehave only if this file is absent")
+    parser.add_argument("--slow-first", type=float, default=0.0)
+    parser.add_argument("--checkpoint", type=float, default=0.0)
+    parser.add_argument("--grandchild", action="store_true")
+    parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
+    parser.add_argument("--arms", default="")
+    parser.add_argument("--config", default="")
+    parser.add_argument("--dataset", default="")
+    parser.add_argument("--ddp", default="")
+    return parser.parse_args()
+
+
+class Rank:
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        self.options, self.rank = options, rank
+        self.folder = Path(os.environ["RUNBOOK_RUN_DIR"])
+        self.token = os.environ["RUNBOOK_RUN_TOKEN"]
+        self.step, self.phase, self.ending = 0, "init", False
+        self.beats = (self.folder / f"heartbeat_rank{rank}.jsonl").open("a", buffering=1)
+        stacks = (self.folder / f"stackdump_rank{rank}_{os.getpid()}.txt").open("w")
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if options.deaf else self.end_soon)
+
+    def end_soon(self, number: int, frame: object) -> None:
+        self.ending = True
+
+    def say(self, event: str, **fields: object) -> None:
+        record = {"event": event, "ts": time.time(), "mono": time.monotonic(), "rank": self.rank}
+        record |= {"pid": os.getpid(), "token": self.token, "step": self.step, "phase": self.phase}
+        record |= {"rss_mib": 10.0, "cuda_mib": None}
+        self.beats.write(json.dumps(record | fields) + "\n")
+
+    def leave(self, code: int, reason: str) -> int:
+        self.phase = "exit"
+        self.say("exit", code=code, reason=reason, steps_done=self.step, param_hash="cafe")
+        return code
+
+    def run(self) -> int:
+        options = self.options
+        if options.fault == "silent" and self.rank == options.on_rank:
+            time.sleep(600)
+        self.say("boot")
+        if self.rank == 0:
+            (self.folder / "env.json").write_text(json.dumps({"argv": sys.argv, "world_size": 2}))
+            self.csv = (self.folder / "training.csv").open("a", buffering=1)
+            self.csv.write(HEADER + "\n")
+        for step, arm, block, warmup in self.schedule():
+            self.step, self.phase = step, "first_step" if step == 1 else "step"
+            self.say("step_start")
+            time.sleep(options.slow_first if step == 1 else options.dt)
+            if step == options.at and self.rank == options.on_rank and self.misbehaves():
+                code = self.fault(options.fault)
+                if code is not None:
+                    return code
+            if options.fault in ("nan", "halt") and step == options.at and self.misbehaves():
+                code = {"nan": 11, "halt": 10}[options.fault]
+                return self.leave(code, f"agreed {options.fault} at step {step}")
+            if self.rank == 0:
+                self.csv.write(
+                    f"{step},5.5,0.001,{512 / options.dt},512,{options.dt},1.0,10.0,"
+                    f"{arm},{block},{int(warmup)},0.0,0.0\n"
+                )
+            self.say("progress", loss=5.5, toks_per_s=512 / options.dt)
+            self.say("step_end")
+            if options.checkpoint and step == 2 and self.rank == 0:
+                self.phase = "checkpoint"
+                self.say("checkpoint_start")
+                time.sleep(options.checkpoint)
+            self.wait_for_peer(step)
+            if self.ending:
+                return self.leave(13, "asked to end")
+            if (self.folder / ".ENOUGH").exists():
+                self.say("enough")
+                break
+        return self.leave(0, "done")
+
+    def schedule(self) -> list[tuple[int, str, int, bool]]:
+        if not self.options.arms:
+            return [(step, "", 0, False) for step in range(1, self.options.steps + 1)]
+        document = json.loads(Path(self.options.arms).read_text())
+        rows: list[tuple[int, str, int, bool]] = []
+        for block in document["blocks"]:
+            for index in range(document["warmup_steps"] + block["steps"]):
+                warm = index < document["warmup_steps"]
+                rows.append((len(rows) + 1, block["arm"], block["block"], warm))
+        return rows
+
+    def wait_for_peer(self, step: int) -> None:
+        """A collective: nobody goes on before all have come, and nothing Python runs meanwhile."""
+        (self.folder / f".at_{self.rank}").write_text(str(step))
+        while not self.ending:
+            places = [self.folder / f".at_{rank}" for rank in range(self.options.nproc)]
+            texts = [place.read_text() if place.exists() else "" for place in places]
+            if all(text and int(text) >= step for text in texts):
+                return
+            time.sleep(0.005)
+
+    def misbehaves(self) -> bool:
+        if not self.options.once:
+            return True
+        mark = Path(self.options.once)
+        if mark.exists():
+            return False
+        mark.touch()
+        return True
+
+    def fault(self, kind: str) -> int | None:
+        if kind == "exit7":
+            os._exit(7)
+        elif kind == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif kind == "segv":
+            ctypes.string_at(0)
+        elif kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif kind in ("hang", "data"):
+            if kind == "data":
+                self.phase = "data"
+                self.say("fetch")
+            while True:
+                time.sleep(1)
+        elif kind == "raise":
+            return self.leave(1, "ValueError: planted")
+        elif kind == "nccl":
+            return self.leave(1, "DistBackendError: NCCL error: unhandled system error")
+        elif kind == "oom":
+            return self.leave(12, "out of memory: planted")
+        return None
+
+
+def start_ranks(options: argparse.Namespace) -> int:
+    if options.fault == "config":
+        print("fake_trainer: error: --colour is unknown", flush=True)
+        return 2
+    if options.grandchild:
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    children = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)})
+        for rank in range(options.nproc)
+    ]
+    while True:
+        for rank, child in enumerate(children):
+            if child.poll() not in (None, 0):
+                print(
+                    f"failed (exitcode: {child.returncode}) local_rank: {rank} (pid: {child.pid})"
+                )
+                sys.stdout.flush()
+                for peer in children:
+                    peer.send_signal(signal.SIGTERM)
+                time.sleep(30 if options.deaf else 0.2)
+                for peer in children:
+                    peer.kill()
+                return 1
+        if all(child.poll() == 0 for child in children):
+            return 0
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    options = arguments()
+    if "RANK" in os.environ:
+        sys.exit(Rank(options, int(os.environ["RANK"])).run())
+    sys.exit(start_ranks(options))

@@ -1,0 +1,54 @@
+"""Launches of the fake trainer, and what is alive afterwards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from runbook.launch import Budgets, run_launch
+from runbook.launch.reaper import carriers
+from runbook.observer import SilentObserver
+from runbook.records import ArmSchedule, Launch, LaunchResult
+
+FAKE = str(Path(__file__).with_name("fake_trainer.py"))
+FAST = Budgets(
+    init_s=20, first_step_s=20, data_s=1.0, step_s=1.0, eval_s=20, checkpoint_s=20, silence_s=3
+)
+
+
+def fake_launch(
+    *words: str,
+    steps: int = 5,
+    timeout_s: float = 60,
+    name: str = "one",
+    env: dict[str, str] | None = None,
+    schedule: ArmSchedule | None = None,
+    retry_steps: int | None = None,
+    torchrun: bool = False,
+    nproc: int = 2,
+) -> Launch:
+    start = ("torchrun", f"--nproc_per_node={nproc}") if torchrun else ("python",)
+    return Launch(
+        name=name,
+        phase="baseline",
+        kind="trainer",
+        argv=(*start, FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
+        env=env or {},
+        run_dir=f"baseline/{name}",
+        nproc=nproc,
+        steps=steps,
+        timeout_s=timeout_s,
+        schedule=schedule,
+        retry_steps=retry_steps,
+    )
+
+
+def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
+    """Run it with short budgets and without a retry, and check that nothing is left."""
+    fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": SilentObserver()}
+    result = run_launch(launch, root, **(fields | options))  # type: ignore[arg-type]
+    assert carriers(result.run_token) == []
+    return result
+
+
+PYTHON = sys.executable

@@ -1,0 +1,236 @@
+"""Real processes that fail in every way: noticed, named, with evidence, and nothing left alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from runbook.launch import Budgets, StopRequest
+from runbook.launch.reaper import carriers
+from runbook.observer import SilentObserver
+from runbook.read import read_launch
+from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
+from tests.launch.helpers import PYTHON, fake_launch, run
+
+
+def test_a_healthy_launch(tmp_path: Path) -> None:
+    launch = fake_launch(env={"NSA_OPT_FUSED": "1"})
+    result = run(launch, tmp_path)
+    assert (result.status, result.exit_code, result.cause) == (LaunchStatus.COMPLETED, 0, "")
+    assert [(e.rank, e.code, e.steps_done) for e in result.ranks] == [(0, 0, 5), (1, 0, 5)]
+    folder = tmp_path / launch.run_dir
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert json.loads((folder / "launch.json").read_text())["run_token"] == result.run_token
+    assert LaunchResult.model_validate_json((folder / "result.json").read_text()) == result
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.problems == ()
+    assert evidence.training is not None and len(evidence.training.frame) == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "sign"),
+    [
+        ("exit7", LaunchStatus.CRASHED, "exit code 7"),
+        ("sigkill", LaunchStatus.CRASHED, "SIGKILL"),
+        ("segv", LaunchStatus.CRASHED, "SIGSEGV"),
+        ("raise", LaunchStatus.CRASHED, "ValueError: planted"),
+        ("nan", LaunchStatus.NON_FINITE, "agreed nan at step 3"),
+        ("halt", LaunchStatus.HALTED, "agreed halt at step 3"),
+        ("oom", LaunchStatus.OUT_OF_MEMORY, "out of memory: planted"),
+        ("hang", LaunchStatus.HUNG, "phase step at step 3"),
+        ("stop", LaunchStatus.HUNG, "frozen: rank 1 is stopped"),
+        ("data", LaunchStatus.HUNG, "data stall: rank 1"),
+        ("config", LaunchStatus.CONFIG_ERROR, "--colour is unknown"),
+    ],
+)
+def test_a_fault_is_named_with_its_rank(
+    tmp_path: Path, fault: str, status: LaunchStatus, sign: str
+) -> None:
+    began = time.monotonic()
+    result = run(fake_launch("--fault", fault), tmp_path)
+    assert time.monotonic() - began < 10
+    assert result.status is status
+    assert sign in result.cause
+    agreed = ("nan", "halt")
+    expected = None if fault == "config" else result.culprit_rank if fault in agreed else 1
+    assert result.culprit_rank == expected
+    assert result.evidence[0] == "baseline/one/console.log"
+    assert all((tmp_path / path).is_file() for path in result.evidence)
+
+
+def test_stacks_of_all_ranks_of_a_hang_are_kept(tmp_path: Path) -> None:
+    result = run(fake_launch("--fault", "hang"), tmp_path)
+    stacks = [tmp_path / path for path in result.evidence if "stackdump_rank" in path]
+    assert {path.name.split("_")[1] for path in stacks} == {"rank0", "rank1"}
+    assert all("fake_trainer.py" in path.read_text() for path in stacks)
+    summary = json.loads((tmp_path / "baseline/one/incident.json").read_text())
+    assert [rank["step"] for rank in summary["ranks"]] == [3, 3]
+    assert summary["ranks"][1]["last_heartbeats"][-1]["event"] == "step_start"
+
+
+def test_the_stack_of_a_native_crash_is_in_the_console(tmp_path: Path) -> None:
+    run(fake_launch("--fault", "segv"), tmp_path)
+    assert "Segmentation fault" in (tmp_path / "baseline/one/console.log").read_text()
+
+
+def test_peers_that_do_not_listen_are_gone_within_two_seconds(tmp_path: Path) -> None:
+    began = time.monotonic()
+    result = run(fake_launch("--fault", "sigkill", "--deaf"), tmp_path)
+    assert time.monotonic() - began < 3.5
+    assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
+
+
+def test_slow_starts_and_checkpoints_are_no_hang(tmp_path: Path) -> None:
+    """With one flat budget of a second, both would be an alarm."""
+    launch = fake_launch("--slow-first", "2.5", "--checkpoint", "2.5")
+    assert run(launch, tmp_path).status is LaunchStatus.COMPLETED
+    flat = Budgets(first_step_s=1, checkpoint_s=1, step_s=1, init_s=1, data_s=1)
+    again = launch.model_copy(update={"run_dir": "baseline/flat"})
+    assert run(again, tmp_path, budgets=flat).status is LaunchStatus.HUNG
+
+
+def test_a_rank_that_never_speaks(tmp_path: Path) -> None:
+    budgets = Budgets(init_s=1.5, step_s=20, first_step_s=20)
+    result = run(fake_launch("--fault", "silent"), tmp_path, budgets=budgets)
+    assert (result.status, result.culprit_rank) == (LaunchStatus.HUNG, 1)
+    assert "phase init" in result.cause
+
+
+def test_a_command_that_says_nothing_at_all(tmp_path: Path) -> None:
+    launch = fake_launch().model_copy(
+        update={"argv": ("python", "-c", "import time; time.sleep(60)")}
+    )
+    result = run(launch, tmp_path, budgets=Budgets(silence_s=0.5))
+    assert result.status is LaunchStatus.SILENT
+    assert "no heartbeat of ranks [0, 1]" in result.cause
+
+
+def test_a_launch_that_is_only_too_slow_times_out(tmp_path: Path) -> None:
+    result = run(fake_launch(steps=1000, timeout_s=1.0), tmp_path)
+    assert result.status is LaunchStatus.TIMED_OUT
+    assert "after 1 s" in result.cause
+    assert any("stackdump" in path for path in result.evidence)
+
+
+def test_exit_code_0_without_the_ranks_word_is_not_completed(tmp_path: Path) -> None:
+    launch = fake_launch().model_copy(update={"argv": ("python", "-c", "pass")})
+    result = run(launch, tmp_path)
+    assert result.status is LaunchStatus.CRASHED
+    assert "ranks [0, 1] never said" in result.cause
+
+
+def test_detached_grandchildren_are_found_by_their_token(tmp_path: Path) -> None:
+    result = run(fake_launch("--grandchild"), tmp_path)  # run() checks that none is left
+    assert result.status is LaunchStatus.COMPLETED
+
+
+def test_only_our_own_processes_are_killed(tmp_path: Path) -> None:
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        run(fake_launch("--fault", "hang"), tmp_path)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> None:
+    stop = StopRequest()
+
+    class Stopper(SilentObserver):
+        def launch_progress(
+            self, launch: Launch, step: int, total: int, toks_per_s: float | None
+        ) -> None:
+            if step >= 3:
+                stop.request("SIGTERM")
+
+    began = time.monotonic()
+    result = run(fake_launch(steps=10_000), tmp_path, observer=Stopper(), stop=stop)
+    assert result.status is LaunchStatus.INTERRUPTED
+    assert time.monotonic() - began < 5
+    assert {exit_.code for exit_ in result.ranks} == {13}
+
+
+def test_a_stall_is_tried_once_more_on_another_port_and_recorded(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    launch = fake_launch("--fault", "hang", "--once", str(mark), steps=8, retry_steps=4)
+    result = run(launch, tmp_path, retry=True)
+    assert (result.status, result.attempts, result.steps) == (LaunchStatus.COMPLETED, 2, 4)
+    assert result.cause.startswith("attempt 1: hang: rank 1")
+    assert [e.steps_done for e in result.ranks] == [4, 4]
+    first = tmp_path / "baseline/one.attempt1"
+    assert (first / "incident.json").is_file()
+    assert all((tmp_path / path).is_file() for path in result.evidence)
+    again = json.loads((tmp_path / launch.run_dir / "launch.json").read_text())
+    assert again["env"]["NCCL_DEBUG"] == "INFO"
+    assert again["attempt"] == 2
+
+
+def test_two_stalls_are_a_hang(tmp_path: Path) -> None:
+    result = run(fake_launch("--fault", "hang"), tmp_path, retry=True)
+    assert (result.status, result.attempts) == (LaunchStatus.HUNG, 2)
+    assert "attempt 1: hang" in result.cause and "attempt 2: hang" in result.cause
+
+
+@pytest.mark.parametrize(("fault", "attempts"), [("nccl", 2), ("nan", 1), ("raise", 1), ("oom", 1)])
+def test_only_stalls_and_communication_failures_are_tried_again(
+    tmp_path: Path, fault: str, attempts: int
+) -> None:
+    assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
+
+
+def test_a_schedule_can_end_early(tmp_path: Path) -> None:
+    schedule = ArmSchedule(
+        settings={"a": {}, "b": {}}, rounds=(("a", "b"),) * 30, steps=3, warmup_steps=1
+    )
+    asked: list[Path] = []
+
+    def enough(path: Path) -> bool:
+        asked.append(path)
+        return len(asked) >= 2
+
+    launch = fake_launch("--dt", "0.06", schedule=schedule, steps=schedule.total_steps)
+    result = run(launch, tmp_path, enough=enough)
+    assert result.status is LaunchStatus.COMPLETED
+    assert asked == [tmp_path / "baseline/one/training.csv"] * 2
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.training is not None
+    assert 8 <= len(evidence.training.frame) < schedule.total_steps
+    assert set(evidence.training.frame["arm"]) == {"a", "b"}
+
+
+HARNESS = """
+import sys
+from pathlib import Path
+from runbook.records import Launch
+from runbook.launch import run_launch
+from runbook.observer import SilentObserver
+launch = Launch.model_validate_json(sys.argv[1])
+run_launch(launch, Path(sys.argv[2]), observer=SilentObserver())
+"""
+
+
+@pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.0])
+def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, wait_s: float) -> None:
+    launch = fake_launch("--grandchild", "--deaf", steps=100_000)
+    harness = subprocess.Popen([PYTHON, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)])
+    document = tmp_path / launch.run_dir / "launch.json"
+    while not document.exists():
+        time.sleep(0.01)
+    token = json.loads(document.read_text())["run_token"]
+    time.sleep(wait_s)
+    before = carriers(token)
+    os.kill(harness.pid, signal.SIGKILL)
+    harness.wait()
+    deadline = time.monotonic() + 3
+    while carriers(token) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert carriers(token) == []
+    if wait_s >= 1.0:
+        assert len(before) >= 4  # there was something to kill: starter, two ranks, grandchild
