@@ -9,7 +9,7 @@ from reports.text import one_line
 from reports.view import CheckRow, PhaseView, ReportView, build_view
 from runbook.records import Outcome, RunRecord, Verdict
 
-__all__ = ["render_terminal"]
+__all__ = ["render_terminal", "render_verdict"]
 
 _RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
 _COLOURS = {
@@ -31,13 +31,27 @@ def render_terminal(record: RunRecord, *, color: bool = False, location: str = "
     lines = [_title(view), *_phase_lines(view, paint)]
     if view.acceptance:
         lines += ["", view.required_counts, *_acceptance_lines(view, paint)]
-    lines += ["", *_verdict_lines(view, paint), *_problem_lines(view, paint)]
-    if record.verdict is Verdict.GO and record.exports:
-        pairs = [f"{name}={shlex.quote(value)}" for name, value in record.exports.items()]
-        lines.append(f"export {one_line(' '.join(pairs))}")
+    lines += ["", *_end_lines(view, paint)]
     if location:
         lines.append(f"report  {one_line(location)}/report.md")
+    return _joined(lines)
+
+
+def render_verdict(record: RunRecord, *, color: bool = False) -> str:
+    """Return the summary's end alone, for a reader who has watched the phases go by."""
+    return _joined(_end_lines(build_view(record), _Painter(enabled=color)))
+
+
+def _joined(lines: list[str]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _end_lines(view: ReportView, paint: _Painter) -> list[str]:
+    lines = [*_verdict_lines(view, paint), *_problem_lines(view, paint)]
+    if view.record.verdict is Verdict.GO and view.record.exports:
+        pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
+        lines.append(f"export {one_line(' '.join(pairs))}")
+    return lines
 
 
 class _Painter:

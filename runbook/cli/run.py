@@ -143,7 +143,12 @@ def problems(args: argparse.Namespace) -> list[str]:
 
 def _beside_resume(args: argparse.Namespace) -> list[str]:
     """A run goes on as it was begun: what else was typed would not be obeyed, so it is refused."""
-    defaults = {"phase": "all", "profile": "auto", "settings": [], "protocol": "blocks"}
+    defaults: dict[str, object] = {
+        "phase": "all",
+        "profile": "auto",
+        "settings": [],
+        "protocol": "blocks",
+    }
     defaults |= {"steps_scale": "1", "aa": False, "seed": "0", "gpu_hour_price": None}
     defaults["dry_run"] = False
     return [
