@@ -1,0 +1,140 @@
+"""Baseline DDP throughput: the number that the go/no-go hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from phases.base import Judgement, PlanContext
+from phases.common.case import Case
+from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.compare import alike
+from phases.common.compression import compression_active
+from phases.common.gpu import balance, headroom, utilisation
+from phases.common.rates import (
+    aim,
+    launch_last50,
+    mfu,
+    production_days,
+    rate_table,
+    stale_target,
+    throughput,
+)
+from phases.common.rows import Row, RowPhase
+from phases.common.tables import gather, optional
+from phases.common.training import toggles_row, training_rows
+from runbook.records import Launch
+
+__all__ = ["Baseline"]
+
+
+class Baseline(RowPhase):
+    """Seed 000, "Baseline DDP Throughput (Synthetic)"."""
+
+    name = "baseline"
+    title = "Baseline DDP throughput"
+    source = "seed 000, Baseline DDP Throughput (Synthetic)"
+    question = "Does the production config reach the throughput that the plan needs?"
+    limits = (
+        "throughput",
+        "throughput_aim_low",
+        "throughput_aim_high",
+        "mfu_floor",
+        "gpu_utilisation",
+        "gpu_imbalance",
+        "memory_headroom",
+    )
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """Three launches of the profile's steps, or the seed's single long one."""
+        settings = context.profile.phases[self.name]
+        seed = context.protocol == "seed"
+        steps = settings.seed_steps if seed and settings.seed_steps else settings.steps
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=f"run{number}",
+                steps=scaled(steps, context),
+                env=environment(context, self.name),
+                purpose=f"throughput of the production config, launch {number}",
+            )
+            for number in range(1, (1 if seed else settings.launches) + 1)
+        ]
+
+    def names(self, case: Case) -> Sequence[str]:
+        """Names of the launches."""
+        return [launch.name for launch in self.plan(case.context)]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """The runbook's baseline judgements."""
+        del context
+        names = self.names
+        return (
+            *training_rows(names),
+            Row(
+                what="comparable",
+                question="Did all launches run the same thing?",
+                answer=lambda case: alike(case, names(case)),
+            ),
+            toggles_row(names, but=("NSA_DDP_COMPRESS",)),
+            Row(
+                what="compression",
+                question="Is gradient compression active?",
+                answer=lambda case: compression_active(case, names(case)),
+                topic="compression",
+            ),
+            Row(
+                what="throughput",
+                question="Does the throughput reach the floor?",
+                answer=lambda case: throughput(case, names(case)),
+                topic="throughput",
+            ),
+            Row(
+                what="throughput_aim",
+                question="Is the throughput inside the band that is aimed at?",
+                answer=lambda case: aim(case, names(case)),
+            ),
+            Row(
+                what="target_fresh",
+                question="Can the floor catch anything?",
+                answer=lambda case: stale_target(case, names(case)),
+                topic="target",
+            ),
+            Row(
+                what="mfu",
+                question="Which share of the device's peak is used?",
+                answer=lambda case: mfu(case, names(case)),
+                topic="plausible",
+            ),
+            Row(
+                what="gpu_utilisation",
+                question="Are the GPUs busy?",
+                answer=lambda case: utilisation(case, names(case)),
+                topic="throughput",
+            ),
+            Row(
+                what="gpu_balance",
+                question="Are the GPUs equally busy?",
+                answer=lambda case: balance(case, names(case)),
+                topic="balance",
+            ),
+            Row(
+                what="memory_headroom",
+                question="Is enough GPU memory left?",
+                answer=lambda case: headroom(case, names(case)),
+                topic="memory",
+            ),
+            Row(
+                what="production_time",
+                question="How long, and how dear, is the production run?",
+                answer=lambda case: production_days(case, names(case)),
+            ),
+        )
+
+    def details(self, case: Case) -> Judgement:
+        """The throughput of every launch, by the seeds' statistic and by ours."""
+        names = self.names(case)
+        table = rate_table(case, names, title="Throughput of each launch")
+        found = [optional(partial(launch_last50, case, name)) for name in names]
+        return Judgement(checks=(), tables=(table,), measurements=gather(found))

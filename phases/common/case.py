@@ -1,0 +1,174 @@
+"""One phase's evidence, with guards that say what is missing instead of failing on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from phases.base import PlanContext
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from runbook.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
+from runbook.records import LaunchStatus, Measurement, Outcome, Reason
+
+if TYPE_CHECKING:
+    from runbook.config.profile import Limit, PhaseSettings, Profile
+
+__all__ = ["Case", "ending", "fact_measurement"]
+
+# (outcome, code) of a launch that did not run to its end. A fault of the trainer is FAIL; what we
+# cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
+_ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
+    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
+    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
+    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
+    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
+    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG),
+    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT),
+    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
+    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN),
+}
+
+
+def ending(launch: LaunchEvidence) -> Finding:
+    """What the end of a launch says: PASS if it ran to its end."""
+    result = launch.result
+    paths = (*result.evidence, launch.console_path)
+    name = launch.launch.name
+    if result.ok:
+        return passed(f"{name} ran to its end in {result.duration_s:.0f} s", evidence=paths)
+    outcome, code = _ENDINGS[result.status]
+    culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
+    cause = f": {result.cause}" if result.cause else ""
+    reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
+    if outcome is Outcome.FAIL:
+        return failed(code, reason, evidence=paths)
+    if outcome is Outcome.INVALID:
+        return invalid(code, reason, evidence=paths)
+    return incomplete(code, reason, evidence=paths)
+
+
+def fact_measurement(fact: Fact) -> Measurement | None:
+    """A fact as a measurement; None where the machine has no such thing."""
+    if fact.value is None:
+        return None
+    return Measurement(
+        name=fact.name,
+        value=fact.value,
+        unit=fact.unit,
+        n=1,
+        window=None,
+        path=fact.path,
+        sha256=fact.sha256,
+        note=fact.note,
+    )
+
+
+class Case:
+    """What a row is judged from. Every getter raises Unanswerable where there is nothing."""
+
+    def __init__(self, *, phase: str, evidence: PhaseEvidence, context: PlanContext) -> None:
+        self.phase = phase
+        self.evidence = evidence
+        self.context = context
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that the run is judged by."""
+        return self.context.profile
+
+    @property
+    def settings(self) -> PhaseSettings:
+        """The profile's settings of this phase."""
+        return self.profile.phases[self.phase]
+
+    def limit(self, name: str) -> Limit:
+        """A limit of the profile."""
+        return self.profile.limit(name)
+
+    def launch(self, name: str) -> LaunchEvidence:
+        """A launch that was started, however it ended."""
+        found = self.evidence.launches.get(name)
+        if found is None or found.result.status is LaunchStatus.NOT_RUN:
+            cause = f": {found.result.cause}" if found and found.result.cause else ""
+            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{name} was not run{cause}"))
+        return found
+
+    def completed(self, name: str) -> LaunchEvidence:
+        """A launch that ran to its end; else there is no evidence for the row that asks."""
+        found = self.launch(name)
+        end = ending(found)
+        if end.outcome is not Outcome.PASS:
+            reason = f"no evidence: {end.reason}"
+            raise Unanswerable(
+                replace(end, outcome=Outcome.INCOMPLETE, reason=reason, measurement=None)
+            )
+        return found
+
+    def log(self, name: str, *, whole: bool = True) -> TrainingLog:
+        """The training.csv of a launch: undamaged, and of a launch that ended if `whole`."""
+        found = self.completed(name) if whole else self.launch(name)
+        log = found.training
+        if log is None or len(log.frame) == 0:
+            raise Unanswerable(
+                incomplete(
+                    Reason.MISSING_ARTIFACT,
+                    f"{name} left no step in training.csv",
+                    evidence=(found.console_path,),
+                )
+            )
+        if log.damaged:
+            raise Unanswerable(
+                invalid(
+                    Reason.DAMAGED_ARTIFACT,
+                    f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}",
+                    evidence=(log.path,),
+                )
+            )
+        return log
+
+    def env(self, name: str) -> dict[str, Any]:
+        """The env.json of a launch."""
+        found = self.launch(name)
+        if found.env is None:
+            raise Unanswerable(
+                incomplete(
+                    Reason.MISSING_ARTIFACT,
+                    f"{name} left no readable env.json",
+                    evidence=(*found.problems, found.console_path),
+                )
+            )
+        return dict(found.env)
+
+    def fact(self, name: str) -> Fact:
+        """A fact of the preflight, whatever its value."""
+        found = self.evidence.facts.get(name)
+        if found is None:
+            raise Unanswerable(
+                incomplete(Reason.MISSING_ARTIFACT, f"{name} was not collected on this machine")
+            )
+        return found
+
+    def known(self, name: str) -> tuple[Fact, Measurement]:
+        """A fact that has a value."""
+        found = self.fact(name)
+        measurement = fact_measurement(found)
+        if measurement is None:
+            note = found.note or "no reason recorded"
+            raise Unanswerable(
+                incomplete(
+                    Reason.MISSING_ARTIFACT, f"{name} is unknown: {note}", evidence=(found.path,)
+                )
+            )
+        return found, measurement
+
+    def earlier(self, phase: str) -> Case:
+        """The same of a phase that ran before in this run."""
+        found = self.evidence.earlier.get(phase)
+        if found is None:
+            raise Unanswerable(
+                incomplete(Reason.NOT_RUN, f"the {phase} phase was not run in this run")
+            )
+        return Case(phase=phase, evidence=found, context=self.context)

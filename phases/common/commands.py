@@ -1,0 +1,169 @@
+"""Launches as a person would type them: the seeds' commands, with this program's trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from phases.base import PlanContext
+from runbook.records import ArmSchedule, Launch
+
+if TYPE_CHECKING:
+    from runbook.config.profile import PhaseSettings
+
+__all__ = [
+    "config_path",
+    "environment",
+    "pytest_launch",
+    "scaled",
+    "schedule",
+    "timeout",
+    "trainer_launch",
+]
+
+# The harness reads its numbers from training.csv, so it is never switched off in a phase.
+_OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}
+
+
+def scaled(steps: int, context: PlanContext) -> int:
+    """Steps after `--steps-scale`, at least 1."""
+    return max(1, round(steps * context.steps_scale))
+
+
+def timeout(settings: PhaseSettings, context: PlanContext) -> float:
+    """Seconds that a launch of this phase may take; more steps get more time, fewer no less."""
+    return settings.timeout_s * max(1.0, context.steps_scale)
+
+
+def config_path(name: str) -> str:
+    """A trainer config as it is typed: shipped ones are inside `configs/`."""
+    return name if "/" in name else f"configs/{name}"
+
+
+def environment(
+    context: PlanContext,
+    phase: str,
+    *,
+    extra: Mapping[str, str] | None = None,
+    without: Sequence[str] = (),
+    ddp: bool = True,
+) -> dict[str, str]:
+    """Variables of a launch: profile, phase, `extra`, then `--set`, the later ones winning.
+
+    `without` names toggles that a schedule sets per arm. One process has no use for the settings
+    of DDP and NCCL.
+    """
+    merged = {name: default.value for name, default in context.profile.env.items()}
+    merged |= {name: d.value for name, d in context.profile.phases[phase].env.items()}
+    merged |= {**(extra or {}), **context.toggles}
+    merged |= {name: value for name, value in _OWNED.items() if name in merged}
+    return {
+        name: value
+        for name, value in merged.items()
+        if name not in without and (ddp or not name.startswith(("NSA_DDP_", "NCCL_")))
+    }
+
+
+def trainer_launch(
+    context: PlanContext,
+    *,
+    phase: str,
+    name: str,
+    steps: int,
+    env: Mapping[str, str],
+    purpose: str,
+    ddp: bool = True,
+    schedule: ArmSchedule | None = None,
+    extra: Sequence[str] = (),
+    dataset: str = "synthetic",
+    retry_steps: int | None = None,
+    optional: bool = False,
+) -> Launch:
+    """One training run: `torchrun` on all ranks, or `python` in one process without DDP."""
+    profile, settings = context.profile, context.profile.phases[phase]
+    config = config_path(profile.config if ddp else profile.config_single)
+    start = ("torchrun", f"--nproc_per_node={profile.ranks}") if ddp else ("python",)
+    total = schedule.total_steps if schedule else steps
+    argv = (
+        *start,
+        *("-m", "nsa.train", "--config", config),
+        *("--dataset", dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
+        *extra,
+    )
+    owned = [f"{name}={value}" for name, value in _OWNED.items() if name in context.toggles]
+    note = f" ({', '.join(owned)}: the harness needs it)" if owned else ""
+    return Launch(
+        name=name,
+        phase=phase,
+        kind="trainer",
+        argv=argv,
+        env=dict(env),
+        run_dir=f"{phase}/{name}",
+        nproc=profile.ranks if ddp else 1,
+        steps=total,
+        timeout_s=timeout(settings, context),
+        config=config,
+        config_overrides={**settings.config_overrides, **context.config_overrides},
+        schedule=schedule,
+        optional=optional,
+        purpose=purpose + note,
+        retry_steps=retry_steps,
+    )
+
+
+def pytest_launch(
+    context: PlanContext,
+    *,
+    phase: str,
+    name: str,
+    modules: Sequence[str],
+    purpose: str,
+    select: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Launch:
+    """Tests shipped inside `nsa.tests`, run on this machine, results as JUnit."""
+    chosen = ("-k", select) if select else ()
+    packages = tuple(f"nsa.tests.{module}" for module in modules)
+    return Launch(
+        name=name,
+        phase=phase,
+        kind="pytest",
+        argv=("python", "-m", "pytest", "-q", "--pyargs", *packages, *chosen),
+        env=dict(env or {}),
+        run_dir=f"{phase}/{name}",
+        nproc=1,
+        steps=0,
+        timeout_s=context.profile.phases[phase].timeout_s,
+        purpose=purpose,
+    )
+
+
+def schedule(
+    context: PlanContext,
+    phase: str,
+    arms: Mapping[str, Mapping[str, str]],
+    *,
+    shuffled: bool = True,
+    ordered_first: bool = False,
+) -> ArmSchedule:
+    """Arms that take turns in one launch, in a new random order every round.
+
+    `ordered_first` keeps the first round in the arms' own order, so that the control has run
+    before an arm that may end the launch. The order follows from the run's seed alone, so that a
+    plan can be printed and repeated.
+    """
+    settings = context.profile.phases[phase]
+    random = Random(f"{phase}:{context.seed}")  # noqa: S311 - an order, not a secret
+    rounds = []
+    for number in range(settings.rounds):
+        order = list(arms)
+        if shuffled and not (ordered_first and number == 0):
+            random.shuffle(order)
+        rounds.append(tuple(order))
+    return ArmSchedule(
+        settings={arm: dict(values) for arm, values in arms.items()},
+        rounds=tuple(rounds),
+        steps=scaled(settings.steps, context),
+        warmup_steps=settings.warmup,
+    )

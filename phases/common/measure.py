@@ -1,0 +1,208 @@
+"""Measurements from evidence; none without its file and digest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from phases.common.case import Case
+from phases.common.finding import Finding, Unanswerable, inconclusive, skipped
+from runbook.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
+from runbook.records import Measurement, Outcome, Reason, Window
+
+if TYPE_CHECKING:
+    from runbook.config.profile import Limit
+    from runbook.decide import Decision
+
+__all__ = [
+    "against",
+    "count_of",
+    "decided",
+    "derived",
+    "effective_rate",
+    "from_env",
+    "holds",
+    "last50",
+    "log_value",
+    "not_gated",
+    "rank_value",
+    "with_limit",
+]
+
+
+def log_value(
+    log: TrainingLog,
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    rows: Sequence[int] | None = None,
+    n: int | None = None,
+    note: str = "",
+) -> Measurement:
+    """A value from the steps of a log; `rows` are first and last position, all by default."""
+    steps = log.frame["step"]
+    first, last = rows if rows else (0, len(steps) - 1)
+    window = Window(first_step=int(steps.iloc[first]), last_step=int(steps.iloc[last]))
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=n if n is not None else last - first + 1,
+        window=window,
+        path=log.path,
+        sha256=log.sha256,
+        note=note,
+    )
+
+
+def from_env(launch: LaunchEvidence, name: str, value: Any, unit: str = "") -> Measurement:
+    """A value that the trainer wrote into env.json."""
+    kept = value if isinstance(value, (bool, float, str)) else float(value)
+    return Measurement(
+        name=name,
+        value=kept,
+        unit=unit,
+        n=1,
+        window=None,
+        path=launch.env_path,
+        sha256=launch.env_sha256,
+    )
+
+
+def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:
+    """A value from a heartbeat file."""
+    window = None
+    if rank.first_step is not None and rank.last_step is not None:
+        window = Window(first_step=rank.first_step, last_step=rank.last_step)
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=max(rank.events, 1),
+        window=window,
+        path=rank.path,
+        sha256=rank.sha256,
+    )
+
+
+def count_of(report: JUnitReport, name: str, value: int, *, n: int = 1) -> Measurement:
+    """A count from a launch's JUnit file."""
+    return Measurement(
+        name=name,
+        value=float(value),
+        unit="tests",
+        n=max(n, 1),
+        window=None,
+        path=report.path,
+        sha256=report.sha256,
+    )
+
+
+def derived(
+    base: Measurement,
+    *,
+    name: str,
+    value: float | str,
+    unit: str,
+    n: int | None = None,
+    interval: tuple[float, float] | None = None,
+    note: str = "",
+) -> Measurement:
+    """A value computed from a measurement, with its window and file."""
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=n or base.n,
+        window=base.window,
+        path=base.path,
+        sha256=base.sha256,
+        interval=interval,
+        note=note,
+    )
+
+
+def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
+    """The seeds' statistic; where the window is too short the row is INCONCLUSIVE, not shorter."""
+    from runbook.stats import StatisticsError, last_window
+
+    try:
+        return last_window(log, arm=arm)
+    except StatisticsError as error:
+        raise Unanswerable(_too_short(log, error)) from error
+
+
+def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
+    """Tokens over time after warm-up, the value that decisions rest on."""
+    from runbook.stats import StatisticsError, effective
+
+    try:
+        return effective(log, arm=arm)
+    except StatisticsError as error:
+        raise Unanswerable(_too_short(log, error)) from error
+
+
+def _too_short(log: TrainingLog, error: ValueError) -> Finding:
+    return inconclusive(Reason.TOO_FEW_SAMPLES, str(error), evidence=(log.path,))
+
+
+def holds(value: float, comparator: str, limit: float) -> bool:
+    """Does `value comparator limit` hold? A NaN holds nothing."""
+    if math.isnan(value):
+        return False
+    checks = {
+        ">=": value >= limit,
+        ">": value > limit,
+        "<=": value <= limit,
+        "<": value < limit,
+        "==": value == limit,
+    }
+    return checks[comparator]
+
+
+def against(measurement: Measurement, limit: Limit, *, fault: Finding, fine: Finding) -> Finding:
+    """`fine` if the measured number holds the limit, else `fault`; both with number and limit."""
+    ok = holds(float(measurement.value), limit.comparator.value, limit.value)
+    return with_limit(fine if ok else fault, measurement, limit)
+
+
+def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Finding:
+    """The finding with its number, and the limit with its source."""
+    return replace(
+        finding,
+        measurement=measurement,
+        comparator=limit.comparator,
+        limit=limit.value,
+        limit_source=limit.source,
+        evidence=tuple(dict.fromkeys((*finding.evidence, measurement.path))),
+    )
+
+
+def not_gated(case: Case, measurement: Measurement, what: str) -> Finding:
+    """A number that is shown and decides nothing on this profile."""
+    reason = f"{what}: {measurement}; shown, not gated on profile {case.profile.name}"
+    return skipped(Reason.NOT_GATED, reason, measurement=measurement)
+
+
+def decided(
+    decision: Decision, measurement: Measurement, *, evidence: Iterable[str] = ()
+) -> Finding:
+    """A decision as a finding: WINNER, TIE, KEEP and DROP are answers, so PASS."""
+    outcome = Outcome(decision.outcome.as_check)
+    code = {
+        Outcome.PASS: Reason.OK,
+        Outcome.FAIL: Reason.BELOW_LIMIT,
+        Outcome.INVALID: Reason.NOT_PLAUSIBLE,
+        Outcome.INCONCLUSIVE: Reason.UNDECIDED,
+    }[outcome]
+    paths = tuple(dict.fromkeys((*evidence, measurement.path)))
+    return Finding(
+        outcome=outcome,
+        code=code,
+        reason=decision.reason,
+        measurement=measurement,
+        evidence=paths,
+    )

@@ -1,0 +1,212 @@
+"""Throughput rows: the floor, the aim, what it is of the device's peak, and the days it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from phases.common.case import Case
+from phases.common.finding import (
+    Finding,
+    Unanswerable,
+    incomplete,
+    invalid,
+    passed,
+    skipped,
+    warned,
+)
+from phases.common.measure import (
+    decided,
+    derived,
+    effective_rate,
+    holds,
+    last50,
+    not_gated,
+    with_limit,
+)
+from phases.common.tables import optional, rounded
+from runbook.records import Measurement, Reason, Table
+
+__all__ = [
+    "aim",
+    "launch_last50",
+    "launch_rate",
+    "mfu",
+    "pooled_rate",
+    "production_days",
+    "rate_table",
+    "stale_target",
+    "throughput",
+]
+
+_SECONDS_PER_DAY = 86_400.0
+
+
+def launch_rate(case: Case, name: str) -> Measurement:
+    """Tokens over time of one launch after warm-up."""
+    return effective_rate(case.log(name))
+
+
+def launch_last50(case: Case, name: str) -> Measurement:
+    """The seeds' statistic of one launch."""
+    return last50(case.log(name))
+
+
+def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
+    """Tokens over time of every launch after warm-up; raises where one has no evidence."""
+    return [effective_rate(case.log(name)) for name in names]
+
+
+def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
+    """Geometric mean of the launches' throughputs, with the first one's file and window."""
+    rates = launch_rates(case, names)
+    logs = [math.log(float(rate.value)) for rate in rates]
+    files = ", ".join(f"{rate.path} {rate.window}" for rate in rates)
+    note = f"tokens / time, mean of {len(rates)} launches: {files}"
+    value = math.exp(sum(logs) / len(logs))
+    return derived(rates[0], name="throughput", value=value, unit="toks/s", n=len(rates), note=note)
+
+
+def throughput(case: Case, names: Sequence[str]) -> Finding:
+    """One-sided 95 % bound over the launches against the profile's floor."""
+    from runbook.decide import meets_target
+
+    rates = launch_rates(case, names)
+    paths = tuple(rate.path for rate in rates)
+    pooled = pooled_rate(case, names)
+    limit = case.limit("throughput")
+    if not (case.profile.throughput_gated and limit.gated):
+        return not_gated(case, pooled, "throughput")
+    decision = meets_target([float(rate.value) for rate in rates], limit.value)
+    shown = pooled.model_copy(update={"interval": decision.interval})
+    seed = optional(lambda: last50(case.log(names[0])))
+    beside = f"; last 50 steps {seed}" if seed else "; fewer than 50 measured steps in a launch"
+    finding = decided(decision, shown, evidence=paths)
+    return with_limit(
+        Finding(**{**vars(finding), "reason": decision.reason + beside}), shown, limit
+    )
+
+
+def aim(case: Case, names: Sequence[str]) -> Finding:
+    """Where the throughput stands in the band that is aimed at; it never decides."""
+    pooled = pooled_rate(case, names)
+    low, high = case.limit("throughput_aim_low"), case.limit("throughput_aim_high")
+    if not case.profile.throughput_gated:
+        return not_gated(case, pooled, "throughput")
+    value = float(pooled.value)
+    place = "below" if value < low.value else "above" if value > high.value else "inside"
+    reason = f"{value:.4g} toks/s is {place} the aim of {low.value:g}-{high.value:g} ({low.source})"
+    return skipped(Reason.NOT_GATED, f"{reason}; an aim, not a limit", measurement=pooled)
+
+
+def stale_target(case: Case, names: Sequence[str]) -> Finding:
+    """A floor under half of what is measured can catch nothing: STALE TARGET."""
+    pooled, limit = pooled_rate(case, names), case.limit("throughput")
+    value = float(pooled.value)
+    if not (case.profile.throughput_gated and limit.gated):
+        return skipped(
+            Reason.NOT_GATED,
+            f"no floor is gated on profile {case.profile.name}",
+            measurement=pooled,
+        )
+    share = limit.value / value
+    if share < 0.5:
+        reason = (
+            f"STALE TARGET: {limit.value:g} toks/s is {share:.1%} of the {value:.4g} measured, so "
+            f"a run {1 / share:.0f} times slower would still pass"
+        )
+        return warned(reason, measurement=pooled)
+    return passed(f"the floor is {share:.0%} of what is measured", measurement=pooled)
+
+
+def mfu(case: Case, names: Sequence[str]) -> Finding:
+    """Model FLOPs per second over the devices' peak; outside (0, 1] it is not possible."""
+    pooled = pooled_rate(case, names)
+    hardware, env = case.profile.hardware, case.env(names[0])
+    if hardware.peak_tflops is None:
+        reason = f"{pooled}; no peak of this device is known, so no share of it"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
+    per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
+    if per_token <= 0:
+        reason = f"{names[0]}: env.json names no FLOPs per token"
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+    peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
+    share = float(pooled.value) * per_token / peak
+    size = f"{float((env['effective']).get('n_params') or 0) / 1e6:.1f}M parameters"
+    note = f"{per_token:.4g} FLOPs per token ({size}), peak {peak / 1e12:.0f} TFLOP/s"
+    value = derived(pooled, name="mfu", value=share, unit="", note=note)
+    return _judge_mfu(case, value, f"{note} ({hardware.peak_source})")
+
+
+def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
+    share, floor = float(value.value), case.limit("mfu_floor")
+    if not 0.0 < share <= 1.0:
+        return invalid(
+            Reason.NOT_PLAUSIBLE, f"MFU {share:.3g} is not in (0, 1]: {note}", measurement=value
+        )
+    if floor.value > 0 and not holds(share, floor.comparator.value, floor.value):
+        reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {note}"
+        return warned(reason, measurement=value, topic="throughput")
+    return passed(f"MFU {share:.2%}; {note}", measurement=value)
+
+
+def production_days(case: Case, names: Sequence[str]) -> Finding:
+    """Days that the production steps take at this pace, and their cost if a price is given."""
+    pooled, work = pooled_rate(case, names), case.profile.workload
+    tokens = float(work.tokens_per_step * work.production_steps)
+    days = tokens / float(pooled.value) / _SECONDS_PER_DAY
+    price = case.context.gpu_hour_price
+    devices = max(case.profile.hardware.gpus, 1)
+    cost = (
+        ""
+        if price is None
+        else f", cost {days * 24 * devices * price:.0f} at {price:g} per GPU hour"
+    )
+    value = derived(pooled, name="production_days", value=days, unit="days")
+    reason = (
+        f"{work.production_steps} steps of {work.tokens_per_step} tokens take {days:.3g} days{cost}"
+    )
+    return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)
+
+
+def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
+    """Each launch by the seeds' last-50 statistic and by tokens over time."""
+    return Table(
+        title=title,
+        columns=(
+            "launch",
+            "last-50 mean",
+            "last-50 stdev",
+            "window",
+            "tokens / time",
+            "typical",
+            "stall",
+            "source",
+        ),
+        rows=tuple(_rate_cells(case, name) for name in names),
+        note="toks/s of all ranks; tokens / time, after warm-up, decides; last-50 is the seeds'",
+    )
+
+
+def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
+    from runbook.stats import StatisticsError, stall, typical
+
+    seed = optional(lambda: last50(case.log(name)))
+    rate = optional(lambda: effective_rate(case.log(name)))
+    usual = pause = None
+    if rate is not None:
+        try:
+            usual, pause = typical(case.log(name)), stall(case.log(name))
+        except StatisticsError:
+            usual = pause = None
+    return (
+        name,
+        rounded(float(seed.value)) if seed else None,
+        rounded(seed.stdev) if seed else None,
+        str(seed.window) if seed else "fewer than 50 steps",
+        rounded(float(rate.value)) if rate else None,
+        rounded(float(usual.value)) if usual else None,
+        f"{float(pause.value):.1%}" if pause else None,
+        (seed or rate).path if (seed or rate) else "no evidence",  # type: ignore[union-attr]
+    )

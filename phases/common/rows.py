@@ -1,0 +1,104 @@
+"""A phase made of declared rows: the declaration is the list of checks, so none can vanish."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from phases.base import Judgement, Phase, PlanContext
+from phases.common.case import Case
+from phases.common.finding import Finding, Unanswerable, incomplete
+from phases.playbook import remedy_for
+from runbook.evidence import PhaseEvidence
+from runbook.records import Check, Outcome, Reason
+
+__all__ = ["Row", "RowPhase"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One question of the acceptance table, and how to answer it from a case."""
+
+    what: str
+    question: str
+    answer: Callable[[Case], Finding]
+    topic: str = ""
+
+
+class RowPhase(Phase):
+    """A phase whose checks are exactly its declared rows, in their order.
+
+    `limits` names the profile's limits that the phase reads.
+    """
+
+    limits: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """The rows, whatever evidence there will be."""
+
+    def details(self, case: Case) -> Judgement:
+        """Tables, measurements, series, choices and notes; the checks come from the rows."""
+        del case
+        return Judgement(checks=())
+
+    def check_ids(self, context: PlanContext) -> tuple[str, ...]:
+        """Ids of all rows."""
+        return tuple(f"{self.name}.{row.what}" for row in self.rows(context))
+
+    def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+        """Answer every row; one that cannot be answered says what is missing."""
+        case = Case(phase=self.name, evidence=evidence, context=context)
+        checks = [self._check(row, _answer(row, case), context) for row in self.rows(context)]
+        try:
+            details = self.details(case)
+        except Unanswerable as missing:
+            details = Judgement(checks=(), notes=(f"no tables: {missing}",))
+        return replace(details, checks=tuple(checks))
+
+    def unjudged(
+        self,
+        context: PlanContext,
+        *,
+        reason: str,
+        code: Reason = Reason.NOT_RUN,
+        evidence: Sequence[str] = (),
+    ) -> tuple[Check, ...]:
+        """All rows as INCOMPLETE, for a phase that was not run or whose judgement broke."""
+        finding = incomplete(code, reason, evidence=evidence)
+        return tuple(self._check(row, finding, context) for row in self.rows(context))
+
+    def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:
+        check_id = f"{self.name}.{row.what}"
+        mended = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
+        needs_advice = not mended or finding.code is Reason.WARNING
+        remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
+        command = f"runbook run --phase {self._rerun_phases()} --profile {context.profile.name}"
+        return Check(
+            id=check_id,
+            phase=self.name,
+            question=row.question,
+            measurement=finding.measurement,
+            comparator=finding.comparator,
+            limit=finding.limit,
+            limit_source=finding.limit_source,
+            outcome=finding.outcome,
+            code=finding.code,
+            reason=finding.reason,
+            evidence=finding.evidence,
+            remedy=remedy,
+            rerun="" if mended else command,
+            required=check_id in context.profile.required,
+        )
+
+    def _rerun_phases(self) -> str:
+        return self.name
+
+
+def _answer(row: Row, case: Case) -> Finding:
+    try:
+        return row.answer(case)
+    except Unanswerable as unanswerable:
+        return unanswerable.finding

@@ -1,0 +1,232 @@
+"""The rows that every phase with a training run has: did it run, as planned, plausibly?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from phases.common.case import Case, ending
+from phases.common.effects import effect_problem, toggles_in_force
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.measure import from_env, log_value, rank_value
+from phases.common.plausible import check_plausible
+from phases.common.rows import Row
+from runbook.evidence import LaunchEvidence
+from runbook.records import Outcome, Reason
+
+__all__ = ["Names", "first_problem", "toggles_row", "training_rows"]
+
+Names = Callable[[Case], Sequence[str]]
+
+
+def first_problem(
+    answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
+) -> Finding:
+    """The worst finding over several launches; PASS only if all pass, with the first's number."""
+    if not names:
+        return incomplete(Reason.NOT_RUN, "no launch was planned")
+    findings = [_caught(answer, case, name) for name in names]
+    worst = min(findings, key=lambda finding: _RANK[finding.outcome])
+    if worst.outcome is not Outcome.PASS or len(findings) == 1:
+        return worst
+    paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
+    reason = f"{len(findings)} launches: {worst.reason}"
+    return passed(reason, measurement=worst.measurement, evidence=paths)
+
+
+_RANK = {
+    Outcome.FAIL: 0,
+    Outcome.INVALID: 1,
+    Outcome.INCOMPLETE: 2,
+    Outcome.INCONCLUSIVE: 3,
+    Outcome.SKIPPED: 4,
+    Outcome.PASS: 5,
+}
+
+
+def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
+    try:
+        return answer(case, name)
+    except Unanswerable as unanswerable:
+        return unanswerable.finding
+
+
+def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
+    """Rows `completed`, `ranks_alive`, `as_planned`, `loss_finite` and `plausible`."""
+
+    def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
+        return lambda case: first_problem(answer, case, names(case))
+
+    return (
+        Row(
+            what="completed",
+            question=f"Did {what} run to its end?",
+            answer=over(_completed),
+            topic="stall",
+        ),
+        Row(
+            what="ranks_alive",
+            question="Did every rank report every step, to the same parameters?",
+            answer=over(_ranks_alive),
+            topic="stall",
+        ),
+        Row(
+            what="as_planned",
+            question="Did the planned config, toggles and device really run?",
+            answer=over(_as_planned),
+            topic="plausible",
+        ),
+        Row(
+            what="loss_finite",
+            question="Is the loss finite in every step?",
+            answer=over(_loss_finite),
+            topic="loss",
+        ),
+        Row(
+            what="plausible",
+            question="Are loss, tokens and times possible?",
+            answer=over(check_plausible),
+            topic="plausible",
+        ),
+    )
+
+
+def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
+    """Row `toggles_effective`: every toggle of the plan is proven to have done something."""
+
+    def one(case: Case, name: str) -> Finding:
+        launch = case.completed(name)
+        toggles = {
+            key: v for key, v in toggles_in_force(launch.launch.env).items() if key not in but
+        }
+        problems = [effect_problem(launch, key, value) for key, value in toggles.items()]
+        found = [problem for problem in problems if problem]
+        paths = [rank.path for rank in launch.ranks[:1]]
+        if found:
+            return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
+        return passed(
+            f"took effect: {', '.join(sorted(toggles)) or 'none asked for'}", evidence=paths
+        )
+
+    return Row(
+        what="toggles_effective",
+        question="Did every toggle of the plan take effect?",
+        answer=lambda case: first_problem(one, case, names(case)),
+    )
+
+
+def _completed(case: Case, name: str) -> Finding:
+    return ending(case.launch(name))
+
+
+def _ranks_alive(case: Case, name: str) -> Finding:
+    launch = case.launch(name)
+    wanted = launch.launch.nproc
+    present = {rank.rank: rank for rank in launch.ranks}
+    paths = [rank.path for rank in launch.ranks]
+    missing = [str(rank) for rank in range(wanted) if rank not in present]
+    if not present:
+        return incomplete(Reason.MISSING_ARTIFACT, f"{name}: no rank left a heartbeat")
+    if missing:
+        reason = f"{name}: no heartbeat of rank {', '.join(missing)} of {wanted}"
+        return failed(Reason.CRASH, reason, evidence=paths)
+    strangers = [
+        r.path
+        for r in launch.ranks
+        if launch.result.run_token and r.tokens - {launch.result.run_token}
+    ]
+    if strangers:
+        reason = f"{', '.join(strangers)}: heartbeats of another launch"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=strangers)
+    case.completed(name)
+    last = {rank.last_step for rank in launch.ranks}
+    if len(last) > 1 or None in last:
+        steps = ", ".join(f"rank {rank.rank} {rank.last_step}" for rank in launch.ranks)
+        return invalid(Reason.MISMATCH, f"{name}: last steps differ: {steps}", evidence=paths)
+    hashes = {rank.param_hash for rank in launch.ranks}
+    if len(hashes) > 1:
+        reason = f"{name}: parameters differ between ranks at the end"
+        return failed(Reason.MISMATCH, reason, evidence=paths)
+    if wanted > 1 and None in hashes:
+        reason = f"{name}: no rank reported its parameters' digest"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
+    reason = f"{wanted} rank(s) to step {last.pop()}, parameters equal"
+    value = rank_value(launch.ranks[0], "ranks_alive", float(wanted), "ranks")
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def _as_planned(case: Case, name: str) -> Finding:
+    launch, env = case.launch(name), case.env(name)
+    problems = [*_plan_problems(launch, env), *_workload_problems(case, env)]
+    problems += [problem for problem in launch.problems if problem.startswith("env.json")]
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,))
+    work = case.profile.workload
+    batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
+    reason = f"S={work.seq_len}, {batch}, {work.dtype}"
+    return passed(
+        reason, measurement=from_env(launch, "config_sha256", str(env.get("config_sha256")))
+    )
+
+
+def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    problems = []
+    token, expected = env.get("run_token"), launch.result.run_token
+    if expected and token != expected:
+        problems.append("env.json is of another launch")
+    if env.get("world_size") != launch.launch.nproc:
+        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
+    from nsa.toggles import TOGGLES
+
+    got = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    for key, text in launch.launch.env.items():
+        if (
+            key in TOGGLES
+            and TOGGLES[key].reader == "trainer"
+            and got.get(key) != TOGGLES[key].parse(text)
+        ):
+            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
+    return problems
+
+
+def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    work, effective = case.profile.workload, env.get("effective") or {}
+    wanted = {
+        "seq_len": work.seq_len,
+        "global_batch": work.global_batch,
+        "accumulation": work.accumulation,
+        "dtype": work.dtype,
+        "tokens_per_step": work.tokens_per_step,
+    }
+    problems = [
+        f"{key}: wanted {value}, got {effective.get(key)}"
+        for key, value in wanted.items()
+        if effective.get(key) != value
+    ]
+    device = (env.get("device") or {}).get("type")
+    if device != case.profile.hardware.device:
+        problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
+    return problems
+
+
+def _loss_finite(case: Case, name: str) -> Finding:
+    log = case.log(name, whole=False)
+    launch = case.launch(name)
+    losses = log.frame["loss"].to_numpy(dtype=float)
+    bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+    reported = [rank.nonfinite for rank in launch.ranks if rank.nonfinite]
+    if bad or reported:
+        step = int(log.frame["step"].iloc[bad[0]]) if bad else reported[0].get("step")
+        reason = f"{name}: the loss is not finite at step {step}"
+        rows = (bad[0], bad[0]) if bad else None
+        value = log_value(
+            log, "loss", float(losses[bad[0]]) if bad else math.nan, "nats", rows=rows
+        )
+        return failed(Reason.NON_FINITE, reason, measurement=value)
+    case.completed(name)
+    value = log_value(log, "loss_max", float(losses.max()), "nats")
+    return passed(
+        f"finite in all {len(losses)} steps, highest {losses.max():.3f}", measurement=value
+    )

@@ -1,0 +1,152 @@
+"""FineWeb-Edu: the loader responds, and training on real text progresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from phases.base import PlanContext
+from phases.common.case import Case, ending
+from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.finding import Finding, failed, invalid, passed, skipped
+from phases.common.measure import holds, log_value, with_limit
+from phases.common.rows import Row, RowPhase
+from phases.common.training import training_rows
+from runbook.records import Launch, LaunchStatus, Reason
+
+__all__ = ["FineWeb"]
+
+_SMOKE, _TRAIN = "loader", "train"
+_MISSING = ("datasets", "tiktoken")
+
+
+class FineWeb(RowPhase):
+    """Seed 000, "FineWeb-Edu (Optional)"."""
+
+    name = "fineweb"
+    title = "FineWeb-Edu"
+    source = "seed 000, FineWeb-Edu (Optional)"
+    question = "Does training on streamed text work?"
+    optional = True
+    limits = ("loader_fetch_s",)
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """A few steps in one process to test the loader, then the seed's run."""
+        settings = context.profile.phases[self.name]
+        smoke = trainer_launch(
+            context,
+            phase=self.name,
+            name=_SMOKE,
+            steps=3,
+            env=environment(context, self.name, ddp=False),
+            ddp=False,
+            dataset="fineweb_edu",
+            extra=("--seq-len", "1024", "--batch-size", "1", "--loader-timeout", "60"),
+            purpose="is the loader responsive?",
+        )
+        train = trainer_launch(
+            context,
+            phase=self.name,
+            name=_TRAIN,
+            steps=scaled(settings.steps, context),
+            env=environment(context, self.name),
+            dataset="fineweb_edu",
+            extra=("--loader-timeout", "120"),
+            purpose="training on streamed text",
+        )
+        return [smoke, train]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """Loader and progress, or why there is neither here."""
+        del context
+        shared = [row for row in training_rows(_names) if row.what != "plausible"]
+        return (
+            Row(
+                what="loader",
+                question="Is the loader responsive?",
+                answer=_or_missing(_loader),
+                topic="data",
+            ),
+            *(
+                Row(
+                    what=row.what,
+                    question=row.question,
+                    answer=_or_missing(row.answer),
+                    topic=row.topic,
+                )
+                for row in shared
+            ),
+            Row(
+                what="progress",
+                question="Does training progress?",
+                answer=_or_missing(_progress),
+                topic="data",
+            ),
+        )
+
+
+def _names(case: Case) -> Sequence[str]:
+    del case
+    return [_TRAIN]
+
+
+def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
+    """Without the optional packages there is nothing to judge: SKIPPED, with their names."""
+
+    def judged(case: Case) -> Finding:
+        missing = _missing_package(case)
+        if missing:
+            return skipped(Reason.NOT_ASKED_FOR, missing)
+        return answer(case)
+
+    return judged
+
+
+def _missing_package(case: Case) -> str:
+    for launch in case.evidence.launches.values():
+        cause = launch.result.cause
+        refused = launch.result.status is LaunchStatus.CONFIG_ERROR
+        found = [name for name in _MISSING if name in cause]
+        if refused and found:
+            return f"the optional package {found[0]} is not installed: {cause}"
+    return ""
+
+
+def _loader(case: Case) -> Finding:
+    end = ending(case.launch(_SMOKE))
+    if end.code is not Reason.OK:
+        return end
+    fallback = _fallback(case, _SMOKE)
+    if fallback:
+        return fallback
+    log = case.log(_SMOKE)
+    slowest = float(log.frame["fetch_s"].max())
+    limit = case.limit("loader_fetch_s")
+    value = log_value(log, "fetch_s_max", slowest, "s")
+    fine = holds(slowest, limit.comparator.value, limit.value)
+    text = f"slowest batch after {slowest:.2f} s"
+    return with_limit(passed(text) if fine else failed(Reason.ABOVE_LIMIT, text), value, limit)
+
+
+def _fallback(case: Case, name: str) -> Finding | None:
+    """Generated tokens in place of the data set make it no test of the data."""
+    notes = [str(note) for note in case.env(name).get("notes") or ()]
+    told = [note for note in notes if "synthetic" in note]
+    if not told:
+        return None
+    path = case.launch(name).env_path
+    return invalid(Reason.WRONG_ENVIRONMENT, f"not the data set: {told[0]}", evidence=(path,))
+
+
+def _progress(case: Case) -> Finding:
+    log = case.log(_TRAIN)
+    fallback = _fallback(case, _TRAIN)
+    if fallback:
+        return fallback
+    losses = log.frame["loss"].to_numpy(dtype=float)
+    part = max(len(losses) // 5, 1)
+    first, last = float(losses[:part].mean()), float(losses[-part:].mean())
+    value = log_value(log, "loss_change", last - first, "nats")
+    text = f"mean loss {first:.3f} in the first fifth, {last:.3f} in the last"
+    if last < first:
+        return passed(text, measurement=value)
+    return failed(Reason.MISMATCH, f"no progress: {text}", measurement=value)

@@ -1,0 +1,262 @@
+"""Stability long run under the watchdog: no halt, steady, healthy gates, memory at its plateau."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from phases.base import Judgement, PlanContext
+from phases.common.case import Case
+from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
+from phases.common.measure import against, decided, last50, log_value, rank_value, with_limit
+from phases.common.rates import rate_table
+from phases.common.rows import Row, RowPhase
+from phases.common.tables import gather, optional
+from phases.common.training import toggles_row, training_rows
+from runbook.records import Launch, Measurement, Reason, Series, Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from runbook.decide import Decision
+
+__all__ = ["LongRun"]
+
+_LAUNCH = "run"
+_MIB_PER_GIB = 1024.0
+_CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
+
+
+class LongRun(RowPhase):
+    """Seed 000, "Stability Long-Run + Watchdog"."""
+
+    name = "long_run"
+    title = "Stability long run"
+    source = "seed 000, Stability Long-Run + Watchdog"
+    question = "Does it keep going: no halt, steady, healthy, without a leak?"
+    reads = ("bucket_sweep", "fused_adamw")
+    limits = (
+        "drift",
+        "stall_share",
+        "gate_entropy_min",
+        "gate_max_share",
+        "gate_collapse_readings",
+        "memory_gib",
+    )
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """One launch with the bucket and optimizer that the earlier phases chose."""
+        chosen = {name: context.choices[name] for name in _CHOSEN if name in context.choices}
+        said = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        settings = context.profile.phases[self.name]
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=_LAUNCH,
+                steps=scaled(settings.steps, context),
+                env=environment(context, self.name, extra=chosen),
+                purpose=f"stability; chosen by earlier phases: {said or 'nothing'}",
+            )
+        ]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """Stability, each aspect by itself."""
+        del context
+        return (
+            *training_rows(_names),
+            toggles_row(_names),
+            Row(
+                what="no_halt",
+                question="Did the watchdog leave it alone?",
+                answer=_no_halt,
+                topic="stall",
+            ),
+            Row(
+                what="steady",
+                question="Is the throughput steady from beginning to end?",
+                answer=_steady,
+                topic="steady",
+            ),
+            Row(what="gates", question="Are the gates healthy?", answer=_gates, topic="gates"),
+            Row(
+                what="memory_plateau",
+                question="Has memory stopped growing?",
+                answer=_memory_plateau,
+                topic="memory",
+            ),
+            Row(
+                what="memory_limit",
+                question="Does every rank stay under the memory limit?",
+                answer=_memory_limit,
+                topic="memory",
+            ),
+        )
+
+    def details(self, case: Case) -> Judgement:
+        """Throughput table and the curves."""
+        seed = optional(lambda: last50(case.log(_LAUNCH)))
+        return Judgement(
+            checks=(),
+            tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
+            measurements=gather([seed]),
+            series=_series(case),
+        )
+
+
+def _names(case: Case) -> Sequence[str]:
+    del case
+    return [_LAUNCH]
+
+
+def _no_halt(case: Case) -> Finding:
+    launch = case.launch(_LAUNCH)
+    reasons = [rank.halt_reason for rank in launch.ranks if rank.halt_reason]
+    if launch.halted or reasons:
+        why = reasons[0] if reasons else launch.result.cause or "no reason recorded"
+        return failed(Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence)
+    case.completed(_LAUNCH)
+    value = rank_value(launch.ranks[0], "halts", 0.0) if launch.ranks else None
+    return passed("no .HALT", measurement=value)
+
+
+def _steady(case: Case) -> Finding:
+    from runbook.decide import steady
+    from runbook.stats import step_times
+
+    log = case.log(_LAUNCH)
+    drift, stall = case.limit("drift"), case.limit("stall_share")
+    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
+    value = _from_decision(log_value(log, "step_time_change", 0.0, "share"), decision)
+    if not (case.profile.throughput_gated and drift.gated):
+        reason = f"{decision.reason}; shown, not gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=value)
+    return with_limit(decided(decision, value), value, drift)
+
+
+def _from_decision(base: Measurement, decision: Decision) -> Measurement:
+    changed = {
+        "value": decision.estimate if decision.estimate is not None else float("nan"),
+        "interval": decision.interval,
+        "n": max(decision.n, 1),
+    }
+    return base.model_copy(update=changed)
+
+
+def _gate_frame(case: Case) -> pd.DataFrame:
+    launch = case.completed(_LAUNCH)
+    if launch.gates is None or launch.gates.empty:
+        reason = "no gate health was recorded"
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+    return launch.gates
+
+
+def _gates(case: Case) -> Finding:
+    """Collapsed: entropy too low or one gate too large in N readings one after the other."""
+    frame, launch = _gate_frame(case), case.launch(_LAUNCH)
+    low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
+    patience = int(case.limit("gate_collapse_readings").value)
+    entropy = frame["entropy"].to_numpy(dtype=float)
+    largest = frame["max_gate"].to_numpy(dtype=float)
+    # Written so that a NaN counts as bad.
+    bad = ~((entropy >= low.value) & (largest <= high.value))
+    value = Measurement(
+        name="gate_entropy_min",
+        value=float(entropy.min()),
+        unit="",
+        n=len(frame),
+        window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
+        path=launch.gates_path,
+        sha256=launch.gates_sha256,
+        note=f"largest gate share {largest.max():.3f}",
+    )
+    start = _run_of(bad.tolist(), patience)
+    text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
+    if start is not None:
+        step = int(frame["step"].iloc[start])
+        reason = f"the gates collapse from step {step} ({patience} readings in a row): {text}"
+        return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
+    if float(value.value) < low.value or bool(bad.any()):
+        text += f"; {int(bad.sum())} bad reading(s), never {patience} in a row"
+        return passed(text, measurement=value)
+    return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
+
+
+def _run_of(flags: Sequence[bool], length: int) -> int | None:
+    """Where the first run of `length` true flags begins."""
+    run = 0
+    for index, flag in enumerate(flags):
+        run = run + 1 if flag else 0
+        if run == length:
+            return index - length + 1
+    return None
+
+
+def _memory_plateau(case: Case) -> Finding:
+    from runbook.decide import memory_plateau
+
+    log = case.log(_LAUNCH)
+    frame = log.frame
+    if "mem_mib" not in frame or frame["mem_mib"].isna().all():
+        reason = f"{log.path} has no memory readings"
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(log.path,)))
+    rows = frame[frame["mem_mib"].notna()]
+    limit = case.limit("memory_gib")
+    decision = memory_plateau(
+        rows["step"].to_numpy(dtype=float),
+        rows["mem_mib"].to_numpy(dtype=float),
+        float(case.profile.workload.production_steps),
+        limit.value * _MIB_PER_GIB,
+    )
+    value = _from_decision(log_value(log, "memory_projected", 0.0, "MiB"), decision)
+    finding = decided(decision, value)
+    code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
+    return Finding(**{**vars(finding), "code": code})
+
+
+def _memory_limit(case: Case) -> Finding:
+    launch = case.completed(_LAUNCH)
+    peaks = [
+        (rank.peak_cuda_mib if case.profile.has_gpu else rank.peak_rss_mib, rank)
+        for rank in launch.ranks
+    ]
+    known = [(peak, rank) for peak, rank in peaks if peak is not None]
+    if not known or len(known) < launch.launch.nproc:
+        reason = f"memory of {len(known)} of {launch.launch.nproc} ranks is known"
+        return incomplete(Reason.MISSING_ARTIFACT, reason)
+    peak, rank = max(known, key=lambda item: item[0])
+    value = rank_value(rank, "peak_memory", peak / _MIB_PER_GIB, "GiB")
+    text = f"rank {rank.rank} uses most: {peak:.0f} MiB"
+    limit = case.limit("memory_gib")
+    return against(value, limit, fault=failed(Reason.ABOVE_LIMIT, text), fine=passed(text))
+
+
+def _series(case: Case) -> tuple[Series, ...]:
+    from runbook.records import thin_points
+
+    log = optional(lambda: case.log(_LAUNCH, whole=False))
+    if log is None:
+        return ()
+    limit = case.limit("memory_gib").value * _MIB_PER_GIB
+    wanted = (("toks_per_s", "toks/s", None), ("loss", "nats", None), ("mem_mib", "MiB", limit))
+    curves = []
+    for column, unit, line in wanted:
+        if column not in log.frame:
+            continue
+        rows = log.frame[log.frame[column].notna()]
+        if rows.empty:
+            continue
+        points = thin_points(rows["step"].tolist(), rows[column].tolist())
+        curves.append(
+            Series(
+                name=column,
+                unit=unit,
+                points=points,
+                n=len(rows),
+                limit=line,
+                path=log.path,
+                sha256=log.sha256,
+            )
+        )
+    return tuple(curves)

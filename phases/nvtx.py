@@ -1,0 +1,212 @@
+"""NVTX profiling: where the time goes, and that it does not go into Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phases.base import Judgement, PlanContext
+from phases.common.case import Case
+from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.finding import (
+    Finding,
+    Unanswerable,
+    failed,
+    incomplete,
+    invalid,
+    passed,
+    skipped,
+)
+from phases.common.measure import holds, with_limit
+from phases.common.rows import Row, RowPhase
+from phases.common.tables import optional
+from phases.common.training import toggles_row, training_rows
+from runbook.evidence import LaunchEvidence
+from runbook.records import Launch, Measurement, Reason, Table
+
+__all__ = ["Nvtx"]
+
+_LAUNCH = "profiled"
+_RANGE = "nsa.sel.ranges_v2"
+_ENV = {"NSA_NVTX": "1", "NSA_TB_DISABLE": "1", "NSA_DISABLE_AUX_STATS": "1"}
+
+
+class Nvtx(RowPhase):
+    """Seed 000, "NVTX Profiling (Attribution)"."""
+
+    name = "nvtx"
+    title = "NVTX profiling"
+    source = "seed 000, NVTX Profiling (Attribution)"
+    question = "Does v2 run, and is no Python hotspot dominating?"
+    limits = ("python_share", "python_hotspot")
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
+        settings = context.profile.phases[self.name]
+        steps, retry = scaled(settings.steps, context), settings.retry_steps
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=_LAUNCH,
+                steps=steps,
+                env=environment(context, self.name, extra=_ENV),
+                extra=("--profile-steps", str(settings.profile_steps)),
+                retry_steps=scaled(retry, context) if retry else None,
+                purpose="profiler trace with the ranges of the attention",
+            )
+        ]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """The range is there, the trace is kept, Python's share is named and small."""
+        del context
+        return (
+            *training_rows(_names),
+            toggles_row(_names, but=("NSA_NVTX",)),
+            Row(
+                what="range_present",
+                question=f"Did the range {_RANGE} run?",
+                answer=_range_present,
+                topic="nvtx",
+            ),
+            Row(
+                what="trace_kept",
+                question="Is the profiler's trace kept?",
+                answer=_trace_kept,
+                topic="nvtx",
+            ),
+            Row(
+                what="python_share",
+                question="Which share of the step is spent in Python?",
+                answer=_python_share,
+                topic="python",
+            ),
+            Row(
+                what="python_hotspot",
+                question="Does one Python function dominate?",
+                answer=_hotspot,
+                topic="python",
+            ),
+        )
+
+    def details(self, case: Case) -> Judgement:
+        """Time per range, and the Python functions that took most."""
+        profile = optional(lambda: _profile(case)[1])
+        if profile is None:
+            return Judgement(checks=())
+        ranges = Table(
+            title="Time per range",
+            columns=("range", "count", "CPU us", "CUDA us"),
+            rows=tuple(
+                (name, int(item.get("count") or 0), item.get("cpu_us"), item.get("cuda_us"))
+                for name, item in sorted((profile.get("ranges") or {}).items())
+            ),
+            note=f"{profile.get('steps')} profiled steps of rank 0",
+        )
+        top = Table(
+            title="Python functions that took most",
+            columns=("function", "share of the steps"),
+            rows=tuple((str(item.get("name")), item.get("share")) for item in _top(profile)[:5]),
+        )
+        return Judgement(checks=(), tables=(ranges, top))
+
+
+def _names(case: Case) -> Sequence[str]:
+    del case
+    return [_LAUNCH]
+
+
+def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
+    launch = case.completed(_LAUNCH)
+    if launch.profile is None:
+        reason = "the profiler wrote no readable summary"
+        raise Unanswerable(
+            incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.console_path,))
+        )
+    return launch, launch.profile
+
+
+def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(
+        profile.get("top_python") or (), key=lambda item: -float(item.get("share") or 0.0)
+    )
+
+
+def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
+    return Measurement(
+        name=name,
+        value=value,
+        unit="",
+        n=max(n, 1),
+        window=None,
+        path=launch.profile_path,
+        sha256=launch.profile_sha256,
+        note=f"{(launch.profile or {}).get('steps')} profiled steps",
+    )
+
+
+def _range_present(case: Case) -> Finding:
+    launch, profile = _profile(case)
+    refused = [effect for effect in launch.effects("NSA_NVTX") if effect.took_effect is False]
+    ranges = profile.get("ranges") or {}
+    if refused or not ranges:
+        reason = f"NSA_NVTX=1 did nothing: {refused[0].evidence if refused else 'no range at all'}"
+        return invalid(Reason.NO_EFFECT, reason, evidence=(launch.profile_path,))
+    count = int((ranges.get(_RANGE) or {}).get("count") or 0)
+    if count == 0:
+        reason = f"{_RANGE} never ran; the trace has {', '.join(sorted(ranges))}"
+        return failed(Reason.MISMATCH, reason, measurement=_value(launch, _RANGE, 0.0))
+    value = _value(launch, _RANGE, float(count), n=count)
+    return passed(f"{_RANGE} ran {count} times", measurement=value)
+
+
+def _trace_kept(case: Case) -> Finding:
+    launch, _ = _profile(case)
+    if not launch.trace_path:
+        reason = "there is a summary but no trace file"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+    value = Measurement(
+        name="trace",
+        value=launch.trace_path,
+        unit="",
+        n=1,
+        window=None,
+        path=launch.trace_path,
+        sha256=launch.trace_sha256,
+    )
+    return passed(f"{launch.trace_path}", measurement=value)
+
+
+def _python_share(case: Case) -> Finding:
+    launch, profile = _profile(case)
+    share = profile.get("python_share")
+    if not isinstance(share, (int, float)):
+        reason = "the profile names no share of Python"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+    value = _value(launch, "python_share", float(share))
+    return _shares(case, value, "python_share", f"{float(share):.0%} of the profiled time")
+
+
+def _hotspot(case: Case) -> Finding:
+    launch, profile = _profile(case)
+    top = _top(profile)
+    if not top:
+        reason = "the profile names no Python function"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+    share = float(top[0].get("share") or 0.0)
+    value = _value(launch, "python_hotspot", share, n=len(top))
+    return _shares(case, value, "python_hotspot", f"{top[0].get('name')}: {share:.0%}")
+
+
+def _shares(case: Case, value: Measurement, name: str, text: str) -> Finding:
+    limit, share = case.limit(name), float(value.value)
+    if not 0.0 <= share <= 1.0:
+        return invalid(
+            Reason.NOT_PLAUSIBLE, f"{text}: not a share between 0 and 1", measurement=value
+        )
+    if not limit.gated:
+        reason = f"{text}; shown, not gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=value)
+    fine = holds(share, limit.comparator.value, limit.value)
+    finding = passed(text) if fine else failed(Reason.ABOVE_LIMIT, text)
+    return with_limit(finding, value, limit)

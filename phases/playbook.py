@@ -1,0 +1,155 @@
+"""What to do about each kind of failure: the seeds' failure playbook and notes, as data.
+
+A row that is not PASS takes the remedy of its own topic if there is one, else that of its reason.
+"""
+
+from __future__ import annotations
+
+from runbook.records import Reason
+
+__all__ = ["BY_REASON", "BY_TOPIC", "remedy_for"]
+
+BY_TOPIC: dict[str, str] = {
+    # Seed 000, "Failure Playbook": low throughput.
+    "throughput": (
+        "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
+        "TensorBoard off; on PCIe keep the batch at 2 and raise NSA_ACCUM instead"
+    ),
+    # Seed 000, "Failure Playbook": stalls.
+    "stall": (
+        "read the stacks and the last heartbeats of the culprit rank; send SIGUSR1 to a live rank "
+        "for more; run again on another port with NCCL_DEBUG=INFO for a short window"
+    ),
+    # Seed 000, "Failure Playbook": v2 issues.
+    "v2": "train with NSA_SEL_RANGES_V2=0 until the parity tests pass again",
+    # Seed 000, "Failure Playbook": optimizer instability.
+    "fused": "leave NSA_OPT_FUSED unset",
+    # Seed 004, triage steps 1 and 2, and seed 003 "Imbalanced GPU utilization".
+    "compression": (
+        "set NSA_DDP_COMPRESS=bf16 and look for the line '[ddp] gradient compression enabled'; "
+        "if it deadlocks, NSA_DDP_COMPRESS=off with NSA_DDP_BUCKET_MB=100"
+    ),
+    "balance": (
+        "NSA_DDP_STATIC_GRAPH=1 with NSA_DDP_FIND_UNUSED=0, then larger buckets, then a larger "
+        "batch or more accumulation"
+    ),
+    "bucket": (
+        "use bucket sizes below the size of the model's gradients, so that there is more than one"
+    ),
+    # Seed 000, "SDPA Backend Audit".
+    "audit": (
+        "set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1 and run at least one step in which the "
+        "branches are exercised; only rank 0 logs it"
+    ),
+    "kernels": (
+        "compare with NSA_SDPA_NO_FLASH=1 and check torch, driver and the profile's expected "
+        "kernels; a fallback costs speed, two unusable paths are a no-go"
+    ),
+    # Seed 000, "NVTX Profiling".
+    "nvtx": (
+        "shorten the run to 50 steps with NSA_TB_DISABLE=1 and NSA_DISABLE_AUX_STATS=1; "
+        "check that NSA_SEL_RANGES_V2=1"
+    ),
+    "python": (
+        "look at the named Python functions in the trace; NSA_PREFILL_BATCHED=1 and "
+        "NSA_SEL_RANGES_V2=1 remove the two known loops"
+    ),
+    # Seed 000, "Single-GPU Isolation".
+    "scaling": (
+        "capture an nvtx run of both sides; sweep the buckets; check PCIe width and NCCL's choice "
+        "of ring, and that both sides ran the same batch, checkpointing and toggles"
+    ),
+    # Seed 002, "Troubleshooting": memory pressure.
+    "memory": (
+        "reduce train.seq_len to 1024, accumulate more, or allow gradient checkpointing under DDP "
+        "with NSA_DDP_DISABLE_GC=0; look at mem_*.json for what grows"
+    ),
+    # Seed 000, "Notes & Hygiene".
+    "prefill": "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
+    # Seed 002, "No-Go when" and "Troubleshooting".
+    "loss": (
+        "run the phase with train.lr lowered (NSA_LR) and bf16 off (runtime.precision=fp32); a "
+        "loss that is not finite in bf16 is a no-go"
+    ),
+    "plausible": (
+        "do not use these numbers; check which config, data and trainer really ran (env.json) "
+        "and whether the attention is causal (the parity tests)"
+    ),
+    "gates": (
+        "lower the learning rate, check the gate shares in gates.csv for the branch that died, "
+        "and resume from a checkpoint before the collapse"
+    ),
+    "steady": (
+        "look for the change point in training.csv: data stalls (fetch_s), checkpoints, clocks "
+        "and temperature of the GPUs, other processes"
+    ),
+    "data": (
+        "run with --dataset synthetic to isolate, then raise --loader-timeout moderately and use a "
+        "local cache (--dataset local --local-path)"
+    ),
+    "sanity": "read the failing assertion in junit.xml; do not train until it passes",
+    "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
+    "hardware": "choose the profile of this machine (runbook profiles), or run on the right one",
+    "gpu_state": (
+        "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
+        "with CUDA_VISIBLE_DEVICES"
+    ),
+    "disk": "free space or write elsewhere with --out",
+    "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
+    "target": (
+        "measure a healthy run of this config once, and write its throughput and date into a "
+        "profile of your own as the new floor"
+    ),
+}
+
+BY_REASON: dict[Reason, str] = {
+    Reason.BELOW_LIMIT: "compare with the baseline phase and the profile's hardware, then rerun",
+    Reason.ABOVE_LIMIT: "compare with the baseline phase and the profile's hardware, then rerun",
+    Reason.MISMATCH: "read both sides in the evidence, correct the one that is wrong, rerun",
+    Reason.UNDECIDED: "run it again on a quiet machine, or with more steps (--steps-scale 2)",
+    Reason.TOO_FEW_SAMPLES: "run more steps (--steps-scale 2) or more launches",
+    Reason.NOT_COMPARABLE: "run both sides in one run of the program, with one config and checkout",
+    Reason.NOT_PLAUSIBLE: BY_TOPIC["plausible"],
+    Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
+    Reason.WRONG_ENVIRONMENT: "mend what the row names, or choose the profile of this machine",
+    Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",
+    Reason.MISSING_ARTIFACT: "check the launch's console.log and free disk space, then rerun",
+    Reason.CRASH: "read the end of console.log and the culprit rank's stack, mend, rerun",
+    Reason.HANG: BY_TOPIC["stall"],
+    Reason.TIMEOUT: "if it was making progress, run fewer steps (--steps-scale 0.5) or allow more",
+    Reason.NON_FINITE: BY_TOPIC["loss"],
+    Reason.OUT_OF_MEMORY: BY_TOPIC["memory"],
+    Reason.LEAK: BY_TOPIC["memory"],
+    Reason.HALTED: "read .anomaly_type and the last heartbeats: the watchdog stopped this run",
+    Reason.NOT_RUN: "run the phase",
+    Reason.INTERRUPTED: "run the phase again, or resume the run",
+    Reason.HARNESS_ERROR: "read the traceback named as evidence; this is a fault of the program",
+    Reason.NEEDS_CUDA: "run on a machine with a CUDA device",
+    Reason.NEEDS_GPUS: "run on a machine with more GPUs",
+    Reason.NOTHING_COLLECTED: "check that the shipped tests (nsa.tests) are installed",
+    Reason.TEST_FAILED: BY_TOPIC["sanity"],
+    Reason.WARNING: "nothing has to be done; read the reason",
+}
+
+
+def remedy_for(topic: str, code: Reason) -> str:
+    """The remedy of a topic, or of a reason where the topic is about something else.
+
+    A launch that never ended well is mended first; only then the topic's own advice applies.
+    """
+    ended_badly = {
+        Reason.CRASH,
+        Reason.HANG,
+        Reason.TIMEOUT,
+        Reason.OUT_OF_MEMORY,
+        Reason.HALTED,
+        Reason.NOT_RUN,
+        Reason.INTERRUPTED,
+        Reason.HARNESS_ERROR,
+        Reason.DAMAGED_ARTIFACT,
+        Reason.MISSING_ARTIFACT,
+        Reason.TOO_FEW_SAMPLES,
+    }
+    if topic in BY_TOPIC and code not in ended_badly:
+        return BY_TOPIC[topic]
+    return BY_REASON.get(code, "")

@@ -1,0 +1,256 @@
+"""Preflight: which machine, which checkout, and whether the trainer is sane, before any number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from phases.base import Judgement, PlanContext
+from phases.common.case import Case
+from phases.common.commands import pytest_launch
+from phases.common.facts import (
+    answered,
+    artifacts,
+    branch,
+    clean_tree,
+    count_is_zero,
+    gpu_memory,
+    gpu_names,
+    gpu_state,
+    nvlink,
+    pcie,
+    recorded,
+    sequential_prefill,
+    variables,
+)
+from phases.common.finding import Finding, failed, invalid, passed
+from phases.common.junit import judge_cases
+from phases.common.measure import against, holds, with_limit
+from phases.common.rows import Row, RowPhase
+from runbook.evidence import JUnitCase
+from runbook.records import Launch, Reason, Table
+
+__all__ = ["Preflight"]
+
+_SANITY = "sanity"
+
+
+class Preflight(RowPhase):
+    """Seed 000, "Preflight (Snapshot & Sync)"."""
+
+    name = "preflight"
+    title = "Preflight"
+    source = "seed 000, Preflight (Snapshot & Sync)"
+    question = "Is this the right machine and checkout, in a state to be measured?"
+    collects = True
+    limits = ("disk_free_gib", "disk_write_mib_s", "gpu_idle_memory_mib")
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """The shipped sanity tests; facts are collected by the engine before."""
+        return [
+            pytest_launch(
+                context,
+                phase=self.name,
+                name=_SANITY,
+                modules=("test_equiv_small", "test_group_consistency"),
+                purpose="paths agree; all heads of a group read the same blocks",
+            )
+        ]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """Artifacts, checkout, software, hardware, state, settings, sanity."""
+        return (*_checkout_rows(), *_hardware_rows(), *_machine_rows(), *_sanity_rows(context))
+
+    def details(self, case: Case) -> Judgement:
+        """Every fact that was found out."""
+        rows = tuple(
+            (fact.name, _shown(fact.value), fact.unit, fact.note, fact.path)
+            for fact in case.evidence.facts.values()
+        )
+        columns = ("fact", "value", "unit", "note", "source")
+        return Judgement(
+            checks=(), tables=(Table(title="Machine and checkout", columns=columns, rows=rows),)
+        )
+
+
+def _shown(value: str | float | bool | None) -> str | float | None:
+    return str(value) if isinstance(value, bool) else value
+
+
+def _checkout_rows() -> tuple[Row, ...]:
+    return (
+        Row(
+            what="artifacts",
+            question="Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?",
+            answer=artifacts,
+        ),
+        Row(
+            what="branch",
+            question="Is this the branch that the profile expects?",
+            answer=branch,
+            topic="branch",
+        ),
+        Row(
+            what="sha",
+            question="Which commit is this?",
+            answer=lambda case: recorded(case, "git.sha"),
+            topic="branch",
+        ),
+        Row(
+            what="clean_tree",
+            question="Does the checkout equal its commit?",
+            answer=clean_tree,
+            topic="branch",
+        ),
+        Row(what="trainer_imports", question="Does the trainer import?", answer=_imports),
+        Row(
+            what="torch",
+            question="Which torch is this?",
+            answer=lambda case: recorded(case, "torch.version"),
+        ),
+    )
+
+
+def _hardware_rows() -> tuple[Row, ...]:
+    return (
+        Row(
+            what="gpus",
+            question="Are these the GPUs of the profile?",
+            answer=gpu_names,
+            topic="hardware",
+        ),
+        Row(
+            what="gpu_driver",
+            question="Which driver is installed?",
+            answer=lambda case: answered(case, "gpu.driver"),
+        ),
+        Row(
+            what="gpu_memory",
+            question="Do the GPUs have the memory of the profile?",
+            answer=gpu_memory,
+            topic="hardware",
+        ),
+        Row(
+            what="pcie",
+            question="Do the GPUs have the PCIe generation and width of the profile?",
+            answer=pcie,
+            topic="hardware",
+        ),
+        Row(
+            what="nvlink",
+            question="Is there NVLink where the profile expects it, and only there?",
+            answer=nvlink,
+            topic="hardware",
+        ),
+        Row(
+            what="infiniband",
+            question="Is InfiniBand present?",
+            answer=_infiniband,
+        ),
+        Row(
+            what="gpu_clean",
+            question="Are the GPUs idle and healthy?",
+            answer=gpu_state,
+            topic="gpu_state",
+        ),
+    )
+
+
+def _machine_rows() -> tuple[Row, ...]:
+    return (
+        Row(what="disk_free", question="Is there disk space?", answer=_disk_free, topic="disk"),
+        Row(
+            what="disk_speed",
+            question="Is the disk fast enough?",
+            answer=_disk_speed,
+            topic="disk",
+        ),
+        Row(
+            what="port",
+            question="Is a port free for the rendezvous?",
+            answer=_port,
+            topic="stall",
+        ),
+        Row(
+            what="leftovers",
+            question="Are there no leftover trainer processes?",
+            answer=lambda case: count_is_zero(case, "processes.leftover"),
+            topic="gpu_state",
+        ),
+        Row(
+            what="variables",
+            question="Are all toggles and variables known to this torch?",
+            answer=variables,
+            topic="variables",
+        ),
+        Row(
+            what="prefill",
+            question="Is sequential prefill avoided for long sequences?",
+            answer=sequential_prefill,
+            topic="prefill",
+        ),
+    )
+
+
+def _sanity_rows(context: PlanContext) -> tuple[Row, ...]:
+    del context
+    return (
+        Row(
+            what="equivalence",
+            question="Do all attention paths agree on small inputs?",
+            answer=lambda case: judge_cases(case, _SANITY, "path equivalence", _in("equiv_small")),
+            topic="sanity",
+        ),
+        Row(
+            what="group_consistency",
+            question="Do all heads of a group read the same blocks?",
+            answer=lambda case: judge_cases(
+                case, _SANITY, "group consistency", _in("group_consistency")
+            ),
+            topic="sanity",
+        ),
+    )
+
+
+def _in(module: str) -> Callable[[JUnitCase], bool]:
+    def inside(test: JUnitCase) -> bool:
+        return f"test_{module}" in test.classname
+
+    return inside
+
+
+def _imports(case: Case) -> Finding:
+    fact, value = case.known("trainer.imports")
+    if fact.value is True:
+        return passed("nsa.train imports", measurement=value)
+    return failed(Reason.CRASH, f"nsa.train does not import: {fact.note}", measurement=value)
+
+
+def _infiniband(case: Case) -> Finding:
+    fact, value = case.known("infiniband.present")
+    advice = f"present: {fact.note}" if fact.value else "absent; NCCL_IB_DISABLE=1 is safe"
+    return passed(advice, measurement=value)
+
+
+def _disk_free(case: Case) -> Finding:
+    _, value = case.known("disk.free_gib")
+    text = f"{float(value.value):.0f} GiB free"
+    fault = invalid(Reason.WRONG_ENVIRONMENT, text)
+    return against(value, case.limit("disk_free_gib"), fault=fault, fine=passed(text))
+
+
+def _disk_speed(case: Case) -> Finding:
+    """Slow disks are the environment's fault, and only where checkpoints are written."""
+    _, value = case.known("disk.write_mib_s")
+    limit = case.limit("disk_write_mib_s")
+    text = f"{float(value.value):.0f} MiB/s written and synced"
+    fine = holds(float(value.value), limit.comparator.value, limit.value)
+    finding = passed(text) if fine else invalid(Reason.WRONG_ENVIRONMENT, text)
+    return with_limit(finding, value, limit)
+
+
+def _port(case: Case) -> Finding:
+    fact, value = case.known("port.free")
+    if fact.value is True:
+        return passed(f"{fact.note or 'a port'} is free", measurement=value)
+    reason = f"{fact.note or 'the default port'}; launches choose a free one by themselves"
+    return passed(reason, measurement=value)

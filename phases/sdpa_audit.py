@@ -1,0 +1,235 @@
+"""SDPA backend audit: the kernel that really ran in each branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from phases.base import Judgement, PlanContext
+from phases.common.arms import INTERLEAVED, ArmFault, arm_fault, tolerant
+from phases.common.case import Case
+from phases.common.commands import environment, schedule, trainer_launch
+from phases.common.effects import effect_problem
+from phases.common.finding import (
+    Finding,
+    Unanswerable,
+    failed,
+    incomplete,
+    invalid,
+    passed,
+    warned,
+)
+from phases.common.rows import Row, RowPhase
+from phases.common.tables import optional
+from phases.common.training import toggles_row, training_rows
+from runbook.evidence import LaunchEvidence
+from runbook.records import Launch, Measurement, Reason, Table
+
+__all__ = ["SdpaAudit"]
+
+_DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"
+_BRANCHES = ("cmp", "sel", "win")
+# The A/B of the two SDPA settings is about the SDPA path, so the Triton kernel is off in both.
+_ARMS: dict[str, dict[str, str]] = {
+    _DEFAULT: {"NSA_SDPA_AUDIT": "1"},
+    _FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_FLASH_ONLY": "1", "NSA_USE_TRITON_SEL": "0"},
+    _NO_FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_NO_FLASH": "1", "NSA_USE_TRITON_SEL": "0"},
+}
+_MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
+
+
+class SdpaAudit(RowPhase):
+    """Seed 000, "SDPA Backend Audit (One-Time)"."""
+
+    name = "sdpa_audit"
+    title = "SDPA backend audit"
+    source = "seed 000, SDPA Backend Audit (One-Time)"
+    question = "Which attention kernel really runs in each branch?"
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """The default, flash only and no flash, in this order, in one launch."""
+        plan = schedule(context, self.name, _ARMS, shuffled=False)
+        names = ("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL")
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=INTERLEAVED,
+                steps=plan.total_steps,
+                env={**environment(context, self.name, without=names), "NSA_SDPA_AUDIT": "1"},
+                schedule=plan,
+                purpose="audit the kernels: default, flash only, no flash",
+            )
+        ]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """Audit present, kernels as expected, and which of the two settings is usable."""
+        del context
+        shared = (*training_rows(_names), toggles_row(_names, but=("NSA_SDPA_AUDIT",)))
+        return (
+            *tolerant(shared, _fault),
+            Row(
+                what="audited",
+                question="Did the audit see every branch?",
+                answer=_audited,
+                topic="audit",
+            ),
+            Row(
+                what="kernels",
+                question="Did the expected kernel run in every branch?",
+                answer=_kernels,
+                topic="kernels",
+            ),
+            Row(
+                what="flash_only",
+                question="Can the run do with flash kernels only?",
+                answer=lambda case: _arm(case, _FLASH),
+                topic="kernels",
+            ),
+            Row(
+                what="no_flash",
+                question="Can the run do without flash kernels?",
+                answer=lambda case: _arm(case, _NO_FLASH),
+                topic="kernels",
+            ),
+            Row(
+                what="stable",
+                question="Is at least one of the two settings usable?",
+                answer=_stable,
+                topic="kernels",
+            ),
+        )
+
+    def details(self, case: Case) -> Judgement:
+        """Kernel per branch and arm."""
+        audit = optional(lambda: _audit(case))
+        rows = [(arm, *(_cell(audit, arm, branch) for branch in _BRANCHES)) for arm in _ARMS]
+        table = Table(
+            title="Kernel per branch",
+            columns=("arm", "compressed", "selected", "window"),
+            rows=tuple(rows),
+            note="from the profiler's operators inside each branch's range",
+        )
+        return Judgement(checks=(), tables=(table,))
+
+
+def _names(case: Case) -> Sequence[str]:
+    del case
+    return [INTERLEAVED]
+
+
+def _fault(case: Case) -> ArmFault | None:
+    if INTERLEAVED not in case.evidence.launches:
+        return None
+    return arm_fault(case, INTERLEAVED, optional_arms=[_FLASH, _NO_FLASH])
+
+
+def _audit(case: Case) -> Mapping[str, Any]:
+    """The audit's arms; the audit is written as the run goes, so a later fault spoils nothing."""
+    launch = case.launch(INTERLEAVED)
+    arms = (launch.audit or {}).get("arms")
+    if arms:
+        return dict(arms)
+    case.completed(INTERLEAVED)
+    reason = "the audit wrote nothing: no kernel is known"
+    raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.console_path,)))
+
+
+def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
+    found = ((audit or {}).get(arm) or {}).get("branches", {}).get(branch) or {}
+    return str(found.get("kernel") or "not seen")
+
+
+def _measured(launch: LaunchEvidence, name: str, value: str) -> Measurement:
+    return Measurement(
+        name=name,
+        value=value,
+        unit="",
+        n=1,
+        window=None,
+        path=launch.audit_path,
+        sha256=launch.audit_sha256,
+    )
+
+
+def _kernel_map(case: Case, arm: str) -> dict[str, str]:
+    """Kernel by branch of an arm; raises where a branch was not seen."""
+    audit, launch = _audit(case), case.launch(INTERLEAVED)
+    found = {branch: _cell(audit, arm, branch) for branch in _BRANCHES}
+    unseen = [branch for branch, kernel in found.items() if kernel == "not seen"]
+    if unseen:
+        reason = f"arm {arm}: no kernel seen in {', '.join(unseen)}"
+        raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.audit_path,)))
+    return found
+
+
+def _said(kernels: Mapping[str, str]) -> str:
+    return ", ".join(f"{branch}: {kernel}" for branch, kernel in kernels.items())
+
+
+def _audited(case: Case) -> Finding:
+    kernels = _kernel_map(case, _DEFAULT)
+    launch = case.launch(INTERLEAVED)
+    problem = effect_problem(launch, "NSA_SDPA_AUDIT", "1")
+    if problem:
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+    text = _said(kernels)
+    return passed(text, measurement=_measured(launch, "kernels", text))
+
+
+def _kernels(case: Case) -> Finding:
+    kernels, launch = _kernel_map(case, _DEFAULT), case.launch(INTERLEAVED)
+    expected = case.profile.kernels
+    value = _measured(launch, "kernels", _said(kernels))
+    wrong = [
+        f"{branch}: {kernel}, expected {' or '.join(expected[branch])}"
+        for branch, kernel in kernels.items()
+        if branch in expected and kernel not in expected[branch]
+    ]
+    if wrong:
+        reason = f"unexpected fallback: {'; '.join(wrong)}"
+        return failed(Reason.MISMATCH, reason, measurement=value)
+    source = case.profile.kernels_source or "no expectation in the profile"
+    return passed(f"{_said(kernels)} ({source})", measurement=value)
+
+
+def _arm(case: Case, arm: str) -> Finding:
+    """Usable, or not usable with the reason: an answer either way; no proof is INVALID."""
+    fault = _fault(case)
+    if fault is not None and fault.arm == arm:
+        return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
+    refusals = _refusals(case, arm)
+    if refusals:
+        return warned(f"not usable: {refusals}")
+    launch = case.launch(INTERLEAVED)
+    rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
+    if rows == 0:
+        case.completed(INTERLEAVED)
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} left no step"))
+    problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
+    if problem:
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+    kernels = _kernel_map(case, arm)
+    text = f"usable, {rows} steps; {_said(kernels)}"
+    return passed(text, measurement=_measured(launch, f"kernels_{arm}", _said(kernels)))
+
+
+def _refusals(case: Case, arm: str) -> str:
+    for rank in case.launch(INTERLEAVED).ranks:
+        for failure in rank.arm_failures:
+            if failure.get("arm") == arm:
+                return str(failure.get("error") or "the arm failed without a message")
+    return ""
+
+
+def _stable(case: Case) -> Finding:
+    answers = {arm: _arm(case, arm) for arm in _MAIN}
+    usable = [arm for arm, found in answers.items() if found.code is Reason.OK]
+    paths = tuple(dict.fromkeys(path for found in answers.values() for path in found.evidence))
+    if usable:
+        first = answers[usable[0]]
+        return passed(f"usable: {', '.join(usable)}", measurement=first.measurement, evidence=paths)
+    if all(found.code is Reason.WARNING for found in answers.values()):
+        reasons = "; ".join(f"{arm}: {found.reason}" for arm, found in answers.items())
+        return failed(Reason.CRASH, f"unstable with and without flash: {reasons}", evidence=paths)
+    return next(found for found in answers.values() if found.code is not Reason.WARNING)

@@ -1,0 +1,175 @@
+"""Single-GPU isolation: what the second GPU is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from nsa.toggles import TOGGLES
+from phases.base import Judgement, PlanContext
+from phases.common.case import Case
+from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.compare import alike, differences
+from phases.common.finding import Finding, invalid, passed, skipped
+from phases.common.measure import decided, derived, effective_rate, not_gated, with_limit
+from phases.common.rates import launch_last50, launch_rate, rate_table
+from phases.common.rows import Row, RowPhase
+from phases.common.tables import gather, optional
+from phases.common.training import toggles_row, training_rows
+from runbook.records import Launch, Reason, Table
+
+__all__ = ["SingleGpu"]
+
+# What may differ between N ranks and one: how the same global batch is spread, and DDP itself.
+_SPREAD = (
+    "world_size",
+    "effective.per_rank_batch",
+    "effective.world_size",
+    "versions.nccl",
+    *(f"toggles.{name}" for name in TOGGLES if name.startswith("NSA_DDP_")),
+)
+
+
+class SingleGpu(RowPhase):
+    """Seed 000, "Single-GPU Isolation (Production Config)".
+
+    The production config fixes the *global* batch, so one GPU runs all of it: E = T_N / (N * T_1)
+    is efficiency at the same global batch (strong scaling). One GPU gains from the larger batch
+    per device, so this E is a lower estimate of that at equal batch per GPU.
+    """
+
+    name = "single_gpu"
+    title = "Single-GPU isolation"
+    source = "seed 000, Single-GPU Isolation (Production Config)"
+    question = "How near to linear is the scaling?"
+    reads = ("baseline",)
+    limits = ("scaling",)
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """As many launches without DDP as the baseline has with it: they form pairs."""
+        settings = context.profile.phases[self.name]
+        seed = context.protocol == "seed"
+        steps = settings.seed_steps if seed and settings.seed_steps else settings.steps
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=f"run{number}",
+                steps=scaled(steps, context),
+                env=environment(context, self.name, ddp=False),
+                ddp=False,
+                purpose=f"the same global batch on one device, launch {number}",
+            )
+            for number in range(1, (1 if seed else settings.launches) + 1)
+        ]
+
+    def names(self, case: Case) -> Sequence[str]:
+        """Names of the launches."""
+        return [launch.name for launch in self.plan(case.context)]
+
+    def rows(self, context: PlanContext) -> Sequence[Row]:
+        """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
+        del context
+        names = self.names
+        return (
+            *training_rows(names),
+            Row(
+                what="comparable",
+                question="Did all launches run the same thing?",
+                answer=lambda case: alike(case, names(case)),
+            ),
+            toggles_row(names),
+            Row(
+                what="same_as_baseline",
+                question="Do both sides differ in the number of ranks only?",
+                answer=self._same_as_baseline,
+                topic="scaling",
+            ),
+            Row(
+                what="scaling",
+                question="Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
+                answer=self._scaling,
+                topic="scaling",
+            ),
+        )
+
+    def _same_as_baseline(self, case: Case) -> Finding:
+        if case.profile.ranks < 2:
+            return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
+        before, names = case.earlier("baseline"), self.names(case)
+        for first in before.evidence.launches:
+            unlike = differences(before.env(first), case.env(names[0]), but=_SPREAD)
+            paths = (before.launch(first).env_path, case.launch(names[0]).env_path)
+            if unlike:
+                reason = f"baseline against one device: {'; '.join(unlike)}"
+                return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+        return passed("config, checkout, versions and device are those of the baseline")
+
+    def _scaling(self, case: Case) -> Finding:
+        from runbook.decide import scaling
+
+        ranks = case.profile.ranks
+        if ranks < 2:
+            return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
+        alone = [effective_rate(case.log(name)) for name in self.names(case)]
+        before = case.earlier("baseline")
+        together = [effective_rate(before.log(name)) for name in before.evidence.launches]
+        pairs = min(len(alone), len(together))
+        limit = case.limit("scaling")
+        decision = scaling(
+            [float(rate.value) for rate in alone[:pairs]],
+            [float(rate.value) for rate in together[:pairs]],
+            ranks,
+            limit=limit.value,
+        )
+        value = derived(
+            together[0],
+            name="scaling_efficiency",
+            value=float(decision.estimate or 0.0),
+            unit="",
+            n=pairs,
+            interval=decision.interval,
+            note=f"T_{ranks} from the baseline phase, T_1 from {alone[0].path}",
+        )
+        if not (case.profile.throughput_gated and limit.gated):
+            return not_gated(case, value, "efficiency at the same global batch")
+        same = self._same_as_baseline(case)
+        if same.code is Reason.NOT_COMPARABLE:
+            return invalid(
+                Reason.NOT_COMPARABLE, same.reason, measurement=value, evidence=same.evidence
+            )
+        paths = [rate.path for rate in (*together[:pairs], *alone[:pairs])]
+        return with_limit(decided(decision, value, evidence=paths), value, limit)
+
+    def details(self, case: Case) -> Judgement:
+        """Both sides, per launch and per device."""
+        names = self.names(case)
+        found = [optional(partial(launch_last50, case, name)) for name in names]
+        tables = (rate_table(case, names, title="Throughput on one device"), self._sides(case))
+        return Judgement(checks=(), tables=gather(tables), measurements=gather(found))
+
+    def _sides(self, case: Case) -> Table | None:
+        before = optional(lambda: case.earlier("baseline"))
+        if before is None:
+            return None
+        rows = []
+        for first, second in zip(before.evidence.launches, self.names(case), strict=False):
+            many = optional(partial(launch_rate, before, first))
+            one = optional(partial(launch_rate, case, second))
+            if many and one:
+                each = float(many.value) / case.profile.ranks
+                rows.append(
+                    (
+                        f"{first} / {second}",
+                        round(float(many.value), 1),
+                        round(each, 1),
+                        round(float(one.value), 1),
+                        round(each / float(one.value), 3),
+                    )
+                )
+        return Table(
+            title="All ranks against one, pair by pair",
+            columns=("pair", "all ranks", "per rank", "one device", "E"),
+            rows=tuple(rows),
+            note="toks/s, tokens / time after warm-up; the same global batch on both sides",
+        )

@@ -1,0 +1,156 @@
+"""Reading profiles: strict YAML, one message with everything that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from nsa.strictyaml import load_strict
+from runbook.config.profile import Profile
+from runbook.errors import UsageError, did_you_mean
+from runbook.resources import data_path
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = ["load_profile", "load_profile_document", "profile_names"]
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names of the shipped profiles, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Load a shipped profile by name, or one's own by path (it ends in .yaml or has a slash).
+
+    A profile may say `extends: NAME` and then only what differs; null drops an inherited key.
+    Raises UsageError that lists every wrong key and value.
+    """
+    document = _document(name_or_path, seen=())
+    return load_profile_document(document, where=name_or_path)
+
+
+def load_profile_document(document: Mapping[str, object], *, where: str = "profile") -> Profile:
+    """Validate a whole profile, such as the one kept in run.json. Raises UsageError."""
+    try:
+        profile = Profile.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        problems = [_problem(detail) for detail in error.errors()]
+        raise UsageError([f"{where}: {text}" for text in problems]) from error
+    problems = _unknown_references(profile)
+    if problems:
+        raise UsageError([f"{where}: {text}" for text in problems])
+    return profile
+
+
+def _folder() -> Path:
+    return data_path("configs") / "profiles"
+
+
+def _document(name_or_path: str, *, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name_or_path in seen:
+        raise UsageError(f"profiles extend each other in a circle: {' -> '.join(seen)}")
+    path = _locate(name_or_path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"profile {str(path)!r} cannot be read: {error}") from error
+    data, problems = load_strict(text)
+    if not problems and not isinstance(data, dict):
+        problems = [f"expected a mapping of keys, got {type(data).__name__}"]
+    if problems:
+        raise UsageError([f"{path}: {problem}" for problem in problems])
+    base = data.pop("extends", None)
+    if base is None:
+        return dict(data)
+    if not isinstance(base, str):
+        raise UsageError(f"{path}: extends: expected the name of a profile, got {base!r}")
+    return _merge(_document(base, seen=(*seen, name_or_path)), data)
+
+
+def _locate(name_or_path: str) -> Path:
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        raise UsageError(
+            f"no profile {name_or_path!r}{did_you_mean(name_or_path, names)}; "
+            f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
+        )
+    return _folder() / f"{name_or_path}.yaml"
+
+
+def _merge(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key, the rest (lists too) is replaced; null removes a key."""
+    merged = dict(base)
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+            continue
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(dict(old or {}), value) if both else value
+    return merged
+
+
+def _problem(detail: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in detail["loc"]) or "profile"
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(detail["loc"][:-1])
+        near = did_you_mean(str(detail["loc"][-1]), known)
+        return f"{place}: unknown key{near}; allowed: {', '.join(sorted(known))}"
+    if detail["type"] == "missing":
+        return f"{place}: missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(detail["input"], dict) else f", got {detail['input']!r}"
+    return f"{place}: {message}{shown}"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that sits at `location` inside a profile."""
+    model: Any = Profile
+    for part in location:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(str(part))
+            model = field.annotation if field else None
+        else:
+            model = next(iter(get_args(model)[::-1]), None)
+    is_model = isinstance(model, type) and issubclass(model, BaseModel)
+    return list(model.model_fields) if is_model else []
+
+
+def _unknown_references(profile: Profile) -> list[str]:
+    """Phases, limits and required checks by names that exist nowhere, or that are missing."""
+    from phases.registry import PHASES, known_limits
+
+    problems = [
+        f"phases.{name}: no such phase{did_you_mean(name, PHASES)}; there are: {', '.join(PHASES)}"
+        for name in profile.phases
+        if name not in PHASES
+    ]
+    needed = [name for name, phase in PHASES.items() if not phase.optional]
+    problems += [f"phases.{name}: missing" for name in needed if name not in profile.phases]
+    limits = known_limits()
+    problems += [
+        f"limits.{name}: no such limit{did_you_mean(name, limits)}; there are: {', '.join(limits)}"
+        for name in profile.limits
+        if name not in limits
+    ]
+    problems += [f"limits.{name}: missing" for name in limits if name not in profile.limits]
+    return problems or _unknown_checks(profile)
+
+
+def _unknown_checks(profile: Profile) -> list[str]:
+    from phases.registry import known_checks
+
+    known = known_checks(profile)
+    return [
+        f"required: no check {name!r}{did_you_mean(name, known)}"
+        for name in profile.required
+        if name not in known
+    ]

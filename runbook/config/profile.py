@@ -1,0 +1,142 @@
+"""A profile: the machine that is expected, what runs on it, and every limit with its source."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from runbook.records import Comparator
+from runbook.records._base import Record
+
+__all__ = ["Hardware", "Limit", "PhaseSettings", "Profile", "Sourced", "Workload"]
+
+
+class Sourced(Record):
+    """A setting and where it comes from; always text, as in an environment."""
+
+    value: str
+    source: str = Field(min_length=1)
+
+
+class Limit(Record):
+    """A number that a measurement is held against. `gated` false: shown, never decides."""
+
+    value: float = Field(allow_inf_nan=False)
+    unit: str = ""
+    comparator: Comparator = Comparator.NONE
+    source: str = Field(min_length=1)
+    gated: bool = True
+
+
+class Hardware(Record):
+    """The machine that the numbers are meant for; None where nothing is expected.
+
+    `gpu_name` is a part of the name that nvidia-smi prints. `peak_tflops` is the dense peak of
+    one device in the profile's type, from which MFU follows.
+    """
+
+    device: Literal["cpu", "cuda"]
+    gpus: int = Field(ge=0)
+    gpu_name: str | None = None
+    gpu_memory_gib: float | None = Field(default=None, gt=0)
+    pcie_gen: int | None = Field(default=None, ge=1)
+    pcie_width: int | None = Field(default=None, ge=1)
+    nvlink: bool | None = None
+    peak_tflops: float | None = Field(default=None, gt=0)
+    peak_source: str = ""
+    source: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Hardware:
+        if (self.device == "cpu") != (self.gpus == 0):
+            raise ValueError(
+                f"device {self.device!r} with gpus {self.gpus}: cpu has 0, cuda has 1+"
+            )
+        if self.peak_tflops is not None and not self.peak_source:
+            raise ValueError("peak_tflops needs peak_source, where the number comes from")
+        return self
+
+
+class Workload(Record):
+    """What the acceptance is defined on: a friendlier run does not count."""
+
+    seq_len: int = Field(ge=1)
+    global_batch: int = Field(ge=1)
+    accumulation: int = Field(ge=1)
+    dtype: str
+    production_steps: int = Field(ge=1)
+    source: str = Field(min_length=1)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step, all ranks and micro-batches."""
+        return self.seq_len * self.global_batch * self.accumulation
+
+
+class PhaseSettings(Record):
+    """How much one phase runs, and with which settings.
+
+    `steps` are those of one launch, or of one arm in one block where arms take turns; `warmup`
+    steps come before each block and count in no statistic. `seed_steps` is the length of the one
+    launch under `--protocol seed`.
+    """
+
+    steps: int = Field(default=0, ge=0)
+    launches: int = Field(default=1, ge=1)
+    rounds: int = Field(default=1, ge=1)
+    warmup: int = Field(default=0, ge=0)
+    seed_steps: int | None = Field(default=None, ge=1)
+    retry_steps: int | None = Field(default=None, ge=1)
+    profile_steps: int = Field(default=0, ge=0)
+    arms: tuple[str, ...] = ()
+    timeout_s: float = Field(gt=0)
+    env: dict[str, Sourced] = Field(default_factory=dict)
+    config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    source: str = Field(min_length=1)
+
+
+class Profile(Record):
+    """One kind of machine, and what has to hold on it for a GO.
+
+    `config` and `config_single` are trainer configs, names inside `configs/` or paths. `required`
+    lists the checks that a GO needs. `scope` is printed with every verdict.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    title: str = Field(min_length=1)
+    scope: str = Field(min_length=1)
+    ranks: int = Field(ge=1)
+    config: str = Field(pattern=r"\.ya?ml$")
+    config_single: str = Field(pattern=r"\.ya?ml$")
+    branch: str | None = None
+    hardware: Hardware
+    workload: Workload
+    throughput_gated: bool
+    env: dict[str, Sourced] = Field(default_factory=dict)
+    phases: dict[str, PhaseSettings]
+    limits: dict[str, Limit]
+    kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    kernels_source: str = ""
+    required: tuple[str, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Profile:
+        if self.hardware.device == "cuda" and self.ranks > self.hardware.gpus:
+            raise ValueError(f"ranks {self.ranks} need that many GPUs, not {self.hardware.gpus}")
+        twice = sorted({name for name in self.required if self.required.count(name) > 1})
+        if twice:
+            raise ValueError(f"required names twice: {', '.join(twice)}")
+        if self.kernels and not self.kernels_source:
+            raise ValueError("kernels needs kernels_source, where the expectation comes from")
+        return self
+
+    def limit(self, name: str) -> Limit:
+        """The limit of this name; every phase's limits are checked when a profile is loaded."""
+        return self.limits[name]
+
+    @property
+    def has_gpu(self) -> bool:
+        """True where the profile is for a machine with GPUs."""
+        return self.hardware.device == "cuda"
