@@ -79,6 +79,7 @@ class NSAAttention(nn.Module):
             raise NSAError(f"d_k={cfg.d_k}: rotary positions need an even key width")
         self.cfg, self.path, self.use_flash = cfg, path, use_flash
         self.selection_ranges = selection_ranges
+        self.force_sdpa = False
         self.rope_base = rope_base
         groups = cfg.n_kv_groups
         self.q_proj = nn.Linear(cfg.dim, cfg.n_heads * cfg.d_k, bias=False)
@@ -137,6 +138,7 @@ class NSAAttention(nn.Module):
             path=self.path,
             selection_ranges=self.selection_ranges,
             use_flash=self.use_flash,
+            force_sdpa=self.force_sdpa,
         )
         self.last_gates, self.last_blocks = branches.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))

@@ -23,8 +23,13 @@ def attend(
     path: Path,
     selection_ranges: Ranges = "v2",
     use_flash: bool = True,
+    force_sdpa: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output."""
+    """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output.
+
+    force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
+    kernels have something to act on.
+    """
     check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
     with torch.autocast(x.q.device.type, enabled=False):
@@ -32,7 +37,7 @@ def attend(
             return reference(x, cfg, selection_ranges)
         if path == "sequential":
             return sequential(x, cfg, selection_ranges)
-        if x.q.device.type == "cpu":
+        if x.q.device.type == "cpu" and not force_sdpa:
             return batched_cpu(x, cfg, selection_ranges)
         return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
 

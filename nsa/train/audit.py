@@ -16,7 +16,8 @@ _KERNELS = (
     ("_scaled_dot_product_attention_math", "math"),
     ("nsa::", "triton"),
 )
-_SOFTMAX = ("aten::_softmax", "aten::softmax")
+# Softmax by hand is a softmax operator, or the exponentials that make one up.
+_SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::exp", "aten::exp_", "aten::exp2_")
 
 
 class KernelAudit:

@@ -143,8 +143,8 @@ def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
         evidence = {"allowed": backends, "kernels": dict(seen.kernels)}
         if not seen.toggles.flag(toggle):
             return True, evidence
-        if "none" in ran or not ran:
-            return False, evidence
+        if not ran - {"none"}:
+            return False, evidence | {"why": "no SDPA kernel ran: nothing to allow or forbid"}
         return (ran == {"flash"} if "ONLY" in toggle else "flash" not in ran), evidence
 
     return rule

@@ -78,6 +78,8 @@ class Engine:
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+                # A restriction of SDPA's kernels is about the SDPA path, on any device.
+                layer.force_sdpa = not (use_flash_kernel and others)
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:

@@ -18,6 +18,8 @@ from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
 
 PROFILE_WARMUP_STEPS = 5
+# With one of these on, the first step of a block runs under the profiler.
+AUDITED = ("NSA_SDPA_AUDIT", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +251,16 @@ def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -
             f"--profile-steps {flags.profile_steps} needs at least {need} steps "
             f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
         )
+    first = 1
+    for block in blocks:
+        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps
+        if inside and any(block.toggles.flag(name) for name in AUDITED):
+            problems.append(
+                f"--profile-steps {flags.profile_steps} covers step {first}, where block "
+                f"{block.index} ({block.arm}) audits its kernels with the same profiler: profile "
+                "fewer steps, or make the blocks before it longer"
+            )
+        first += block.total_steps
 
 
 def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:

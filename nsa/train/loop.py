@@ -22,7 +22,7 @@ from nsa.train.evaluate import validation_loss
 from nsa.train.exits import ExitCode
 from nsa.train.files import write_json
 from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import LaunchPlan
+from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.log import say
 from nsa.train.memory import write_snapshot
 from nsa.train.process import GRACE_S, Termination
@@ -32,7 +32,6 @@ from nsa.train.wrap import peak_cuda_mib
 
 # DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
 _EVIDENCE_STEPS = 4
-_AUDITED = ("NSA_SDPA_AUDIT", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ class Loop:
     def _probe(self, block: Block) -> str | None:
         if block.toggles.values["NSA_USE_TRITON_SEL"]:
             return "NSA_USE_TRITON_SEL=1: this build has no Triton kernel"
-        if not any(block.toggles.flag(name) for name in _AUDITED):
+        if not any(block.toggles.flag(name) for name in AUDITED):
             return None
         if self._early is None:
             self._early = self.source.fetch()
@@ -163,8 +162,8 @@ class Loop:
         beat.step, beat.phase = self.step, "data"
         beat.write("step_start")
         self._memory_dump("pre")
-        if self.profiler:
-            self.profiler.before_step()
+        if self.profiler and self.profiler.before_step():
+            self.clock.restart()
         with clock.part("fetch"):
             batches = self._fetch()
         beat.phase = "first_step" if self.done == 0 else "step"
@@ -186,8 +185,6 @@ class Loop:
                 posted.read()
         self.position = batches[-1].position
         self.done += 1
-        if self.profiler:
-            self.profiler.after_step()
         pending = _Pending(
             step=self.step,
             lr=rate,
@@ -200,6 +197,8 @@ class Loop:
         self._pending.append(pending)
         while len(self._pending) > self._lag:
             self._settle(self._pending.popleft())
+        if self.profiler and self.profiler.after_step():
+            self.clock.restart()
         self._memory_dump("post")
         beat.write("step_end")
         evidence.step_done()
@@ -355,8 +354,10 @@ class _Evidence:
         self._forwards = loop.plan.config.train.accumulate_grad_batches
         self._audit: KernelAudit | None = None
         self._steps, self._emitted = 0, False
-        wanted = any(block.toggles.flag(name) for name in _AUDITED)
-        if wanted and loop.ranks.rank == 0:
+        wanted = any(block.toggles.flag(name) for name in AUDITED)
+        # torch has one profiler: two at once crash the process.
+        busy = loop.profiler is not None and loop.profiler.active
+        if wanted and loop.ranks.rank == 0 and not busy:
             self._audit = KernelAudit(loop.engine.device.type)
 
     def watch(self) -> Any:

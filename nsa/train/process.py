@@ -44,10 +44,11 @@ def dump_stacks_on_usr1(file: IO[str] | None = None) -> None:
 
 
 def open_stackdump(run_dir: Path, rank: int) -> IO[str]:
-    """The file that SIGUSR1 writes to from now on; it stays empty until then."""
+    """The file that SIGUSR1 and fatal signals (SIGSEGV, SIGABRT) write to; empty until then."""
     path = run_dir / f"stackdump_rank{rank}_{os.getpid()}.txt"
     file = path.open("w", encoding="utf-8")
     dump_stacks_on_usr1(file)
+    faulthandler.enable(file=file, all_threads=True)
     return file
 
 

@@ -29,8 +29,13 @@ class StepProfiler:
         self._torch: Any = None
         self._python: cProfile.Profile | None = None
 
-    def before_step(self) -> None:
-        """Start a profiler if its steps begin now."""
+    @property
+    def active(self) -> bool:
+        """Is torch's profiler running now?"""
+        return self._torch is not None
+
+    def before_step(self) -> bool:
+        """Start a profiler if its steps begin now; says whether that took time."""
         if self._done == PROFILE_WARMUP_STEPS:
             from torch.profiler import ProfilerActivity, profile
 
@@ -39,24 +44,29 @@ class StepProfiler:
                 activities.append(ProfilerActivity.CUDA)
             self._torch = profile(activities=activities)
             self._torch.__enter__()
-        elif self._done == PROFILE_WARMUP_STEPS + self.steps:
+            return True
+        if self._done == PROFILE_WARMUP_STEPS + self.steps:
             self._python = cProfile.Profile()
             self._python.enable()
+        return False
 
-    def after_step(self) -> None:
-        """Count a step, and close what ends with it."""
+    def after_step(self) -> bool:
+        """Count a step, and close what ends with it; says whether that took time."""
         self._done += 1
         if self._torch is not None and self._done == PROFILE_WARMUP_STEPS + self.steps:
             self._torch.__exit__(None, None, None)
             self._torch.export_chrome_trace(str(self.run_dir / "trace_rank0.json.gz"))
             self.summary = summarise(self._torch, self.steps)
             self._torch = None
-        elif self._python is not None:
+            return True
+        if self._python is not None:
             self._python.disable()
             if self.summary is not None:
                 self.summary["top_python"] = top_functions(self._python)
                 write_json(self.run_dir / "profile_rank0.json", self.summary)
             self._python = None
+            return True
+        return False
 
 
 def summarise(profiler: Any, steps: int) -> dict[str, Any]:
