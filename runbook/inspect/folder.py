@@ -68,8 +68,9 @@ def _inspect_one(
     world_size = _whole((env or {}).get("world_size"))
     ranks, found = _ranks(folder, root, skip=csv is not None)
     findings += found
-    token = _text((env or {}).get("run_token")) or _text((launch or {}).get("token"))
-    findings += rank_findings(ranks, world_size=world_size, token=token)
+    named = {_text((document or {}).get("run_token")) for document in (env, launch)}
+    tokens = frozenset(token for token in named if token)
+    findings += rank_findings(ranks, world_size=world_size, tokens=tokens)
     training, limit, source, found = _training(folder, root, csv=csv, env=env, floor=floor)
     findings += found
     findings += _agreement(training, ranks)

@@ -146,7 +146,7 @@ def _faults(scan: _Scan) -> list[tuple[Code, str]]:
 
 
 def rank_findings(
-    ranks: tuple[RankFacts, ...], *, world_size: int | None, token: str | None
+    ranks: tuple[RankFacts, ...], *, world_size: int | None, tokens: frozenset[str]
 ) -> list[Finding]:
     """What only the files together can tell: other runs, missing ranks, ranks that fell silent."""
     findings = []
@@ -155,7 +155,7 @@ def rank_findings(
     if ranks and (lost := sorted(expected - present)):
         text = f"no heartbeats of rank {', '.join(map(str, lost))}"
         findings.append(Finding(code=Code.MISSING_RANK, message=text, path="."))
-    known = {name for facts in ranks for name in facts.tokens} | ({token} if token else set())
+    known = {name for facts in ranks for name in facts.tokens} | tokens
     if len(known) > 1 and all(len(facts.tokens) <= 1 for facts in ranks):
         text = f"files of {len(known)} runs in one directory: {', '.join(sorted(known))}"
         findings.append(Finding(code=Code.OTHER_RUN, message=text, path="."))

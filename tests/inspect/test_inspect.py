@@ -145,6 +145,10 @@ def token_of_another_run(folder: Path) -> None:
     write_beats(folder, 1, beats(1, 120, token="ffff"))
 
 
+def launch_of_another_run(folder: Path) -> None:
+    (folder / "launch.json").write_text('{"run_token": "ffff"}')
+
+
 def lines_of_another_rank(folder: Path) -> None:
     write_beats(folder, 1, [{**line, "rank": 0} for line in beats(1, 120)])
 
@@ -219,6 +223,7 @@ FAULTS: list[tuple[Callable[[Path], None], set[str]]] = [
     (torn_beat, {"torn_rows"}),
     (two_tokens, {"other_run"}),
     (token_of_another_run, {"other_run"}),
+    (launch_of_another_run, {"other_run"}),
     (lines_of_another_rank, {"other_run"}),
     (silent_rank, {"silent_rank", "rows_and_heartbeats"}),
     (early_rank, {"silent_rank"}),
