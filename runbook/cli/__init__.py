@@ -28,6 +28,7 @@ COMMANDS = (
     "compare",
     "history",
     "decide",
+    "replay",
 )
 
 EXIT_USAGE = 2

@@ -1,0 +1,163 @@
+"""phases, profiles, toggles, schema and report: for people as text, for machines as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from reports import render
+from runbook.config import load_profile, profile_names
+from tests.cli.shell import ESCAPE, runbook
+from tests.reports import samples
+
+NINE = (
+    "preflight",
+    "baseline",
+    "bucket_sweep",
+    "sdpa_audit",
+    "v2_parity",
+    "nvtx",
+    "single_gpu",
+    "fused_adamw",
+    "long_run",
+)
+
+
+def test_phases_in_running_order(tmp_path: Path) -> None:
+    ended = runbook("phases", cwd=tmp_path)
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [*NINE, "fineweb"]
+    assert "(optional)" in lines[-1]
+    assert ESCAPE not in ended.out + ended.err
+
+
+def test_phases_for_machines(tmp_path: Path) -> None:
+    ended = runbook("phases", "--json", cwd=tmp_path)
+    assert ended.err == ""
+    rows = json.loads(ended.out)["phases"]
+    assert [row["name"] for row in rows] == [*NINE, "fineweb"]
+    assert [row["name"] for row in rows if row["optional"]] == ["fineweb"]
+    assert {"bucket_sweep", "fused_adamw"} <= set(rows[8]["reads"])
+    assert all(row["question"].endswith("?") and row["source"] for row in rows)
+
+
+def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
+    ended = runbook("profiles", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    names = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
+    assert names == list(profile_names()) == ["a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1"]
+    document = json.loads(runbook("profiles", "--json", cwd=tmp_path).out)
+    assert [row["name"] for row in document["profiles"]] == names
+    chosen = document["auto"]["name"]
+    assert ended.out.count("*") == 2
+    assert f"{chosen} *" in ended.out
+    assert ended.out.endswith(f"* what --profile auto takes here: {document['auto']['reason']}\n")
+
+
+@pytest.mark.parametrize("name", ["a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1"])
+def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) -> None:
+    profile = load_profile(name)
+    ended = runbook("profiles", name, cwd=tmp_path)
+    assert ended.code == 0
+    for limit_name, limit in profile.limits.items():
+        line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
+        assert f"{limit.value:g}" in line and line.endswith(limit.source)
+    for check in profile.required:
+        assert f"\n{check}" in ended.out
+
+
+def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
+    document = json.loads(runbook("profiles", "cpu", "--json", cwd=tmp_path).out)
+    assert document == load_profile("cpu").model_dump(mode="json")
+
+
+def test_toggles_in_force(tmp_path: Path) -> None:
+    ended = runbook("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
+    assert ended.code == 0
+    rows = {line.split()[0]: line.split()[1:3] for line in ended.out.splitlines()[1:]}
+    assert rows["NSA_DDP_BUCKET_MB"] == ["50", "environment"]
+    assert rows["NSA_OPT_FUSED"] == ["1", "environment"]
+    assert rows["NSA_PREFILL_BATCHED"] == ["0", "default"]
+    assert rows["NSA_LR"] == ["(config)", "default"]
+
+
+def test_toggles_for_machines(tmp_path: Path) -> None:
+    from nsa.toggles import TOGGLES
+
+    ended = runbook("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
+    rows = {row["name"]: row for row in json.loads(ended.out)["toggles"]}
+    assert set(rows) == set(TOGGLES)
+    assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
+    assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
+
+
+def test_a_bad_environment_is_one_message(tmp_path: Path) -> None:
+    ended = runbook("toggles", cwd=tmp_path, NSA_DDP_BUKET_MB="5", NSA_DDP_COMPRESS="zip")
+    assert (ended.code, ended.out) == (2, "")
+    assert "NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?" in ended.err
+    assert "NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16" in ended.err
+
+
+def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> None:
+    schema = json.loads(runbook("schema", cwd=tmp_path).out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for record in (samples.go(), samples.no_go(), samples.incomplete()):
+        document = json.loads(record.model_dump_json())
+        validator.validate(document)
+        for spoiled in (
+            {**document, "verdict": "MAYBE"},
+            {**document, "surplus": 1},
+            {name: value for name, value in document.items() if name != "run_id"},
+        ):
+            assert not validator.is_valid(spoiled)
+
+
+def test_the_schema_of_a_profile(tmp_path: Path) -> None:
+    schema = json.loads(runbook("schema", "profile", cwd=tmp_path).out)
+    jsonschema.Draft202012Validator(schema).validate(load_profile("cpu").model_dump(mode="json"))
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    folder = tmp_path / "artifacts" / "20261121T010203Z-840303b"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(samples.no_go().model_dump_json())
+    return folder
+
+
+def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
+    ended = runbook("report", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    where = f"artifacts/{finished.name}"
+    assert ended.out == render(samples.no_go(), "terminal", location=where)
+    assert ESCAPE not in ended.out
+
+
+@pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
+def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
+    ended = runbook("report", finished.name, "--format", name, cwd=tmp_path)
+    assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
+    assert [path.name for path in finished.iterdir()] == ["run.json"]
+
+
+def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
+    ended = runbook("report", "--format", "md,html,junit", cwd=tmp_path)
+    where = f"artifacts/{finished.name}"
+    assert ended.out.splitlines() == [
+        f"{where}/report.md",
+        f"{where}/report.html",
+        f"{where}/junit.xml",
+    ]
+    assert (finished / "report.md").read_text() == render(samples.no_go(), "md")
+
+
+def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
+    assert (
+        runbook("report", "--json", cwd=tmp_path).out
+        == runbook("report", "--format", "json", cwd=tmp_path).out
+    )

@@ -1,0 +1,159 @@
+"""What a person sees of a run, word for word, and what a machine reads of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import _observers
+from runbook.cli._headline import headline, short_duration
+from runbook.cli._observers import JsonObserver, RunView, TextObserver
+from runbook.cli._summary import print_summary
+from runbook.console import Console
+from runbook.records import LaunchResult, LaunchStatus, RunRecord
+from tests.reports import samples
+
+ROOT = "artifacts/20261121T010203Z-840303b"
+
+
+def play(observer: RunView, record: RunRecord) -> None:
+    """The events of a run as the engine tells them."""
+    with observer:
+        observer.run_started(record.run_id, ROOT, tuple(phase.name for phase in record.phases))
+        for phase in record.phases:
+            observer.phase_started(phase.name, phase.title, len(phase.launches))
+            for entry in phase.launches:
+                observer.launch_started(entry.launch, 1)
+                observer.launch_progress(entry.launch, 1, entry.launch.steps, 40.0)
+                observer.launch_progress(entry.launch, entry.launch.steps, entry.launch.steps, None)
+                observer.launch_finished(entry.launch, entry.result)
+            observer.phase_finished(phase)
+        observer.run_finished(record, ROOT)
+
+
+def test_progress_in_a_pipe_word_for_word() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    play(TextObserver(Console(stdout=out, stderr=err)), samples.no_go())
+    assert out.getvalue() == ""
+    assert err.getvalue().splitlines() == [
+        f"runbook 0.1.0  run 20261121T010203Z-840303b  4 phases  -> {ROOT}",
+        " 1/4 preflight     PASS          1 of 1 checks"
+        "                                             2 s",
+        " 2/4 baseline      FAIL          23 +- 0.575 toks/s (n=3) >= 39  0 of 1 checks"
+        "             3 min 04 s",
+        " 3/4 bucket_sweep  INCONCLUSIVE  0 of 1 checks"
+        "                                             3 min 02 s",
+        " 4/4 long_run      PASS          1 of 1 checks"
+        "                                             1 h 06 min",
+    ]
+
+
+def test_a_launch_that_ends_badly_has_a_line() -> None:
+    err = io.StringIO()
+    launch = samples.entry("baseline", "run1").launch
+    with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
+        observer.launch_started(launch, 2)
+        observer.launch_finished(
+            launch, LaunchResult(status=LaunchStatus.HUNG, cause="rank 1 silent for 180 s\x1b[2J")
+        )
+    assert err.getvalue().splitlines() == [
+        "      baseline/run1 starts again (attempt 2)",
+        "      baseline/run1 hung: rank 1 silent for 180 s\\x1b[2J",
+    ]
+
+
+def test_a_pipe_hears_of_a_long_launch_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = io.StringIO()
+    now = [1000.0]
+    monkeypatch.setattr(_observers.time, "monotonic", lambda: now[0])
+    launch = samples.entry("baseline", "run1").launch
+    with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
+        observer.launch_started(launch, 1)
+        for step in range(1, 101):
+            now[0] += 1.0
+            observer.launch_progress(launch, step, 100, 12345.6)
+    assert err.getvalue().splitlines() == [
+        f"      baseline/run1  step {step}/100  12 346 toks/s" for step in (30, 60, 90)
+    ]
+
+
+def test_quiet_says_nothing_on_the_way() -> None:
+    err = io.StringIO()
+    play(TextObserver(Console(stdout=io.StringIO(), stderr=err, quiet=True)), samples.no_go())
+    assert err.getvalue() == ""
+
+
+def test_json_lines_hold_the_same_facts() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    record = samples.no_go()
+    play(JsonObserver(Console(stdout=out, stderr=err)), record)
+    assert err.getvalue() == ""
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert events[0] == {
+        "event": "run_started",
+        "run_id": record.run_id,
+        "run_root": ROOT,
+        "phases": [phase.name for phase in record.phases],
+    }
+    assert events[-1]["event"] == "run_finished"
+    assert events[-1]["verdict"] == "NO-GO"
+    assert events[-1]["scope"] == record.scope
+    finished = [event for event in events if event["event"] == "phase_finished"]
+    assert [(event["phase"], event["outcome"]) for event in finished] == [
+        (phase.name, phase.outcome.value) for phase in record.phases
+    ]
+    assert finished[1]["checks"] == [
+        check.model_dump(mode="json") for check in record.phases[1].checks
+    ]
+    started = next(event for event in events if event["event"] == "launch_started")
+    assert started["command"].startswith("NSA_PREFILL_BATCHED=1 NCCL_ALGO=Ring torchrun ")
+
+
+def test_the_summary_word_for_word(tmp_path: Path) -> None:
+    for name in ("report.html", "report.md", "junit.xml"):
+        (tmp_path / name).write_text("x")
+    out = io.StringIO()
+    print_summary(Console(stdout=out, stderr=io.StringIO()), samples.no_go(), tmp_path)
+    assert out.getvalue().splitlines() == [
+        "NO-GO (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        "  baseline.throughput: 23 toks/s is below 39",
+        "  bucket_sweep.best: only 2 of 6 rounds are valid",
+        "  5 checks: 2 PASS, 1 FAIL, 1 INCONCLUSIVE, 1 SKIPPED",
+        "FAIL  baseline.throughput  23 toks/s is below 39",
+        "    see    baseline/launch_0/training.csv",
+        "    see    baseline/launch_0/env.json",
+        "    try    set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
+        "    rerun  runbook run --phase baseline --profile a100x2_pcie4",
+        "INCONCLUSIVE  bucket_sweep.best  only 2 of 6 rounds are valid",
+        "    see    bucket_sweep/arms/training.csv",
+        "    try    run the sweep again on a machine that nothing else uses",
+        "    rerun  runbook run --phase bucket_sweep --profile a100x2_pcie4",
+        f"report  {tmp_path}/report.html",
+        f"report  {tmp_path}/report.md",
+    ]
+
+
+def test_a_quiet_summary_is_the_verdict_and_the_report(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("x")
+    out = io.StringIO()
+    print_summary(Console(stdout=out, stderr=io.StringIO(), quiet=True), samples.go(), tmp_path)
+    assert out.getvalue().splitlines() == [
+        "GO (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        f"report  {tmp_path}/report.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert short_duration(seconds) == text
+
+
+def test_a_phase_without_checks_says_so() -> None:
+    phase = samples.preflight().model_copy(update={"checks": ()})
+    assert headline(phase) == "no checks"

@@ -1,0 +1,77 @@
+"""A run is found by nothing, its id, the start of it, or a path; damage is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runbook.cli._runs import find_run, load_run
+from runbook.errors import RunbookError, UsageError
+from tests.reports import samples
+
+OLD, NEW = "20261120T000000Z-aaaaaaa", "20261121T010203Z-840303b"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, record in ((OLD, samples.no_go()), (NEW, samples.go())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(record.model_dump_json())
+    (tmp_path / "20269999T000000Z-not-a-run").mkdir()
+    (tmp_path / "latest.txt").write_text("x")
+    return tmp_path
+
+
+def test_the_newest_without_a_name(runs: Path) -> None:
+    assert find_run(None, runs).name == NEW
+
+
+@pytest.mark.parametrize("text", [OLD, "20261120", "202611200"[:8] + "T"])
+def test_an_id_or_its_start(runs: Path, text: str) -> None:
+    assert find_run(text, runs).name == OLD
+
+
+def test_a_folder_or_its_record_anywhere(runs: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "nowhere"
+    assert find_run(str(runs / OLD), elsewhere) == runs / OLD
+    assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
+
+
+def test_a_start_that_fits_two_names_both(runs: Path) -> None:
+    with pytest.raises(UsageError, match=f"not unique .*: {OLD}, {NEW}"):
+        find_run("2026112", runs)
+
+
+def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run("20261121T010203Z-840303a", runs)
+    assert f"did you mean '{NEW}'?" in str(caught.value)
+    assert f"{OLD}, {NEW}" in str(caught.value)
+
+
+def test_no_runs_at_all(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no run in .*absent/; `runbook run` makes one"):
+        find_run(None, tmp_path / "absent")
+
+
+def test_a_whole_record_is_read_as_it_was_written(runs: Path) -> None:
+    record = load_run(runs / NEW)
+    # As text, because a number that could not be measured is not equal to itself.
+    assert record.model_dump_json() == samples.go().model_dump_json()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema_version": 2}', "\x00"])
+def test_a_damaged_record_is_an_error_in_words(runs: Path, damage: str) -> None:
+    (runs / NEW / "run.json").write_text(damage)
+    with pytest.raises(RunbookError, match=r"run\.json is not a run record of this version"):
+        load_run(runs / NEW)
+
+
+def test_an_unknown_field_is_not_skipped(runs: Path) -> None:
+    document = json.loads((runs / NEW / "run.json").read_text())
+    document["verdct"] = "GO"
+    (runs / NEW / "run.json").write_text(json.dumps(document))
+    with pytest.raises(RunbookError, match="verdct"):
+        load_run(runs / NEW)

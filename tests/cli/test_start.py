@@ -1,0 +1,187 @@
+"""`runbook` answers at once, says what there is, and names the nearest right word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runbook import __version__
+from runbook.cli import COMMANDS
+from tests.cli.shell import runbook
+
+HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
+
+
+def loaded_modules(tmp_path: Path, *words: str) -> set[str]:
+    script = (
+        "import json, sys\n"
+        "from runbook.cli import main\n"
+        "try:\n"
+        "    main(sys.argv[1:])\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print('@@' + json.dumps(sorted(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    return set(json.loads(done.stdout.rpartition("@@")[2]))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+    loaded = loaded_modules(tmp_path, *words)
+    assert not loaded & set(HEAVY)
+    # A bound on everything else: Python with argparse alone loads about 70 modules.
+    assert len(loaded) < 170
+
+
+def test_the_check_of_imports_can_fail(tmp_path: Path) -> None:
+    assert "pydantic" in loaded_modules(tmp_path, "schema")
+
+
+@pytest.mark.parametrize("command", ["phases", "profiles", "report", "toggles"])
+def test_no_command_of_the_harness_imports_torch(tmp_path: Path, command: str) -> None:
+    assert "torch" not in loaded_modules(tmp_path, command)
+
+
+def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -> None:
+    ended = runbook("--help", cwd=tmp_path)
+    assert ended.code == 0
+    assert ended.err == ""
+    listed = [line.split()[0] for line in ended.out.splitlines() if line.startswith("    ")]
+    assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
+    assert "runbook run --dry-run" in ended.out
+    assert "0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 130 Ctrl-C, 143 SIGTERM" in ended.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(tmp_path: Path, command: str) -> None:
+    ended = runbook(command, "--help", cwd=tmp_path)
+    assert ended.code == 0
+    assert ended.out.startswith(f"usage: runbook {command}")
+    assert "example" in ended.out
+    assert max(len(line) for line in ended.out.splitlines()) <= 100
+
+
+def test_version(tmp_path: Path) -> None:
+    ended = runbook("--version", cwd=tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, f"runbook {__version__}\n", "")
+
+
+def test_without_a_command_the_help_goes_to_stderr(tmp_path: Path) -> None:
+    ended = runbook(cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("usage: runbook")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["rnu"],
+            f"unknown command 'rnu' (did you mean 'run'?); commands: {', '.join(COMMANDS)}",
+        ),
+        (
+            ["--versoin"],
+            "unknown option --versoin (did you mean '--version'?); "
+            "options of a command come after its name; see runbook --help",
+        ),
+        (
+            ["phases", "--jsn"],
+            "unknown option --jsn (did you mean '--json'?); see runbook phases --help",
+        ),
+        (
+            ["report", "--format"],
+            "--format: expected one argument; see runbook report --help",
+        ),
+        (
+            ["report", "--format", "pdf,markdwn,html"],
+            "2 problems:\n"
+            "  - --format 'pdf': no such format; there are: md, html, junit, json, terminal\n"
+            "  - --format 'markdwn': no such format; there are: md, html, junit, json, terminal; "
+            "see runbook report --help",
+        ),
+        (
+            ["report"],
+            "no run in artifacts/; `runbook run` makes one, --out names another folder",
+        ),
+        (
+            ["schema", "rum"],
+            "document: invalid choice: 'rum' (choose from 'run', 'profile')",
+        ),
+    ],
+)
+def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message: str) -> None:
+    ended = runbook(*words, cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"runbook: error: {message}\n"
+
+
+def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
+    ended = runbook(
+        *("run", "--phase", "basline,nope", "--profile", "h200x2", "--set", "NSA_DDP_BUKET_MB=5"),
+        *("--set", "train.stepz=2", "--steps-scale", "abc", "--protocol", "bloks", "--sed", "3"),
+        *("--gpu-hour-price", "-1", "--seed", "x"),
+        cwd=tmp_path,
+    )
+    assert (ended.code, ended.out) == (2, "")
+    first, *rest = ended.err.splitlines()
+    assert first == "runbook: error: 10 problems:"
+    expected = (
+        "unknown option --sed (did you mean '--seed'?)",
+        "--steps-scale 'abc': expected a number above 0",
+        "--gpu-hour-price '-1': expected a number of 0 or more",
+        "--seed 'x': expected a whole number of 0 or more",
+        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
+        "there are: blocks, launches, seed",
+        "no phase 'basline' (did you mean 'baseline'?); there are: ",
+        "no phase 'nope'; there are: ",
+        "no profile 'h200x2' (did you mean 'h200x1'?); there are: ",
+        "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
+        "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
+    )
+    assert len(rest) == len(expected)
+    for line, start in zip(rest, expected, strict=True):
+        assert line.startswith(f"  - {start}")
+    assert rest[-1].endswith("see runbook run --help")
+    assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing behind"
+
+
+def test_options_beside_resume_are_refused_not_ignored(tmp_path: Path) -> None:
+    ended = runbook("run", "--resume", "x", "--set", "NSA_NVTX=1", "--aa", cwd=tmp_path)
+    assert ended.code == 2
+    assert "--set does not go with --resume" in ended.err
+    assert "--aa does not go with --resume" in ended.err
+    assert "no run 'x'" in ended.err
+
+
+def test_out_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("x")
+    ended = runbook("run", "--out", "taken", "--dry-run", cwd=tmp_path)
+    assert ended.code == 2
+    assert "--out taken: is a file, not a folder" in ended.err
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f"{sys.executable} -P -m runbook schema | head -n 1; echo ${{PIPESTATUS[0]}}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines()[0] == "{"
+    assert done.stderr == ""
