@@ -253,7 +253,7 @@ def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -
         )
     first = 1
     for block in blocks:
-        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps
+        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps + 1
         if inside and any(block.toggles.flag(name) for name in AUDITED):
             problems.append(
                 f"--profile-steps {flags.profile_steps} covers step {first}, where block "

@@ -198,10 +198,38 @@ class Loop:
         while len(self._pending) > self._lag:
             self._settle(self._pending.popleft())
         if self.profiler and self.profiler.after_step():
+            self._prove_nvtx(block)
             self.clock.restart()
         self._memory_dump("post")
         beat.write("step_end")
-        evidence.step_done()
+        if evidence.step_done():
+            clock.restart()
+
+    def _prove_nvtx(self, block: Block) -> None:
+        """The saved trace proves the ranges; written once, when both profilers are done."""
+        if self.profiler is None or self.profiler.active or self.profiler.summary is None:
+            return
+        if not block.toggles.flag("NSA_NVTX") or not self.profiler.complete:
+            return
+        version = "v2" if block.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+        name = f"nsa.sel.ranges_{version}"
+        found = name in self.profiler.summary["ranges"]
+        evidence = {"range": name, "in_trace": found, "trace": "trace_rank0.json.gz"}
+        self._effect(block, "NSA_NVTX", found, evidence)
+
+    def _effect(self, block: Block, name: str, took: bool | None, evidence: Any) -> None:
+        value = block.toggles.values[name]
+        self.heartbeat.write(
+            "effect",
+            toggle=name,
+            value=value,
+            took_effect=took,
+            evidence=evidence,
+            arm=block.arm,
+            block=block.index,
+        )
+        word = {True: "took effect", False: "had NO effect", None: "not judged here"}[took]
+        say(f"[toggle] {name}={value}: {word} ({evidence})", rank=self.ranks.rank)
 
     def _fetch(self) -> list[Batch]:
         wanted = self.plan.config.train.accumulate_grad_batches
@@ -380,16 +408,17 @@ class _Evidence:
 
         return both()
 
-    def step_done(self) -> None:
-        """Count a step; emit once DDP has rebuilt its buckets."""
+    def step_done(self) -> bool:
+        """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
         self._steps += 1
         if self._emitted or self._steps < 2:
-            return
+            return False
         wrapped = self.loop.engine.wrapped
         grouped = wrapped is not None and wrapped.ddp is not None
         if grouped and self._steps < _EVIDENCE_STEPS and not self._bucket_sizes():
-            return
+            return False
         self.emit()
+        return True
 
     def _bucket_sizes(self) -> list[float] | None:
         wrapped = self.loop.engine.wrapped
@@ -418,15 +447,6 @@ class _Evidence:
             has_board=loop.tables.has_board,
         )
         for name, took, evidence in judge_all(seen):
-            value = block.toggles.values[name]
-            loop.heartbeat.write(
-                "effect",
-                toggle=name,
-                value=value,
-                took_effect=took,
-                evidence=evidence,
-                arm=block.arm,
-                block=block.index,
-            )
-            word = {True: "took effect", False: "had NO effect", None: "not judged here"}[took]
-            say(f"[toggle] {name}={value}: {word} ({evidence})", rank=loop.ranks.rank)
+            # With a profiler, NVTX is judged from the trace, when there is one.
+            if name != "NSA_NVTX" or loop.profiler is None:
+                loop._effect(block, name, took, evidence)

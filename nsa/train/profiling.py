@@ -25,6 +25,7 @@ class StepProfiler:
     def __init__(self, run_dir: Path, steps: int, device_type: str) -> None:
         self.run_dir, self.steps, self.device_type = run_dir, steps, device_type
         self.summary: dict[str, Any] | None = None
+        self.complete = False
         self._done = 0
         self._torch: Any = None
         self._python: cProfile.Profile | None = None
@@ -65,6 +66,7 @@ class StepProfiler:
                 self.summary["top_python"] = top_functions(self._python)
                 write_json(self.run_dir / "profile_rank0.json", self.summary)
             self._python = None
+            self.complete = True
             return True
         return False
 
