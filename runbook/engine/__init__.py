@@ -1,0 +1,10 @@
+"""The engine: runs a plan and leaves a record. Never imports torch."""
+
+from __future__ import annotations
+
+from runbook.engine.options import RunOptions, plan_all
+from runbook.engine.resume import resume_run
+from runbook.engine.run import run_plan
+from runbook.observer import Observer, SilentObserver
+
+__all__ = ["Observer", "RunOptions", "SilentObserver", "plan_all", "resume_run", "run_plan"]

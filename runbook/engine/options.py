@@ -1,0 +1,157 @@
+"""What a run is asked to do, and everything that follows from it before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phases.base import Phase, PlanContext
+from runbook.config import detect_profile, load_profile, load_profile_document, parse_settings
+from runbook.errors import UsageError
+from runbook.records import Launch, RunRecord
+
+if TYPE_CHECKING:
+    from runbook.config import Profile, Settings
+
+__all__ = ["RunOptions", "Setup", "plan_all", "prepare", "setup_of_record"]
+
+PROTOCOLS = ("blocks", "launches", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The command line of `runbook run`, as values.
+
+    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`; `settings`
+    are `KEY=VALUE` words; `steps_scale` multiplies every step count; `gpu_hour_price` is the price
+    of one device for one hour. `retry` false forbids the second attempt after a stall.
+    """
+
+    phases: str = "all"
+    profile: str = "auto"
+    out: Path = Path("artifacts")
+    settings: tuple[str, ...] = ()
+    steps_scale: float = 1.0
+    protocol: str = "blocks"
+    aa: bool = False
+    seed: int = 0
+    command: str = ""
+    formats: tuple[str, ...] = ("md",)
+    gpu_hour_price: float | None = None
+    retry: bool = True
+
+    def recorded(self) -> dict[str, str | int | float | bool | None]:
+        """The part of the options that judging again needs, as run.json keeps it."""
+        return {
+            "phases": self.phases,
+            "steps_scale": self.steps_scale,
+            "protocol": self.protocol,
+            "aa": self.aa,
+            "seed": self.seed,
+            "gpu_hour_price": self.gpu_hour_price,
+            "retry": self.retry,
+            "formats": ",".join(self.formats),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Options resolved: the profile, the settings, the phases in running order."""
+
+    options: RunOptions
+    profile: Profile
+    settings: Settings
+    phases: tuple[Phase, ...]
+
+    def context(self, choices: Mapping[str, str]) -> PlanContext:
+        """What a phase plans and judges with, given what earlier phases chose."""
+        options = self.options
+        return PlanContext(
+            profile=self.profile,
+            toggles=self.settings.toggles,
+            config_overrides=self.settings.config_overrides,
+            choices=dict(choices),
+            steps_scale=options.steps_scale,
+            protocol=options.protocol,
+            aa=options.aa,
+            seed=options.seed,
+            gpu_hour_price=options.gpu_hour_price,
+        )
+
+    def profile_document(self) -> dict[str, Any]:
+        """The profile with nothing left to look up."""
+        document: dict[str, Any] = self.profile.model_dump(mode="json")
+        return document
+
+    def profile_sha256(self) -> str:
+        """The digest of that document."""
+        text = json.dumps(self.profile_document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def prepare(options: RunOptions) -> Setup:
+    """Resolve the options. Raises `UsageError` with everything that is wrong with them."""
+    from phases.registry import select
+
+    problems: list[str] = []
+    found: dict[str, Any] = {}
+    name = options.profile if options.profile != "auto" else detect_profile()[0]
+    steps: dict[str, Callable[[], object]] = {
+        "profile": lambda: load_profile(name),
+        "settings": lambda: parse_settings(options.settings),
+        "phases": lambda: tuple(select(options.phases)),
+    }
+    for key, resolve in steps.items():
+        try:
+            found[key] = resolve()
+        except UsageError as error:
+            problems += [f"{text}; {error.hint}" if error.hint else text for text in error.problems]
+    if options.protocol not in PROTOCOLS:
+        problems.append(f"protocol {options.protocol!r}; there are: {', '.join(PROTOCOLS)}")
+    if not options.steps_scale > 0:
+        problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
+    if problems:
+        raise UsageError(problems)
+    return Setup(options=options, **found)
+
+
+def setup_of_record(record: RunRecord, *, profile: Profile | None = None) -> Setup:
+    """The setup of an earlier run, from its record alone; `profile` replaces the one it used."""
+    from phases.registry import select
+
+    kept = record.options
+    price = kept.get("gpu_hour_price")
+    options = RunOptions(
+        phases=str(kept["phases"]),
+        profile=record.profile,
+        settings=tuple(f"{name}={value}" for name, value in record.settings.items()),
+        steps_scale=float(kept["steps_scale"] or 1.0),
+        protocol=str(kept["protocol"]),
+        aa=bool(kept["aa"]),
+        seed=int(kept["seed"] or 0),
+        command=record.command,
+        formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
+        gpu_hour_price=None if price is None else float(price),
+        retry=bool(kept["retry"]),
+    )
+    return Setup(
+        options=options,
+        profile=profile or load_profile_document(record.profile_document, where="run.json"),
+        settings=parse_settings(options.settings),
+        phases=tuple(select(options.phases)),
+    )
+
+
+def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:
+    """The plan of every phase, as far as it is known before anything ran.
+
+    A phase that uses another one's choice (the long run takes the best bucket) is shown with the
+    profile's own value. Starts nothing, writes nothing. Raises `UsageError`.
+    """
+    setup = prepare(options)
+    context = setup.context({})
+    return [(phase, phase.plan(context)) for phase in setup.phases]

@@ -1,0 +1,209 @@
+"""One phase, run: plan, collect, launch, read, judge. Whatever goes wrong becomes a row."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phases.base import Judgement, Phase, PlanContext
+from runbook.engine.judging import judge_phase, read_phase, record_of, write_facts
+from runbook.engine.options import Setup
+from runbook.engine.verdict import missing_row
+from runbook.evidence import Fact, PhaseEvidence
+from runbook.files import utc_text
+from runbook.journal import Journal
+from runbook.launch import Interrupted, StopRequest, run_launch
+from runbook.observer import Observer
+from runbook.read import read_training_csv
+from runbook.records import (
+    Launch,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    PhaseRecord,
+    Reason,
+)
+
+__all__ = ["PhaseRun", "RunState"]
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What the phases of one run share."""
+
+    setup: Setup
+    run_root: Path
+    journal: Journal
+    observer: Observer
+    stop: StopRequest
+    facts: dict[str, Fact] = field(default_factory=dict)
+    evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
+    finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
+
+
+class PhaseRun:
+    """Runs one phase once. `run()` always returns a record."""
+
+    def __init__(self, phase: Phase, state: RunState) -> None:
+        self.phase, self.state = phase, state
+        self.context = self._context()
+        self.entries: list[LaunchEntry] = []
+        self.started_at, self.began = utc_text(), time.monotonic()
+
+    def run(self) -> PhaseRecord:
+        """Run and judge the phase.
+
+        This is the one place of the program that catches every exception: a defect in one phase
+        must not take the others' evidence with it. It becomes INCOMPLETE rows that name the file
+        with the traceback.
+        """
+        try:
+            return self._run()
+        except Interrupted as error:
+            return self._without_judgement(
+                Reason.INTERRUPTED, f"interrupted by {error}", "continue the run with --resume"
+            )
+        except Exception as error:  # noqa: BLE001 - see above
+            path = self._keep_traceback()
+            return self._without_judgement(
+                Reason.HARNESS_ERROR,
+                f"the runbook itself failed: {type(error).__name__}: {error}",
+                f"read {path}; report it as a defect of the runbook",
+                evidence=path,
+            )
+
+    def _run(self) -> PhaseRecord:
+        launches = self.phase.plan(self.context)
+        self.state.observer.phase_started(self.phase.name, self.phase.title, len(launches))
+        self.state.journal.append("phase_started", sync=True, phase=self.phase.name)
+        if self.phase.collects:
+            self._collect()
+        for launch in launches:
+            self._launch(launch)
+        evidence = read_phase(
+            self.state.run_root,
+            self.entries,
+            facts=self.state.facts,
+            earlier=self._earlier(),
+        )
+        required = self.state.setup.profile.required
+        judgement = judge_phase(self.phase, evidence, self.context, required=required)
+        self.state.evidence[self.phase.name] = evidence
+        return self._record(judgement)
+
+    def _context(self) -> PlanContext:
+        chosen: dict[str, str] = {}
+        for name in self.phase.reads:
+            chosen |= self.state.choices.get(name, {})
+        return self.state.setup.context(chosen)
+
+    def _earlier(self) -> Mapping[str, PhaseEvidence]:
+        known = self.state.evidence
+        return {name: known[name] for name in self.phase.reads if name in known}
+
+    def _collect(self) -> None:
+        from runbook.collect import collect_preflight
+
+        state = self.state
+        branch = state.setup.profile.branch
+        facts = collect_preflight(state.run_root, expected_branch=branch, observer=state.observer)
+        with state.stop.deferred():
+            state.facts |= facts
+            write_facts(state.run_root, facts)
+            environment = {
+                name: f"{fact.value} {fact.unit}".strip()
+                for name, fact in facts.items()
+                if fact.value not in (None, "")
+            }
+            state.journal.append("facts", environment=environment)
+
+    def _launch(self, launch: Launch) -> None:
+        state = self.state
+        done = state.finished_launches.get((self.phase.name, launch.name))
+        if done is None and state.stop.requested:
+            cause = f"interrupted by {state.stop.requested} before it started"
+            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+        if done is None:
+            with state.stop.deferred():
+                done = self._start(launch)
+                state.journal.append(
+                    "launch_finished",
+                    phase=self.phase.name,
+                    launch=launch.name,
+                    result=done.model_dump(mode="json"),
+                )
+            state.observer.launch_finished(launch, done)
+        self.entries.append(LaunchEntry(launch=launch, result=done))
+
+    def _start(self, launch: Launch) -> LaunchResult:
+        state = self.state
+        _set_aside_unfinished(state.run_root / launch.run_dir)
+        state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
+        return run_launch(
+            launch,
+            state.run_root,
+            observer=state.observer,
+            stop=state.stop,
+            enough=self._enough(launch),
+            retry=state.setup.options.retry,
+        )
+
+    def _enough(self, launch: Launch) -> Callable[[Path], bool] | None:
+        if launch.schedule is None:
+            return None
+
+        def enough(path: Path) -> bool:
+            log = read_training_csv(path, relative_to=self.state.run_root)
+            return self.phase.enough(log, launch, self.context)
+
+        return enough
+
+    def _keep_traceback(self) -> str:
+        name = f"harness_error_{self.phase.name}.txt"
+        number = 1
+        while (path := self.state.run_root / name).exists():
+            number += 1
+            name = f"harness_error_{self.phase.name}_{number}.txt"
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        return name
+
+    def _without_judgement(
+        self, code: Reason, reason: str, remedy: str, *, evidence: str = ""
+    ) -> PhaseRecord:
+        profile = self.state.setup.profile
+        rerun = f"runbook run --phase {self.phase.name} --profile {profile.name}"
+        rows = [
+            missing_row(
+                name,
+                code=code,
+                reason=reason,
+                remedy=remedy,
+                rerun=rerun,
+                required=name in profile.required,
+            ).model_copy(update={"evidence": (evidence,) if evidence else ()})
+            for name in self.phase.check_ids(self.context)
+        ]
+        return self._record(Judgement(checks=rows))
+
+    def _record(self, judgement: Judgement) -> PhaseRecord:
+        return record_of(
+            self.phase,
+            judgement,
+            self.entries,
+            started_at=self.started_at,
+            duration_s=time.monotonic() - self.began,
+        )
+
+
+def _set_aside_unfinished(run_dir: Path) -> None:
+    """A run directory belongs to one launch: what a crash left of an earlier one is kept apart."""
+    if not run_dir.exists():
+        return
+    number = 1
+    while (kept := run_dir.with_name(f"{run_dir.name}.unfinished{number}")).exists():
+        number += 1
+    run_dir.rename(kept)
