@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from reports.templating import seconds
 from reports.text import one_line
@@ -12,6 +13,8 @@ from runbook.records import Outcome, RunRecord, Verdict
 __all__ = ["render_terminal", "render_verdict"]
 
 _RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
+# More rows than this are named by their phases.
+_LISTED = 3
 _COLOURS = {
     "PASS": _GREEN,
     "GO": _GREEN,
@@ -126,14 +129,42 @@ def _verdict_lines(view: ReportView, paint: _Painter) -> list[str]:
 
 def _problem_lines(view: ReportView, paint: _Painter) -> list[str]:
     lines: list[str] = []
-    for row in view.problems:
+    for rows in _alike(view.problems):
+        row = rows[0]
         mark = "" if row.required else " (not required)"
-        lines.append(f"{paint(row.outcome)}  {one_line(row.id)}{mark}  {one_line(row.reason)}")
+        lines.append(f"{paint(row.outcome)}  {_subject(rows)}{mark}  {one_line(row.reason)}")
         if row.outcome == Outcome.SKIPPED and not row.remedy:
             continue
         for path in row.evidence:
             lines.append(f"    see    {one_line(path)}")
         lines.append(f"    try    {one_line(row.remedy)}")
-        if row.rerun:
-            lines.append(f"    rerun  {one_line(row.rerun)}")
+        if rerun := _rerun(rows):
+            lines.append(f"    rerun  {one_line(rerun)}")
     return lines
+
+
+def _alike(problems: Sequence[CheckRow]) -> list[list[CheckRow]]:
+    """Rows without evidence that say the same are told once: fifty phases not run are one fact."""
+    groups: dict[tuple[object, ...], list[CheckRow]] = {}
+    for index, row in enumerate(problems):
+        same = (row.outcome, row.reason, row.remedy, row.required)
+        alone = bool(row.evidence) or row.outcome != Outcome.INCOMPLETE
+        groups.setdefault((index,) if alone else same, []).append(row)
+    return list(groups.values())
+
+
+def _subject(rows: Sequence[CheckRow]) -> str:
+    if len(rows) <= _LISTED:
+        return ", ".join(row.id for row in rows)
+    return f"{', '.join(_phases(rows))} ({len(rows)} checks)"
+
+
+def _rerun(rows: Sequence[CheckRow]) -> str:
+    """One command for all rows, if theirs differ in nothing but the phase."""
+    phases = ",".join(_phases(rows))
+    commands = {row.rerun.replace(f"--phase {row.phase}", f"--phase {phases}") for row in rows}
+    return commands.pop() if len(commands) == 1 else rows[0].rerun
+
+
+def _phases(rows: Sequence[CheckRow]) -> list[str]:
+    return list(dict.fromkeys(row.phase for row in rows))

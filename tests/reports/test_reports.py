@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reports
+from reports.terminal import render_verdict
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from tests.reports.samples import SAMPLES, go, incomplete, no_go, run
@@ -198,3 +199,44 @@ def test_write_renders_all_before_it_touches_any_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         reports.write(go(), tmp_path, ["md", "nothing"])
     assert (tmp_path / "report.md").read_text() == "old"
+
+
+def test_phases_that_did_not_run_are_told_once() -> None:
+    record = go()
+    rerun = "runbook run --phase {} --profile a100x2_pcie4"
+    rows = {
+        phase: tuple(
+            Check(
+                id=f"{phase}.row{number}",
+                phase=phase,
+                question="(no evidence)",
+                outcome=Outcome.INCOMPLETE,
+                code=Reason.NOT_RUN,
+                reason="this phase was not asked for",
+                remedy="run this phase",
+                rerun=rerun.format(phase),
+            )
+            for number in range(30)
+        )
+        for phase in ("nvtx", "fused_adamw")
+    }
+    template = record.phases[0]
+    absent = tuple(
+        template.model_copy(update={"name": name, "checks": checks})
+        for name, checks in rows.items()
+    )
+    required = tuple(check.id for checks in rows.values() for check in checks)
+    cut = record.model_copy(
+        update={
+            "phases": (*record.phases, *absent),
+            "required": (*record.required, *required),
+            "verdict": Verdict.INCOMPLETE,
+        }
+    )
+    text = render_verdict(cut)
+    assert text.count("this phase was not asked for") == 1
+    assert (
+        "INCOMPLETE  nvtx, fused_adamw (60 checks)  this phase was not asked for\n"
+        "    try    run this phase\n"
+        f"    rerun  {rerun.format('nvtx,fused_adamw')}\n"
+    ) in text
