@@ -20,6 +20,8 @@ __all__ = ["COMMANDS", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
 COMMANDS = (
     "run",
     "report",
+    "verify",
+    "judge",
     "phases",
     "profiles",
     "toggles",

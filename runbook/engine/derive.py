@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from runbook.engine.verdict import missing_phases, reasons_for
 from runbook.errors import RunbookError
 from runbook.journal import Event
-from runbook.records import PhaseRecord, RunRecord, judge_run
+from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 
-__all__ = ["derive_record", "phase_records"]
+__all__ = ["assemble", "derive_record", "phase_records"]
 
 
 def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
@@ -32,36 +31,63 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
     if not events or events[0]["event"] != "run_started":
         raise RunbookError("the journal does not begin with the start of a run")
     skeleton = RunRecord.model_validate(events[0]["record"])
-    asked_for, known = events[0]["phases"], _known(events[0]["known"])
     last = events[-1] if events[-1]["event"] in ("run_finished", "run_interrupted") else {}
     interrupted = str(last.get("signal", ""))
-    phases = list(phase_records(events).values())
-    phases += missing_phases(
+    changed = skeleton.model_copy(
+        update={
+            "environment": _environment(skeleton, events),
+            "interrupted": bool(interrupted),
+            "finished_at": last.get("ts"),
+            "artifacts": tuple(ArtifactRecord(**fields) for fields in last.get("artifacts", ())),
+            "options": skeleton.options | ({"signal": interrupted} if interrupted else {}),
+        }
+    )
+    return assemble(
+        changed,
+        list(phase_records(events).values()),
+        asked_for=events[0]["phases"],
+        known=_known(events[0]["known"]),
+    )
+
+
+def assemble(
+    record: RunRecord,
+    phases: Sequence[PhaseRecord],
+    *,
+    asked_for: Sequence[str],
+    known: Mapping[str, tuple[str, str]],
+) -> RunRecord:
+    """The record with these judged phases, and all that follows from them.
+
+    Required checks that no phase gave become rows; verdict, reasons and exports are worked out.
+    `record.exports` are those before any phase chose something.
+    """
+    signal = str(record.options.get("signal") or "")
+    missing = missing_phases(
         phases,
-        skeleton.required,
+        record.required,
         known=known,
         asked_for=asked_for,
-        interrupted=interrupted,
-        profile=skeleton.profile,
+        interrupted=signal,
+        profile=record.profile,
     )
-    phases.sort(key=lambda phase: list(known).index(phase.name) if phase.name in known else 99)
-    checks = tuple(check for phase in phases for check in phase.checks)
-    exports = dict(skeleton.exports)
-    for phase in phases:
+    order = list(known)
+    whole = sorted(
+        [*phases, *missing],
+        key=lambda phase: order.index(phase.name) if phase.name in known else len(order),
+    )
+    checks = tuple(check for phase in whole for check in phase.checks)
+    exports = dict(record.exports)
+    for phase in whole:
         exports |= phase.choices
-    changes: dict[str, Any] = {
-        "phases": tuple(phases),
-        "verdict": judge_run(checks, skeleton.required),
-        "reasons": reasons_for(checks, skeleton.required, interrupted=interrupted),
-        "environment": _environment(skeleton, events),
-        "exports": {name: value for name, value in exports.items() if value},
-        "interrupted": bool(interrupted),
-        "finished_at": last.get("ts"),
-        "artifacts": last.get("artifacts", ()),
-        "options": skeleton.options | ({"signal": interrupted} if interrupted else {}),
-    }
-    fields = skeleton.model_dump()
-    return RunRecord.model_validate(fields | changes)
+    return record.model_copy(
+        update={
+            "phases": tuple(whole),
+            "verdict": judge_run(checks, record.required),
+            "reasons": reasons_for(checks, record.required, interrupted=signal),
+            "exports": {name: value for name, value in exports.items() if value},
+        }
+    )
 
 
 def _known(rows: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:

@@ -110,6 +110,8 @@ def prepare(options: RunOptions) -> Setup:
             found[key] = resolve()
         except UsageError as error:
             problems += [f"{text}; {error.hint}" if error.hint else text for text in error.problems]
+    if "profile" in found and "phases" in found:
+        problems += _without_settings(found["profile"], found["phases"])
     if options.protocol not in PROTOCOLS:
         problems.append(f"protocol {options.protocol!r}; there are: {', '.join(PROTOCOLS)}")
     if not options.steps_scale > 0:
@@ -117,6 +119,15 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     return Setup(options=options, **found)
+
+
+def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
+    known = ", ".join(profile.phases)
+    return [
+        f"profile {profile.name} says nothing of phase {phase.name}; it has: {known}"
+        for phase in phases
+        if phase.name not in profile.phases
+    ]
 
 
 def setup_of_record(record: RunRecord, *, profile: Profile | None = None) -> Setup:
@@ -138,11 +149,15 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None) -> Set
         gpu_hour_price=None if price is None else float(price),
         retry=bool(kept["retry"]),
     )
+    phases = tuple(select(options.phases))
+    profile = profile or load_profile_document(record.profile_document, where="run.json")
+    if problems := _without_settings(profile, phases):
+        raise UsageError(problems)
     return Setup(
         options=options,
-        profile=profile or load_profile_document(record.profile_document, where="run.json"),
+        profile=profile,
         settings=parse_settings(options.settings),
-        phases=tuple(select(options.phases)),
+        phases=phases,
     )
 
 

@@ -115,9 +115,7 @@ class PhaseRun:
             state.facts |= facts
             write_facts(state.run_root, facts)
             environment = {
-                name: f"{fact.value} {fact.unit}".strip()
-                for name, fact in facts.items()
-                if fact.value not in (None, "")
+                name: _shown(fact) for name, fact in facts.items() if fact.value not in (None, "")
             }
             state.journal.append("facts", environment=environment)
 
@@ -197,6 +195,11 @@ class PhaseRun:
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
         )
+
+
+def _shown(fact: Fact) -> str:
+    value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
+    return f"{value} {fact.unit}".strip()
 
 
 def _set_aside_unfinished(run_dir: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
 from runbook.engine.derive import derive_record
 from runbook.engine.judging import read_facts, read_phase
-from runbook.engine.options import setup_of_record
+from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import continue_run, finished_phases
 from runbook.errors import RunbookError, UsageError
@@ -22,7 +23,12 @@ __all__ = ["resume_run"]
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 
 
-def resume_run(run_root: Path, *, observer: Observer) -> RunRecord:
+def resume_run(
+    run_root: Path,
+    *,
+    observer: Observer,
+    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+) -> RunRecord:
     """Continue a run after an interruption or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
@@ -45,7 +51,7 @@ def resume_run(run_root: Path, *, observer: Observer) -> RunRecord:
                 f"{run_root.name} was made by version {record.tool_version}, this is {__version__}",
                 hint="continue it with the version that began it",
             )
-        setup = setup_of_record(record)
+        setup = make_setup(record)
         done = finished_phases(journal)
         state = RunState(
             setup=setup,

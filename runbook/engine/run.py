@@ -20,7 +20,7 @@ from runbook.manifest import artifact_records, write_manifest
 from runbook.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict
 
-__all__ = ["RECORD_FILE", "continue_run", "record_text", "run_plan"]
+__all__ = ["RECORD_FILE", "continue_run", "record_text", "run_plan", "run_setup"]
 
 RECORD_FILE = "run.json"
 
@@ -33,8 +33,12 @@ def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
     written. Raises `UsageError` before anything is created if the options are wrong, and `OSError`
     if the run's folder cannot be made or written.
     """
-    setup = prepare(options)
-    run_root = create_run_folder(options.out)
+    return run_setup(prepare(options), observer=observer)
+
+
+def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
+    """`run_plan` with its options resolved already."""
+    run_root = create_run_folder(setup.options.out)
     with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
         journal.append(
@@ -42,7 +46,7 @@ def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
             sync=True,
             record=skeleton.model_dump(mode="json"),
             phases=[phase.name for phase in setup.phases],
-            known=_known_phases(),
+            known=_known_phases(setup),
         )
         return continue_run(setup, run_root, journal, observer)
 
@@ -169,10 +173,11 @@ def _word(value: str | int | float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _known_phases() -> list[list[str]]:
+def _known_phases(setup: Setup) -> list[list[str]]:
     from phases.registry import PHASES
 
-    return [[phase.name, phase.title, phase.source] for phase in PHASES.values()]
+    phases = {**PHASES, **{phase.name: phase for phase in setup.phases}}
+    return [[phase.name, phase.title, phase.source] for phase in phases.values()]
 
 
 @contextmanager

@@ -95,9 +95,7 @@ class Attempt:
                 sampler.stop()
                 self.watch.close()
         self.watch.update()
-        result = self._result(child.returncode, end, (before, oom_kills()))
-        write_atomic(self.run_dir / "result.json", result.model_dump_json(indent=2) + "\n")
-        return result
+        return self._result(child.returncode, end, (before, oom_kills()))
 
     def _describe(self) -> None:
         document = {

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from runbook.files import make_private_dir
+from runbook.files import make_private_dir, write_atomic
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.budgets import Budgets
 from runbook.launch.classify import End, is_communication_failure
@@ -46,23 +46,15 @@ def run_launch(
     the children's lives hang on it.
     """
     stop = stop or StopRequest()
-    first = _attempt(launch, run_root, 1, observer, stop, budgets, enough, machine)
-    if (
-        not retry
-        or launch.kind != "trainer"
-        or stop.requested
-        or not _worth_a_retry(first, run_root)
-    ):
-        return first
-    kept = _set_aside(run_root / launch.run_dir)
-    observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
-    second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine)
-    moved = tuple(
-        path.replace(launch.run_dir, kept.relative_to(run_root).as_posix(), 1)
-        for path in first.evidence
-    )
-    cause = f"attempt 1: {first.cause}" + (f"; attempt 2: {second.cause}" if second.cause else "")
-    return second.model_copy(update={"cause": cause, "evidence": (*moved, *second.evidence)})
+    result = _attempt(launch, run_root, 1, observer, stop, budgets, enough, machine)
+    if retry and not stop.requested and _worth_a_retry(launch, result, run_root):
+        first = _set_aside(launch, result, run_root)
+        observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
+        second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine)
+        result = _joined(first, second)
+    path = run_root / launch.run_dir / "result.json"
+    write_atomic(path, result.model_dump_json(indent=2) + "\n")
+    return result
 
 
 def _attempt(
@@ -96,20 +88,31 @@ def _attempt(
         return Attempt(planned, command, options).run()
 
 
-def _worth_a_retry(result: LaunchResult, run_root: Path) -> bool:
+def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool:
+    if launch.kind != "trainer":
+        return False
     if result.status in _STALLS:
         return True
-    console = next((path for path in result.evidence if path.endswith("/console.log")), "")
-    if not console:
-        return False
-    lines, _ = read_console(run_root / console)
+    lines, _ = read_console(run_root / launch.run_dir / "console.log")
     end = End(status=result.status, cause=result.cause, culprit_rank=result.culprit_rank)
     return is_communication_failure(end, lines)
 
 
-def _set_aside(run_dir: Path) -> Path:
+def _set_aside(launch: Launch, result: LaunchResult, run_root: Path) -> LaunchResult:
+    """Move the first attempt's files out of the way, its result among them."""
+    run_dir = run_root / launch.run_dir
     number = 1
     while (kept := run_dir.with_name(f"{run_dir.name}.attempt{number}")).exists():
         number += 1
     run_dir.rename(kept)
-    return kept
+    name = kept.relative_to(run_root).as_posix()
+    paths = tuple(path.replace(launch.run_dir, name, 1) for path in result.evidence)
+    moved = result.model_copy(update={"evidence": paths})
+    write_atomic(kept / "result.json", moved.model_dump_json(indent=2) + "\n")
+    return moved
+
+
+def _joined(first: LaunchResult, second: LaunchResult) -> LaunchResult:
+    cause = f"attempt 1: {first.cause}" + (f"; attempt 2: {second.cause}" if second.cause else "")
+    evidence = (*first.evidence, *second.evidence)
+    return second.model_copy(update={"cause": cause, "evidence": evidence})
