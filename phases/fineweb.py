@@ -130,7 +130,7 @@ def _loader(case: Case) -> Finding:
 def _fallback(case: Case, name: str) -> Finding | None:
     """Generated tokens in place of the data set make it no test of the data."""
     notes = [str(note) for note in case.env(name).get("notes") or ()]
-    told = [note for note in notes if "synthetic" in note]
+    told = [note for note in notes if "synthetic data instead" in note.lower()]
     if not told:
         return None
     path = case.launch(name).env_path

@@ -132,15 +132,15 @@ class Case:
     def env(self, name: str) -> dict[str, Any]:
         """The env.json of a launch."""
         found = self.launch(name)
-        if found.env is None:
-            raise Unanswerable(
-                incomplete(
-                    Reason.MISSING_ARTIFACT,
-                    f"{name} left no readable env.json",
-                    evidence=(*found.problems, found.console_path),
-                )
-            )
-        return dict(found.env)
+        if found.env is not None:
+            return dict(found.env)
+        problems = [problem for problem in found.problems if "env.json" in problem]
+        if problems:
+            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
+            raise Unanswerable(broken)
+        paths = (found.console_path,)
+        missing = incomplete(Reason.MISSING_ARTIFACT, f"{name} left no env.json", evidence=paths)
+        raise Unanswerable(missing)
 
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""

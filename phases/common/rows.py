@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from phases.base import Judgement, Phase, PlanContext
 from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, incomplete
+from phases.common.finding import Finding, Unanswerable, incomplete, skipped
 from phases.playbook import remedy_for
 from runbook.evidence import PhaseEvidence
 from runbook.records import Check, Outcome, Reason
@@ -66,8 +66,13 @@ class RowPhase(Phase):
         code: Reason = Reason.NOT_RUN,
         evidence: Sequence[str] = (),
     ) -> tuple[Check, ...]:
-        """All rows as INCOMPLETE, for a phase that was not run or whose judgement broke."""
-        finding = incomplete(code, reason, evidence=evidence)
+        """All rows without evidence, for a phase that was not run or whose judgement broke.
+
+        INCOMPLETE, or SKIPPED where `code` says that the question does not arise.
+        """
+        unasked = code in (Reason.NOT_ASKED_FOR, Reason.NEEDS_CUDA, Reason.NEEDS_GPUS)
+        say = skipped if unasked else incomplete
+        finding = say(code, reason, evidence=evidence)
         return tuple(self._check(row, finding, context) for row in self.rows(context))
 
     def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:

@@ -136,6 +136,10 @@ def _ranks_alive(case: Case, name: str) -> Finding:
         for r in launch.ranks
         if launch.result.run_token and r.tokens - {launch.result.run_token}
     ]
+    broken = [rank.path for rank in launch.ranks if rank.damaged]
+    if broken:
+        reason = f"{name}: {', '.join(broken)}: damaged before the end"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=broken)
     if strangers:
         reason = f"{', '.join(strangers)}: heartbeats of another launch"
         return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=strangers)
@@ -159,7 +163,6 @@ def _ranks_alive(case: Case, name: str) -> Finding:
 def _as_planned(case: Case, name: str) -> Finding:
     launch, env = case.launch(name), case.env(name)
     problems = [*_plan_problems(launch, env), *_workload_problems(case, env)]
-    problems += [problem for problem in launch.problems if problem.startswith("env.json")]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,))

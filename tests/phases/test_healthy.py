@@ -1,0 +1,77 @@
+"""A healthy run of each shipped profile is a GO, and of nothing less."""
+
+from __future__ import annotations
+
+import pytest
+
+from phases.base import PlanContext
+from phases.registry import PHASES, select
+from runbook.evidence import PhaseEvidence
+from runbook.records import Check, Outcome, Verdict, judge_run
+from tests.phases import builder
+
+PROFILES = ("a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu")
+
+
+def whole_run(where: PlanContext) -> list[Check]:
+    """All nine phases, healthy, each seeing the earlier ones that it reads."""
+    done: dict[str, PhaseEvidence] = {}
+    checks: list[Check] = []
+    for phase in select("all"):
+        earlier = {name: done[name] for name in phase.reads}
+        # Two ranks give just under twice what one gives.
+        rate = 5.2e4 if phase.name == "single_gpu" else 1e5
+        found = builder.evidence(phase.name, where, earlier=earlier, rate=rate)
+        if where.profile.name == "a100x2_pcie3" and phase.name == "preflight":
+            found = PhaseEvidence(
+                launches=found.launches, facts=builder.facts(gpu_pcie_gen_max=3.0)
+            )
+        done[phase.name] = found
+        checks += builder.judge(phase.name, found, where).checks
+    return checks
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_healthy_run_is_go(name: str) -> None:
+    where = builder.context(name)
+    checks = whole_run(where)
+    wrong = [
+        f"{check.id}: {check.outcome} {check.reason}"
+        for check in checks
+        if check.required and check.outcome is not Outcome.PASS
+    ]
+    assert not wrong
+    assert judge_run(checks, where.profile.required) is Verdict.GO
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_check_outside_the_skipped_ones_is_left_open(name: str) -> None:
+    open_ones = [
+        f"{check.id}: {check.outcome} {check.reason}"
+        for check in whole_run(builder.context(name))
+        if check.outcome not in (Outcome.PASS, Outcome.SKIPPED)
+    ]
+    assert not open_ones
+
+
+def test_each_required_check_alone_decides() -> None:
+    where = builder.context("cpu")
+    checks = whole_run(where)
+    for lost in where.profile.required:
+        rest = [check for check in checks if check.id != lost]
+        assert judge_run(rest, where.profile.required) is Verdict.INCOMPLETE
+
+
+def test_the_nine_phases_run_in_the_order_of_the_runbook() -> None:
+    assert [phase.name for phase in select("all")] == [
+        "preflight",
+        "baseline",
+        "bucket_sweep",
+        "sdpa_audit",
+        "v2_parity",
+        "nvtx",
+        "single_gpu",
+        "fused_adamw",
+        "long_run",
+    ]
+    assert list(PHASES)[-1] == "fineweb"

@@ -1,0 +1,228 @@
+"""The printed commands are the runbook: held against the seeds' own command lines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+
+import pytest
+
+from nsa.toggles import TOGGLES
+from phases.registry import PHASES, select
+from runbook.records import Launch
+from tests.phases import builder
+
+# Seed 000, section by section: (phase, the seed's command, steps in all).
+SEEDS = {
+    "baseline": (
+        "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=50 "
+        "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 scripts/train_showcase.py "
+        "--dataset synthetic --ddp 1 --steps 300"
+    ),
+    "bucket_sweep": (
+        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
+        "--dataset synthetic --ddp 1 --steps 600"
+    ),
+    "sdpa_audit": (
+        "NSA_PREFILL_BATCHED=1 NSA_SDPA_AUDIT=1 torchrun --nproc_per_node=2 "
+        "scripts/train_showcase.py --dataset synthetic --ddp 1 --steps 150"
+    ),
+    "nvtx": (
+        "NSA_PREFILL_BATCHED=1 NSA_NVTX=1 NSA_TB_DISABLE=1 NSA_DISABLE_AUX_STATS=1 torchrun "
+        "--nproc_per_node=2 scripts/train_showcase.py --dataset synthetic --ddp 1 --steps 100"
+    ),
+    "single_gpu": (
+        "NSA_PREFILL_BATCHED=1 python scripts/train_showcase.py --dataset synthetic --ddp 0 "
+        "--steps 300"
+    ),
+    "fused_adamw": (
+        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
+        "--dataset synthetic --ddp 1 --steps 400"
+    ),
+    "long_run": (
+        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
+        "--dataset synthetic --ddp 1 --steps 1200"
+    ),
+}
+
+
+def taken_apart(command: str) -> tuple[dict[str, str], str, dict[str, str]]:
+    """Environment, program and flags of a command line."""
+    words = shlex.split(command)
+    env: dict[str, str] = {}
+    while "=" in words[0] and not words[0].startswith("-"):
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    program, flags = words.pop(0), {}
+    while words:
+        word = words.pop(0)
+        if word.startswith("--nproc_per_node="):
+            flags["--nproc_per_node"] = word.partition("=")[2]
+        elif word.startswith("--"):
+            flags[word] = words.pop(0)
+    return env, program, flags
+
+
+def plan(phase: str, name: str = "a100x2_pcie4", **changes: object) -> list[Launch]:
+    return PHASES[phase].plan(builder.context(name, **changes))
+
+
+@pytest.mark.parametrize("phase", SEEDS)
+def test_a_plan_holds_everything_that_the_seed_types(phase: str) -> None:
+    seed_env, seed_program, seed_flags = taken_apart(SEEDS[phase])
+    launches = plan(phase)
+    for launch in launches:
+        env, program, flags = taken_apart(launch.command_line())
+        assert seed_env.items() <= env.items()
+        assert program == seed_program
+        same = {key: value for key, value in seed_flags.items() if key != "--steps"}
+        assert same.items() <= flags.items()
+        assert flags["--config"] == "configs/m7c_125m_2xa100_production.yaml"
+    total, wanted = sum(launch.steps for launch in launches), int(seed_flags["--steps"])
+    assert 0.95 * wanted <= total <= wanted
+
+
+def test_baseline_is_printed_as_this() -> None:
+    assert [launch.command_line() for launch in plan("baseline")] == [
+        "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=50 "
+        "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 -m nsa.train --config "
+        "configs/m7c_125m_2xa100_production.yaml --dataset synthetic --ddp 1 --steps 100"
+    ] * 3
+
+
+def test_the_seed_protocol_is_one_launch_of_the_seeds_length() -> None:
+    assert [launch.steps for launch in plan("baseline", protocol="seed")] == [300]
+    assert [launch.steps for launch in plan("single_gpu", protocol="seed")] == [300]
+    sweep = plan("bucket_sweep", protocol="seed")
+    assert [(launch.env["NSA_DDP_BUCKET_MB"], launch.steps) for launch in sweep] == [
+        ("25", 200),
+        ("50", 200),
+        ("100", 200),
+    ]
+    fused = plan("fused_adamw", protocol="seed")
+    assert [(launch.env["NSA_OPT_FUSED"], launch.steps) for launch in fused] == [
+        ("0", 200),
+        ("1", 200),
+    ]
+    assert [launch.optional for launch in fused] == [False, True]
+
+
+def test_parity_runs_the_seeds_two_test_commands() -> None:
+    parity, speed = plan("v2_parity")
+    assert parity.command_line() == (
+        "NSA_TEST_SEL_PACK=1 python -m pytest -q --pyargs nsa.tests.test_selection_v2_equiv "
+        "-k equivalence_various_patterns"
+    )
+    assert speed.command_line() == (
+        "python -m pytest -q --pyargs nsa.tests.test_performance_guards "
+        "-k v2_performance_improvement"
+    )
+
+
+def test_preflight_runs_the_seeds_sanity_tests() -> None:
+    (sanity,) = plan("preflight")
+    assert sanity.argv[-2:] == ("nsa.tests.test_equiv_small", "nsa.tests.test_group_consistency")
+
+
+def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> None:
+    (launch,) = plan("bucket_sweep")
+    assert launch.schedule is not None
+    for order in launch.schedule.rounds:
+        assert Counter(order) == {"25": 1, "50": 1, "100": 1}
+    assert len(set(launch.schedule.rounds)) > 1
+    assert "NSA_DDP_BUCKET_MB" not in launch.env
+    assert plan("bucket_sweep") == plan("bucket_sweep")
+    assert plan("bucket_sweep", seed=1) != plan("bucket_sweep", seed=2)
+
+
+def test_an_a_a_run_gives_two_names_to_one_setting() -> None:
+    (sweep,) = plan("bucket_sweep", aa=True)
+    (fused,) = plan("fused_adamw", aa=True)
+    for launch in (sweep, fused):
+        assert launch.schedule is not None
+        settings = [json.dumps(values) for values in launch.schedule.settings.values()]
+        assert len(settings) == 2 and len(set(settings)) == 1
+
+
+def test_the_audit_tries_default_flash_only_and_no_flash_on_the_sdpa_path() -> None:
+    (launch,) = plan("sdpa_audit")
+    assert launch.schedule is not None and launch.schedule.steps == 50
+    assert launch.schedule.rounds == (("default", "flash_only", "no_flash"),)
+    arms = launch.schedule.settings
+    assert "NSA_USE_TRITON_SEL" not in arms["default"]
+    for arm, toggle in (("flash_only", "NSA_SDPA_FLASH_ONLY"), ("no_flash", "NSA_SDPA_NO_FLASH")):
+        assert arms[arm] == {"NSA_SDPA_AUDIT": "1", toggle: "1", "NSA_USE_TRITON_SEL": "0"}
+
+
+def test_nvtx_retries_with_fifty_steps() -> None:
+    (launch,) = plan("nvtx")
+    assert (launch.steps, launch.retry_steps) == (100, 50)
+    assert "--profile-steps" in launch.argv
+
+
+def test_one_process_gets_no_settings_of_ddp_and_no_checkpointing_that_ddp_lacks() -> None:
+    for launch in plan("single_gpu"):
+        assert not [name for name in launch.env if name.startswith(("NSA_DDP", "NCCL"))]
+        assert launch.nproc == 1 and launch.argv[0] == "python"
+        assert launch.config_overrides == {"runtime.gradient_checkpointing": False}
+
+
+def test_the_long_run_uses_what_earlier_phases_chose_unless_told_otherwise() -> None:
+    (plain,) = plan("long_run")
+    assert plain.env["NSA_DDP_BUCKET_MB"] == "50" and "NSA_OPT_FUSED" not in plain.env
+    chosen = {"NSA_DDP_BUCKET_MB": "25", "NSA_OPT_FUSED": "1", "NSA_LR": "9"}
+    (launch,) = plan("long_run", choices=chosen)
+    assert (launch.env["NSA_DDP_BUCKET_MB"], launch.env["NSA_OPT_FUSED"]) == ("25", "1")
+    assert "NSA_LR" not in launch.env
+    assert "NSA_DDP_BUCKET_MB=25" in launch.purpose
+    (told,) = plan("long_run", choices=chosen, toggles={"NSA_DDP_BUCKET_MB": "100"})
+    assert told.env["NSA_DDP_BUCKET_MB"] == "100"
+
+
+def test_settings_reach_every_launch_but_the_harness_keeps_its_csv() -> None:
+    changes = {
+        "toggles": {"NSA_LR": "1e-4", "NSA_DISABLE_CSV_LOGS": "1"},
+        "config_overrides": {"train.seed": 3},
+    }
+    for phase in ("baseline", "bucket_sweep", "sdpa_audit", "nvtx", "single_gpu", "long_run"):
+        for launch in plan(phase, **changes):
+            assert launch.env["NSA_LR"] == "1e-4"
+            assert launch.env["NSA_DISABLE_CSV_LOGS"] == "0"
+            assert "NSA_DISABLE_CSV_LOGS=0: the harness needs it" in launch.purpose
+            assert launch.config_overrides["train.seed"] == 3
+
+
+def test_steps_scale_multiplies_every_count_and_never_cuts_the_time_allowed() -> None:
+    for phase in SEEDS:
+        whole, tenth, double = plan(phase), plan(phase, steps_scale=0.1), plan(phase, steps_scale=2)
+        for one, small, big in zip(whole, tenth, double, strict=True):
+            assert small.steps < one.steps < big.steps
+            assert (small.timeout_s, big.timeout_s) == (one.timeout_s, 2 * one.timeout_s)
+    assert plan("long_run", steps_scale=1e-9)[0].steps == 1
+
+
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu"])
+@pytest.mark.parametrize("protocol", ["blocks", "launches", "seed"])
+def test_plans_are_sound_on_every_profile(profile: str, protocol: str) -> None:
+    where = builder.context(profile, protocol=protocol)
+    for phase in PHASES.values():
+        launches = phase.plan(where)
+        names = [launch.name for launch in launches]
+        assert len(set(names)) == len(names) > 0
+        for launch in launches:
+            assert launch.phase == phase.name and launch.run_dir == f"{phase.name}/{launch.name}"
+            assert launch.purpose
+            for name, value in launch.env.items():
+                assert name not in TOGGLES or TOGGLES[name].parse(value) is not None
+            arms = launch.schedule.settings if launch.schedule else {}
+            for settings in arms.values():
+                assert all(TOGGLES[name].arm for name in settings)
+
+
+def test_the_cpu_profile_asks_for_no_nccl_and_one_rank_for_no_second_gpu() -> None:
+    for phase in select("all"):
+        for launch in phase.plan(builder.context("cpu")):
+            assert not [name for name in launch.env if name.startswith("NCCL")]
+        for launch in phase.plan(builder.context("h200x1")):
+            assert launch.nproc == 1

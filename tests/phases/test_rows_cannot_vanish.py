@@ -1,0 +1,145 @@
+"""Whatever is missing, every row is there, none passes for want of evidence, and none is mute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phases.registry import PHASES
+from runbook.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
+from tests.phases import builder
+
+PROFILES = ("a100x2_pcie4", "h200x1", "cpu")
+BAD = [status for status in LaunchStatus if status is not LaunchStatus.COMPLETED]
+# What a launch may fail to leave behind.
+PARTS = {
+    "training": None,
+    "gates": None,
+    "ranks": (),
+    "env": None,
+    "audit": None,
+    "profile": None,
+    "trace_path": "",
+    "junit": None,
+    "console_lines": (),
+    "gpu_samples": None,
+}
+# Decided by the plan alone, without any evidence.
+PLANNED = {"preflight.prefill"}
+
+
+def assert_whole(checks: tuple[Check, ...]) -> None:
+    for check in checks:
+        assert check.question and check.reason, check.id
+        if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
+            assert check.remedy, check.id
+            assert check.rerun.startswith(f"runbook run --phase {check.phase} --profile "), check.id
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_no_evidence_at_all(phase: str, profile: str) -> None:
+    where = builder.context(profile)
+    checks = tuple(builder.judge(phase, PhaseEvidence(), where).checks)
+    assert_whole(checks)
+    passed = {check.id for check in checks if check.outcome is Outcome.PASS}
+    assert passed <= PLANNED
+    required = [check.id for check in checks if check.required] or [checks[0].id]
+    assert judge_run(checks, required) is not Verdict.GO
+
+
+@pytest.mark.parametrize("protocol", ["blocks", "launches", "seed"])
+@pytest.mark.parametrize("aa", [False, True])
+def test_with_no_evidence_under_every_protocol(protocol: str, aa: bool) -> None:
+    where = builder.context("cpu", protocol=protocol, aa=aa)
+    for phase in PHASES:
+        checks = tuple(builder.judge(phase, PhaseEvidence(), where).checks)
+        assert {check.id for check in checks if check.outcome is Outcome.PASS} <= PLANNED
+
+
+@pytest.mark.parametrize("status", BAD)
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_launches_that_left_nothing(phase: str, status: LaunchStatus) -> None:
+    where = builder.context()
+    launches = {
+        launch.name: LaunchEvidence(launch=launch, result=LaunchResult(status=status, cause="x"))
+        for launch in PHASES[phase].plan(where)
+    }
+    checks = tuple(builder.judge(phase, PhaseEvidence(launches=launches), where).checks)
+    assert_whole(checks)
+    assert {check.id for check in checks if check.outcome is Outcome.PASS} <= PLANNED
+
+
+EXPECTED_ENDINGS = {
+    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
+    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
+    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
+    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
+    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG),
+    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT),
+    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
+    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN),
+}
+
+
+@pytest.mark.parametrize("status", BAD)
+@pytest.mark.parametrize("phase", ["baseline", "nvtx", "single_gpu", "long_run"])
+def test_how_a_launch_ended_is_what_completed_says(phase: str, status: LaunchStatus) -> None:
+    where = builder.context()
+    found = builder.evidence(phase, where, change=builder.ended(status))
+    check = builder.row(phase, "completed", found, where)
+    assert (check.outcome, check.code) == EXPECTED_ENDINGS[status]
+    if status is not LaunchStatus.NOT_RUN:
+        assert "rank 1" in check.reason and "stacks.txt" in check.evidence
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    phase=st.sampled_from(list(PHASES)),
+    profile=st.sampled_from(["a100x2_pcie4", "cpu"]),
+    gone=st.sets(st.sampled_from(list(PARTS))),
+    status=st.sampled_from([LaunchStatus.COMPLETED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT]),
+)
+def test_taking_evidence_away_never_makes_a_row_pass(
+    phase: str, profile: str, gone: set[str], status: LaunchStatus
+) -> None:
+    where = builder.context(profile)
+    whole = builder.evidence(phase, where)
+    before = {check.id: check for check in builder.judge(phase, whole, where).checks}
+    left = {
+        name: replace(
+            made,
+            result=made.result.model_copy(update={"status": status}),
+            **{part: PARTS[part] for part in gone},
+        )
+        for name, made in whole.launches.items()
+    }
+    checks = tuple(builder.judge(phase, replace(whole, launches=left), where).checks)
+    assert_whole(checks)
+    for check in checks:
+        if check.outcome is Outcome.PASS and check.code is not Reason.WARNING:
+            assert before[check.id].outcome is Outcome.PASS, check.reason
+
+
+def test_a_phase_that_was_not_run_has_all_its_rows() -> None:
+    where = builder.context()
+    for phase in PHASES.values():
+        checks = phase.unjudged(where, reason="stopped before it began")  # type: ignore[attr-defined]
+        assert tuple(check.id for check in checks) == phase.check_ids(where)
+        assert {check.outcome for check in checks} == {Outcome.INCOMPLETE}
+
+
+def test_a_phase_that_was_not_asked_for_is_skipped_with_the_reason() -> None:
+    where = builder.context()
+    checks = PHASES["fineweb"].unjudged(  # type: ignore[attr-defined]
+        where, reason="asked for by name only", code=Reason.NOT_ASKED_FOR
+    )
+    assert {check.outcome for check in checks} == {Outcome.SKIPPED}
+    assert {check.reason for check in checks} == {"asked for by name only"}
