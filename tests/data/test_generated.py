@@ -1,0 +1,80 @@
+"""Generated tokens: reproducible, shared out without overlap, with the entropy that is claimed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from nsa.data.batch import DataError
+from nsa.data.generated import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
+
+
+def source(kind: str = "synthetic", **change: int) -> GeneratedSource:
+    how = {"vocab_size": 256, "seq_len": 64, "batch_size": 2, "rank": 0, "world_size": 1, "seed": 3}
+    return GeneratedSource(kind, **{**how, **change})
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "markov"])
+def test_ranks_together_see_the_batch_of_one_rank(kind: str) -> None:
+    whole = source(kind, batch_size=4)
+    parts = [source(kind, rank=rank, world_size=2) for rank in range(2)]
+    for _ in range(3):
+        both = torch.cat([part.fetch().tokens for part in parts])
+        assert torch.equal(whole.fetch().tokens, both)
+
+
+def test_origin_ranks_see_different_data() -> None:
+    first, second = (source(rank=rank, world_size=2).fetch().tokens for rank in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_seeds_and_steps_differ() -> None:
+    one = source()
+    assert not torch.equal(one.fetch().tokens, one.fetch().tokens)
+    assert not torch.equal(source().fetch().tokens, source(seed=4).fetch().tokens)
+
+
+def test_seek_goes_on_where_a_batch_ended() -> None:
+    straight, resumed = source(), source()
+    position = [straight.fetch() for _ in range(3)][-1].position
+    resumed.seek(position)
+    assert torch.equal(straight.fetch().tokens, resumed.fetch().tokens)
+
+
+def test_validation_is_repeatable_and_apart_from_training() -> None:
+    one = source()
+    first = torch.stack(list(one.validation(2)))
+    assert torch.equal(first, torch.stack(list(one.validation(2))))
+    assert not torch.equal(first[0], one.fetch().tokens)
+
+
+def test_uniform_floor_is_ln_vocab() -> None:
+    one = source(batch_size=64, seq_len=999)
+    assert one.floor_nats == pytest.approx(math.log(256))
+    assert one.floor_nats == pytest.approx(5.545, abs=1e-3)
+    counts = np.bincount(one.fetch().tokens.flatten().numpy(), minlength=256)
+    # Chi-square of a uniform sample has mean 255 and deviation about 23.
+    chi = float(((counts - 250) ** 2 / 250).sum())
+    assert 140 < chi < 370
+
+
+def test_markov_entropy_is_what_the_sample_shows() -> None:
+    """The entropy of a token given the one before, counted over a long sample."""
+    one = source("markov", batch_size=40, seq_len=2000)
+    tokens = one.fetch().tokens
+    jumps = Counter(((tokens[:, 1:] - tokens[:, :-1]) % 256).flatten().tolist())
+    total = sum(jumps.values())
+    observed = -sum(n / total * math.log(n / total) for n in jumps.values())
+    expected = -sum(p * math.log(p) for p in CHAIN_CHANCES)
+    assert chain_entropy_nats() == expected == one.floor_nats
+    assert observed == pytest.approx(expected, abs=0.01)
+    assert len(jumps) == len(CHAIN_CHANCES)
+
+
+def test_markov_needs_a_vocabulary_that_holds_its_jumps() -> None:
+    with pytest.raises(DataError, match="vocabulary"):
+        source("markov", vocab_size=100)

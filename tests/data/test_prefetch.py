@@ -1,0 +1,84 @@
+"""Reading ahead: same batches in the same order, stalls named, errors handed over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.data.batch import Batch, DataError, DataStallError
+from nsa.data.generated import GeneratedSource
+from nsa.data.prefetch import DEPTH, PrefetchSource
+
+
+def inner() -> GeneratedSource:
+    return GeneratedSource(
+        "synthetic", vocab_size=256, seq_len=8, batch_size=2, rank=0, world_size=1, seed=1
+    )
+
+
+class Stalling(GeneratedSource):
+    """Gives `good` batches, then none until released."""
+
+    def __init__(self, good: int) -> None:
+        super().__init__(
+            "synthetic", vocab_size=256, seq_len=8, batch_size=1, rank=0, world_size=1, seed=1
+        )
+        self.good, self.release = good, threading.Event()
+
+    def fetch(self) -> Batch:
+        if self.step >= self.good:
+            self.release.wait(30)
+        return super().fetch()
+
+
+def wrap(source: Any, *, first_s: float = 5, steady_s: float = 5) -> PrefetchSource:
+    return PrefetchSource(source, first_timeout_s=first_s, steady_timeout_s=steady_s)
+
+
+def test_batches_and_positions_come_through_unchanged() -> None:
+    ahead, straight = wrap(inner()), inner()
+    for _ in range(2 * DEPTH):
+        one, other = ahead.fetch(), straight.fetch()
+        assert torch.equal(one.tokens, other.tokens)
+        # The position is that of the batch, not of how far the thread has read.
+        assert one.position == other.position
+    ahead.close()
+
+
+@pytest.mark.parametrize(("good", "words"), [(0, "the first batch"), (2, "batch 3")])
+def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
+    source = Stalling(good)
+    ahead = wrap(source, first_s=0.2, steady_s=0.2)
+    for _ in range(good):
+        ahead.fetch()
+    begin = time.monotonic()
+    with pytest.raises(DataStallError, match=words) as caught:
+        ahead.fetch()
+    assert 0.15 < time.monotonic() - begin < 2
+    assert "--dataset synthetic" in str(caught.value)
+    source.release.set()
+    ahead.close()
+
+
+def test_the_first_batch_has_its_own_budget() -> None:
+    source = Stalling(0)
+    ahead = wrap(source, first_s=5, steady_s=0.05)
+    threading.Timer(0.3, source.release.set).start()
+    ahead.fetch()
+    ahead.close()
+
+
+def test_errors_of_the_reader_are_raised_by_fetch() -> None:
+    class Broken(GeneratedSource):
+        def fetch(self) -> Batch:
+            raise DataError("planted")
+
+    broken = Broken(
+        "synthetic", vocab_size=256, seq_len=8, batch_size=1, rank=0, world_size=1, seed=1
+    )
+    with pytest.raises(DataError, match="planted"):
+        wrap(broken).fetch()

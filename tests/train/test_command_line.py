@@ -1,0 +1,192 @@
+"""The launch is checked as a whole before torch is loaded, and refused with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsa.errors import NSAError
+from nsa.train.launch import LaunchPlan, plan_launch
+from tests.train.launching import SMOKE, environment
+
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+
+
+def plan(*argv: str, env: dict[str, str] | None = None) -> LaunchPlan:
+    return plan_launch(["--config", str(SMOKE), *argv], env or {})
+
+
+def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
+    with pytest.raises(NSAError) as caught:
+        plan(*argv, env=env)
+    return str(caught.value)
+
+
+def test_origin_unknown_flags_are_refused() -> None:
+    """The origin swallowed --seq-len and reported a toy's speed as that of S=2048."""
+    text = refusal("--seq-lenn", "2048", "--fast", "word")
+    assert "--seq-lenn: no such flag; did you mean --seq-len?" in text
+    assert "--fast: no such flag" in text
+
+
+def test_abbreviated_flags_are_refused() -> None:
+    assert "--seq: no such flag" in refusal("--seq", "64")
+
+
+def test_origin_no_config_is_refused() -> None:
+    """The origin trained a 254,499-parameter toy instead."""
+    with pytest.raises(NSAError, match="no config: give --config FILE, or CONFIG=FILE"):
+        plan_launch(["--steps", "3"], {})
+
+
+def test_config_comes_from_the_environment_too() -> None:
+    assert plan_launch([], {"CONFIG": str(SMOKE)}).config.train.seq_len == 128
+
+
+def test_everything_wrong_is_in_one_message() -> None:
+    text = refusal(
+        "--steps", "many", "--bogus", "--ddp", "2", "--dataset", "fineweb",
+        env={"NSA_BUCKET": "1", "NSA_LR": "fast", "RUNBOOK_RUN_TOKEN": "xyz"},
+    )  # fmt: skip
+    for part in (
+        "--steps (train.steps)",
+        "--bogus",
+        "--ddp 2",
+        "--dataset (data.dataset)",
+        "NSA_BUCKET: no such toggle",
+        "NSA_LR='fast'",
+        "RUNBOOK_RUN_TOKEN",
+    ):
+        assert part in text
+
+
+def test_origin_batch_not_divisible_by_ranks_is_an_error_that_says_so() -> None:
+    """Seed 001 ran batch 1 on two ranks."""
+    text = refusal("--batch-size", "1", env=TWO)
+    assert "train.batch_size=1 is the global batch and must be divisible by the 2 ranks" in text
+    assert plan("--batch-size", "4", env=TWO).per_rank_batch == 2
+
+
+def test_ddp_1_needs_torchrun() -> None:
+    assert "torchrun --nproc_per_node=N" in refusal("--ddp", "1")
+
+
+def test_ddp_0_under_torchrun_is_refused() -> None:
+    assert "2 separate models" in refusal("--ddp", "0", env=TWO)
+
+
+def test_flags_win_over_toggles_and_toggles_over_the_config() -> None:
+    both = plan("--seq-len", "64", env={"NSA_SEQ_LEN": "32", "NSA_LR": "0.5", "NSA_ACCUM": "3"})
+    train = both.config.train
+    assert (train.seq_len, train.lr, train.accumulate_grad_batches) == (64, 0.5, 3)
+    assert both.loaded.sources["train.seq_len"] == "--seq-len"
+    assert both.loaded.sources["train.lr"] == "NSA_LR"
+
+
+def test_tokens_per_step_is_global() -> None:
+    found = plan("--accum", "3", "--batch-size", "4", "--seq-len", "64", env=TWO)
+    assert found.tokens_per_step == 4 * 3 * 64
+
+
+def test_origin_sequential_is_named_where_batched_was_not_asked_for() -> None:
+    assert plan().attention_path[0] == "sequential"
+    assert plan(env={"NSA_PREFILL_BATCHED": "1"}).attention_path[0] == "batched"
+
+
+@pytest.mark.parametrize(
+    ("env", "on"), [(TWO, False), ({**TWO, "NSA_DDP_DISABLE_GC": "0"}, True), ({}, True)]
+)
+def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
+    env: dict[str, str], on: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "c.yaml"
+    text = SMOKE.read_text()
+    path.write_text(text.replace("gradient_checkpointing: false", "gradient_checkpointing: true"))
+    found = plan_launch(["--config", str(path)], env)
+    assert found.checkpointing[0] is on
+    assert found.model_config().gradient_checkpointing is on
+
+
+def test_triton_without_a_kernel_is_an_error_and_0_is_fine() -> None:
+    assert "no Triton kernel" in refusal(env={"NSA_USE_TRITON_SEL": "1"})
+    plan(env={"NSA_USE_TRITON_SEL": "0"})
+
+
+def test_short_runs_follow_the_configs_schedule() -> None:
+    assert plan("--steps", "5").schedule_steps == 200
+    assert plan("--steps", "500").schedule_steps == 500
+
+
+def test_profile_needs_enough_steps() -> None:
+    assert "needs at least 16 steps" in refusal("--profile-steps", "10", "--steps", "10")
+
+
+def _schedule(tmp_path: Path, *blocks: dict[str, object], **more: object) -> str:
+    path = tmp_path / "arms.json"
+    content = {"schema_version": 1, "warmup_steps": 2, "blocks": list(blocks), **more}
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+def test_a_schedule_sets_the_steps(tmp_path: Path) -> None:
+    arms = _schedule(
+        tmp_path,
+        {"block": 0, "arm": "a", "steps": 5, "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
+        {"block": 0, "arm": "b", "steps": 5, "set": {}},
+    )
+    found = plan("--arms", arms, "--steps", "99")
+    assert found.total_steps == 14
+    assert found.blocks[0].toggles.number("NSA_DDP_BUCKET_MB") == 0.5
+    assert found.blocks[1].toggles.number("NSA_DDP_BUCKET_MB") == 25
+    assert "--steps 99 is not used" in found.notes[0]
+
+
+def test_a_bad_schedule_is_refused_with_every_reason(tmp_path: Path) -> None:
+    arms = _schedule(
+        tmp_path,
+        {"block": 0, "arm": "a", "steps": 5, "set": {"NSA_LR": "1", "NSA_OPT_FUSED": "2"}},
+        {
+            "block": 1,
+            "arm": "b",
+            "steps": 5,
+            "set": {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_NO_FLASH": "1"},
+        },
+    )
+    text = refusal("--arms", arms)
+    assert "NSA_LR cannot change inside a launch" in text
+    assert "NSA_OPT_FUSED='2'" in text
+    assert "exclude each other" in text
+    assert "3 problem(s)" in text
+
+
+def test_a_schedule_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
+    text = refusal("--arms", _schedule(tmp_path, {"block": 0, "arm": "", "stepz": 1}))
+    for part in ("blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"):
+        assert part in text
+
+
+def test_profile_and_audit_never_overlap(tmp_path: Path) -> None:
+    blocks = [
+        {"block": 0, "arm": a, "steps": 5, "set": {"NSA_SDPA_AUDIT": "1"}} for a in ("a", "b")
+    ]
+    text = refusal("--arms", _schedule(tmp_path, *blocks), "--profile-steps", "4")
+    assert "covers step 8" in text
+
+
+def test_the_program_exits_2_without_loading_torch() -> None:
+    code = (
+        "import os, sys, runpy\n"
+        "sys.argv = ['nsa.train', '--bogus']\n"
+        "os._exit = lambda code: sys.exit(code + 100 * ('torch' in sys.modules))\n"
+        "runpy.run_module('nsa.train', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert "--bogus: no such flag" in done.stderr
+    assert "no config" in done.stderr

@@ -1,0 +1,116 @@
+"""Strict configs: YAML's traps, wrong keys and values, shapes that do not fit, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsa.flops import parameter_count
+from nsa.settings import ConfigError, Override, load_config
+from nsa.strictyaml import load_strict, scalar
+from nsa.train.launch import plan_launch
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SMOKE = CONFIGS / "cpu_smoke.yaml"
+
+
+def test_yaml_traps() -> None:
+    data, problems = load_strict("a: off\nb: 1e-4\nc: 010\nd: yes\ne: true\nf: 1_000\na: 2\n")
+    assert data == {"a": 2, "b": 1e-4, "c": "010", "d": "yes", "e": True, "f": 1000}
+    assert problems == ["line 7: key 'a' repeats line 1"]
+
+
+def test_scalar_follows_the_same_rules() -> None:
+    assert [scalar(t) for t in ("1e-4", "off", "3", "true", "x")] == [1e-4, "off", 3, True, "x"]
+
+
+def test_unreadable_yaml_names_the_place() -> None:
+    data, problems = load_strict("a: [1\nb: 2")
+    assert data is None
+    assert "line" in problems[0]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_trainer_configs_are_valid(path: Path) -> None:
+    load_config(path)
+
+
+def test_the_production_config_is_the_seeds() -> None:
+    config = load_config(CONFIGS / "m7c_125m_2xa100_production.yaml").config
+    train = config.train
+    assert (train.seq_len, train.batch_size, train.accumulate_grad_batches) == (2048, 2, 2)
+    assert (train.lr, train.warmup_steps, train.weight_decay) == (2e-4, 2000, 0.01)
+    assert (train.steps, train.log_every, train.eval_every, train.save_every) == (
+        50_000,
+        20,
+        1000,
+        5000,
+    )
+    assert (config.nsa.l, config.nsa.d, config.nsa.l_sel, config.nsa.n_sel) == (32, 16, 64, 16)
+    plan = plan_launch(
+        ["--config", str(CONFIGS / "m7c_125m_2xa100_production.yaml")],
+        {"NSA_PREFILL_BATCHED": "1"},
+    )
+    assert parameter_count(plan.model_config()) == pytest.approx(78.4e6, rel=0.001)
+
+
+def test_tuned_config_is_batch_4_without_accumulation() -> None:
+    train = load_config(CONFIGS / "m7c_125m_2xa100_production_tuned.yaml").config.train
+    assert (train.batch_size, train.accumulate_grad_batches) == (4, 1)
+
+
+def _with(tmp_path: Path, old: str, new: str) -> Path:
+    text = SMOKE.read_text()
+    assert old in text
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
+    path = _with(tmp_path, "lr: 3.0e-3", "lr: -1\n  learning_rate: 2\n  steps: 7")
+    path.write_text(path.read_text().replace("n_heads: 4", "n_heads: 3").replace("cpu\n", "gpu\n"))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    text = str(caught.value)
+    assert "key 'steps' repeats line" in text
+    assert "train.lr: Input should be greater than or equal to 0, got -1" in text
+    assert "train.learning_rate: no such key" in text
+    assert "n_heads=3 is not a multiple of n_kv_groups=2" in text
+    assert "runtime.device" in text and "'gpu'" in text
+    assert "5 problem(s)" in text
+
+
+def test_wrong_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.seqlen: no such key; did you mean seq_len\?"):
+        load_config(_with(tmp_path, "seq_len: 128", "seq_len: 128\n  seqlen: 2048"))
+
+
+def test_off_is_not_a_boolean(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="use_flash"):
+        load_config(_with(tmp_path, "use_flash: true", "use_flash: off"))
+
+
+def test_numbers_in_quotes_are_not_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seq_len"):
+        load_config(_with(tmp_path, "seq_len: 128", 'seq_len: "128"'))
+
+
+def test_overrides_name_their_flag() -> None:
+    bad = Override(section="train", key="steps", value="abc", origin="--steps")
+    with pytest.raises(ConfigError, match=r"--steps \(train.steps\).*'abc'"):
+        load_config(SMOKE, [bad])
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "just text\n"])
+def test_a_file_without_sections_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="model, nsa, data, runtime, train"):
+        load_config(path)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_config("nowhere.yaml")

@@ -1,0 +1,180 @@
+"""One table for every NSA_* variable, and a message for everything that is not in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nsa import passthrough
+from nsa.errors import NSAError
+from nsa.toggles import ARM_TOGGLES, TOGGLES, parse_toggles, with_safe_mode
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# As the trainer's contract lists them.
+LISTED = """PREFILL_BATCHED SEL_RANGES_V2 USE_TRITON_SEL SDPA_AUDIT SDPA_FLASH_ONLY SDPA_NO_FLASH
+USE_FA2 NVTX OPT_FUSED DDP_COMPRESS DDP_BUCKET_MB DDP_STATIC_GRAPH DDP_FIND_UNUSED DDP_DISABLE_GC
+DDP_SAFE_MODE PG_TIMEOUT_MIN TB_DISABLE DISABLE_CSV_LOGS DISABLE_AUX_STATS HEARTBEAT_EVERY
+MEM_DUMP_EVERY ACCUM LR SEQ_LEN BATCH_SIZE SCALER_INIT_SCALE SCALER_GROWTH_INTERVAL
+SCALER_GROWTH_FACTOR SCALER_BACKOFF_FACTOR WATCH_HEARTBEAT_STALL_S WATCH_FLATLINE_N
+WATCH_GATE_COLLAPSE_N WATCH_GATE_ENTROPY_MIN WATCH_GATE_MAX_THRESHOLD WATCH_INTERVAL_S
+WATCH_HALT TEST_SEL_PACK"""
+
+
+def test_the_table_is_exactly_the_contracts_list() -> None:
+    assert sorted(TOGGLES) == sorted(f"NSA_{name}" for name in LISTED.split())
+
+
+def test_watchdog_defaults_are_the_seeds() -> None:
+    found = {n.removeprefix("NSA_WATCH_"): t.default for n, t in TOGGLES.items() if "WATCH" in n}
+    assert found == {
+        "HEARTBEAT_STALL_S": 180,
+        "FLATLINE_N": 4,
+        "GATE_COLLAPSE_N": 3,
+        "GATE_ENTROPY_MIN": 0.2,
+        "GATE_MAX_THRESHOLD": 0.9,
+        "INTERVAL_S": 30,
+        "HALT": True,
+    }
+
+
+def test_everything_wrong_is_in_one_message() -> None:
+    with pytest.raises(NSAError) as caught:
+        parse_toggles(
+            {
+                "NSA_DDP_BUCKET": "25",
+                "NSA_OPT_FUSED": "maybe",
+                "NSA_DDP_COMPRESS": "int8",
+                "NSA_ACCUM": "0",
+                "NSA_LR": "nan",
+            }
+        )
+    text = str(caught.value)
+    assert "5 problem(s)" in text
+    assert "NSA_DDP_BUCKET: no such toggle; did you mean NSA_DDP_BUCKET_MB?" in text
+    assert "NSA_OPT_FUSED='maybe': allowed is 0 or 1" in text
+    assert "NSA_DDP_COMPRESS='int8': allowed is off, bf16, fp16" in text
+    assert "NSA_ACCUM='0': allowed is a whole number >= 1" in text
+    assert "NSA_LR='nan'" in text
+
+
+def test_origin_bad_values_are_not_swallowed() -> None:
+    """The origin read an unreadable number as the default."""
+    for name, row in TOGGLES.items():
+        with pytest.raises(NSAError, match=name):
+            row.parse("not a value")
+
+
+@pytest.mark.parametrize("name", sorted(TOGGLES))
+def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: str) -> None:
+    row = TOGGLES[name]
+    assert parse_toggles({}).values[name] == row.default
+    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "bf16"}[row.kind]
+    if name == "NSA_SCALER_GROWTH_FACTOR" or name == "NSA_SCALER_INIT_SCALE":
+        text = "3.5"
+    found = parse_toggles({name: text})
+    assert found.is_set(name)
+    described = {line["name"]: line for line in found.describe()}[name]
+    assert described["source"] == "environment"
+    assert described["value"] == {"bool": True, "int": 7, "choice": "bf16"}.get(
+        row.kind, float(text) if row.kind == "float" else None
+    )
+    assert row.meaning and row.seed
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("off", False), ("TRUE", True)])
+def test_yes_and_no_have_their_usual_spellings(text: str, value: bool) -> None:
+    assert parse_toggles({"NSA_OPT_FUSED": text}).flag("NSA_OPT_FUSED") is value
+
+
+def test_contradictions_are_errors() -> None:
+    with pytest.raises(NSAError, match="exclude each other"):
+        parse_toggles({"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_NO_FLASH": "1"})
+    with pytest.raises(NSAError, match="NSA_DDP_COMPRESS"):
+        parse_toggles({"NSA_DDP_SAFE_MODE": "1", "NSA_DDP_COMPRESS": "bf16"})
+
+
+def test_safe_mode_spells_out_what_it_means() -> None:
+    safe = with_safe_mode(parse_toggles({"NSA_DDP_SAFE_MODE": "1"}))
+    assert safe.flag("NSA_SDPA_NO_FLASH")
+    assert safe.sources["NSA_DDP_COMPRESS"] == "NSA_DDP_SAFE_MODE"
+
+
+def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
+    assert set(ARM_TOGGLES) == {
+        "NSA_DDP_BUCKET_MB",
+        "NSA_DDP_COMPRESS",
+        "NSA_DDP_STATIC_GRAPH",
+        "NSA_DDP_FIND_UNUSED",
+        "NSA_OPT_FUSED",
+        "NSA_SDPA_FLASH_ONLY",
+        "NSA_SDPA_NO_FLASH",
+        "NSA_USE_TRITON_SEL",
+        "NSA_SEL_RANGES_V2",
+        "NSA_SDPA_AUDIT",
+    }
+
+
+_READS = re.compile(r"(?:environ|getenv)\s*[\[(.][^\n]{0,40}NSA_")
+
+
+def _readers(folder: Path) -> list[str]:
+    return [
+        f"{path.relative_to(folder)}: {line.strip()}"
+        for part in ("nsa", "runbook", "phases", "reports")
+        for path in sorted((folder / part).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if _READS.search(line) and "tests" not in path.parts
+    ]
+
+
+def test_origin_nothing_else_reads_nsa_variables(tmp_path: Path) -> None:
+    """The origin read 144 names in 354 places."""
+    assert _readers(ROOT) == []
+    (tmp_path / "nsa").mkdir()
+    (tmp_path / "nsa" / "sly.py").write_text('x = os.environ.get("NSA_LR")\n')
+    assert len(_readers(tmp_path)) == 1
+
+
+def _mapped(environ: dict[str, str], *, uses_nccl: bool = True) -> dict[str, str]:
+    rows, problems = passthrough.plan(environ, uses_nccl=uses_nccl)
+    assert problems == []
+    setting, removing = passthrough.changes(rows, environ)
+    return {k: v for k, v in environ.items() if k not in removing} | setting
+
+
+def test_origin_old_spellings_reach_the_names_that_torch_reads() -> None:
+    """NCCL_ASYNC_ERROR_HANDLING and PYTORCH_CUDA_ALLOC_CONF do nothing in torch 2.13."""
+    assert _mapped({"NCCL_ASYNC_ERROR_HANDLING": "1"}) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    # torchrun has set the new name by itself; the recorder needs 3.
+    assert _mapped({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}) == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"
+    }
+    assert _mapped({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True"
+    }
+    assert _mapped({"NCCL_BLOCKING_WAIT": "1"}) == {}
+    assert _mapped({"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1"}) == {
+        "NCCL_ALGO": "Ring",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
+
+
+def test_debug_detail_never_reaches_ddp_on_gloo() -> None:
+    assert _mapped({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, uses_nccl=False) == {
+        "TORCH_DISTRIBUTED_DEBUG": "INFO"
+    }
+    assert _mapped({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+
+
+def test_both_names_of_the_allocator_are_an_error() -> None:
+    both = {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}
+    assert "alias" in passthrough.plan(both, uses_nccl=True)[1][0]
+
+
+def test_every_change_is_noted() -> None:
+    for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"):
+        rows, _ = passthrough.plan({name: "1"}, uses_nccl=True)
+        assert rows[0].note
