@@ -1,0 +1,217 @@
+"""Runs over real processes: whatever happens, a row says so, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from runbook.engine import RunOptions, plan_all, run_plan
+from runbook.engine.derive import derive_record
+from runbook.errors import UsageError
+from runbook.journal import read_events
+from runbook.manifest import check_manifest
+from runbook.observer import SilentObserver
+from runbook.records import (
+    ArmSchedule,
+    Check,
+    Launch,
+    LaunchResult,
+    Outcome,
+    PhaseRecord,
+    Reason,
+    RunRecord,
+    Verdict,
+)
+from tests.engine.toys import Toy, run
+
+
+def by_id(record: RunRecord) -> dict[str, Check]:
+    return {check.id: check for check in record.checks()}
+
+
+def test_a_run_that_goes_well(tmp_path: Path) -> None:
+    record, folder = run(
+        tmp_path, Toy("baseline"), Toy("bucket_sweep", count=2, reads=("baseline",))
+    )
+    assert record.verdict is Verdict.GO
+    assert record.reasons == ("all 4 required checks passed",)
+    assert [phase.outcome for phase in record.phases] == [Outcome.PASS] * 2
+    assert all(check.required for check in record.checks())
+    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
+    assert (folder / "report.md").read_text().startswith("# ")
+    assert check_manifest(folder) == []
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # What the first phase chose reached the second one's plan, and the exports.
+    assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
+    assert record.exports["NSA_DDP_BUCKET_MB"] == "25"
+    digests = {artifact.path for artifact in record.artifacts}
+    assert "baseline/run1/training.csv" in digests
+    assert "run.json" not in digests
+
+
+def test_run_json_is_the_journal_and_nothing_else(tmp_path: Path) -> None:
+    record, folder = run(tmp_path, Toy("baseline"))
+    events, _ = read_events(folder / "events.jsonl")
+    assert derive_record(events) == record
+    assert [event["event"] for event in events] == [
+        "run_started",
+        "phase_started",
+        "launch_started",
+        "launch_finished",
+        "phase_finished",
+        "run_finished",
+    ]
+
+
+def test_the_record_exists_after_every_phase(tmp_path: Path) -> None:
+    seen: list[RunRecord] = []
+
+    class Reader(SilentObserver):
+        def phase_finished(self, record: PhaseRecord) -> None:
+            path = next(tmp_path.glob("*/run.json"))
+            seen.append(RunRecord.model_validate_json(path.read_text()))
+
+    run(tmp_path, Toy("baseline"), Toy("bucket_sweep"), observer=Reader())
+    assert [len([p for p in record.phases if p.started_at]) for record in seen] == [1, 2]
+    assert seen[0].verdict is Verdict.INCOMPLETE
+    row = by_id(seen[0])["bucket_sweep.rate"]
+    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+
+
+def test_a_failed_launch_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
+    record, _ = run(tmp_path, Toy("baseline", words=("--fault", "sigkill")), Toy("bucket_sweep"))
+    assert record.verdict is Verdict.NO_GO
+    assert "SIGKILL" in record.reasons[0]
+    assert record.phases[0].outcome is Outcome.FAIL
+    assert record.phases[1].outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("where", ["plan", "judge"])
+def test_a_defect_of_the_runbook_is_incomplete_and_keeps_its_traceback(
+    tmp_path: Path, where: str
+) -> None:
+    record, folder = run(tmp_path, Toy("baseline", breaks=where), Toy("bucket_sweep"))
+    assert record.verdict is Verdict.INCOMPLETE
+    row = by_id(record)["baseline.completed"]
+    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.HARNESS_ERROR)
+    assert f"planted in {where}" in row.reason
+    assert "Traceback" in (folder / row.evidence[0]).read_text()
+    assert len(record.phases[0].launches) == (1 if where == "judge" else 0)
+    assert record.phases[1].outcome is Outcome.PASS
+
+
+def test_a_row_that_a_phase_forgets_cannot_vanish(tmp_path: Path) -> None:
+    record, _ = run(tmp_path, Toy("baseline", forgets=True))
+    row = by_id(record)["baseline.rate"]
+    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.HARNESS_ERROR)
+    assert record.verdict is Verdict.INCOMPLETE
+
+
+def test_observers_are_told_in_order(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Ear(SilentObserver):
+        def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+            told.append(f"run {','.join(phases)}")
+
+        def phase_started(self, name: str, title: str, launches: int) -> None:
+            told.append(f"phase {name} {launches}")
+
+        def launch_started(self, launch: Launch, attempt: int) -> None:
+            told.append(f"launch {launch.name} {attempt}")
+
+        def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+            told.append(f"ended {result.status}")
+
+        def phase_finished(self, record: PhaseRecord) -> None:
+            told.append(f"judged {record.outcome}")
+
+        def run_finished(self, record: RunRecord, run_root: str) -> None:
+            told.append(f"{record.verdict}")
+
+    run(tmp_path, Toy("baseline"), observer=Ear())
+    assert told == [
+        "run baseline",
+        "phase baseline 1",
+        "launch run1 1",
+        "ended completed",
+        "judged PASS",
+        "GO",
+    ]
+
+
+def test_a_schedule_ends_early_when_its_phase_has_seen_enough(tmp_path: Path) -> None:
+    schedule = ArmSchedule(
+        settings={"a": {}, "b": {}}, rounds=(("a", "b"),) * 40, steps=3, warmup_steps=1
+    )
+    phase = Toy("baseline", schedule=schedule, words=("--dt", "0.05"), steps=schedule.total_steps)
+    record, folder = run(tmp_path, phase)
+    assert (folder / "baseline/run1/.ENOUGH").exists()
+    lines = (folder / "baseline/run1/training.csv").read_text().splitlines()
+    assert len(lines) < 100
+    assert record.verdict is Verdict.GO
+
+
+def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
+    folders = {run(tmp_path, Toy("baseline", breaks="plan"))[1] for _ in range(3)}
+    assert len(folders) == 3
+
+
+def test_wrong_options_are_one_message_and_create_nothing(tmp_path: Path) -> None:
+    options = RunOptions(
+        phases="basline",
+        profile="h100",
+        settings=("NSA_DDP_BUKET_MB=1", "train.stps=2"),
+        protocol="block",
+        steps_scale=0,
+        out=tmp_path / "out",
+    )
+    with pytest.raises(UsageError) as caught:
+        run_plan(options, observer=SilentObserver())
+    text = str(caught.value)
+    for part in ("basline", "h100", "NSA_DDP_BUKET_MB", "train.stps", "'block'", "steps scale"):
+        assert part in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_planning_starts_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_all(RunOptions(profile="cpu"))
+    assert [phase.name for phase, _ in plan][:2] == ["preflight", "baseline"]
+    assert len(plan) == 9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_secrets_of_the_environment_are_in_no_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = "canary-5a1f77"
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
+        monkeypatch.setenv(name, canary)
+    _, folder = run(tmp_path, Toy("baseline", words=("--fault", "hang")))
+    assert sum(1 for path in folder.rglob("*") if path.is_file()) > 8
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert canary.encode() not in path.read_bytes(), path
+
+
+def test_the_exported_schema_is_current() -> None:
+    """`runbook schema > docs/run.schema.json` after every change of a record."""
+    path = Path(__file__).parents[2] / "docs" / "run.schema.json"
+    document = json.loads(path.read_text())
+    assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
+    assert document == RunRecord.model_json_schema(mode="serialization")
+
+
+def test_a_record_fits_the_exported_schema(tmp_path: Path) -> None:
+    document = json.loads((Path(__file__).parents[2] / "docs" / "run.schema.json").read_text())
+    validator = Draft202012Validator(document)
+    _, folder = run(tmp_path, Toy("baseline"))
+    written = json.loads((folder / "run.json").read_text())
+    validator.validate(written)
+    assert not validator.is_valid(written | {"verdict": "MAYBE"})

@@ -1,0 +1,156 @@
+"""Two small phases over the fake trainer, and a profile that requires their checks.
+
+Also a program: `python -m tests.engine.toys run OUT [FAULT]` and `... resume RUN`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from phases.base import Judgement, Phase, PlanContext
+from runbook.config import Settings, load_profile
+from runbook.config.profile import Profile
+from runbook.engine.options import RunOptions, Setup
+from runbook.engine.resume import resume_run
+from runbook.engine.run import run_setup
+from runbook.evidence import PhaseEvidence, TrainingLog
+from runbook.observer import Observer, SilentObserver
+from runbook.records import ArmSchedule, Check, Launch, Outcome, Reason, RunRecord, Table
+from runbook.stats import effective, last_window
+from tests.launch.helpers import fake_launch
+
+
+class Toy(Phase):
+    """Launches `count` fake trainers; passes if all completed and the rate could be read."""
+
+    source = "a test"
+    question = "does it run?"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        count: int = 1,
+        words: tuple[str, ...] = (),
+        steps: int = 5,
+        reads: tuple[str, ...] = (),
+        breaks: str = "",
+        schedule: ArmSchedule | None = None,
+        forgets: bool = False,
+    ) -> None:
+        self.name, self.title = name, name.title()  # type: ignore[misc]
+        self.reads = reads  # type: ignore[misc]
+        self.count, self.words, self.steps, self.breaks = count, words, steps, breaks
+        self.schedule, self.forgets = schedule, forgets
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        if self.breaks == "plan":
+            raise RuntimeError("planted in plan")
+        return [
+            fake_launch(
+                *self.words, name=f"run{i}", steps=self.steps, schedule=self.schedule,
+                env=dict(context.choices),
+            ).model_copy(update={"phase": self.name, "run_dir": f"{self.name}/run{i}"})
+            for i in range(1, self.count + 1)
+        ]  # fmt: skip
+
+    def check_ids(self, context: PlanContext) -> tuple[str, ...]:
+        return (f"{self.name}.completed", f"{self.name}.rate")
+
+    def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+        if self.breaks == "judge":
+            raise RuntimeError("planted in judge")
+        bad = [e for e in evidence.launches.values() if not e.result.ok]
+        checks = [
+            Check(
+                id=f"{self.name}.completed",
+                phase=self.name,
+                question="completed?",
+                outcome=Outcome.FAIL if bad else Outcome.PASS,
+                code=Reason.CRASH if bad else Reason.OK,
+                reason=bad[0].result.cause if bad else "all completed",
+                remedy="mend it" if bad else "",
+            )
+        ]
+        rates = [
+            last_window(e.training, n=min(3, self.steps))
+            for e in evidence.launches.values()
+            if e.training is not None and len(e.training.frame) >= 3
+        ]
+        if not self.forgets:
+            checks.append(
+                Check(
+                    id=f"{self.name}.rate",
+                    phase=self.name,
+                    question="fast?",
+                    measurement=rates[0] if rates else None,
+                    limit=context.profile.limit("throughput").value if rates else None,
+                    limit_source="a test" if rates else "",
+                    outcome=Outcome.PASS if rates else Outcome.INCOMPLETE,
+                    code=Reason.OK if rates else Reason.MISSING_ARTIFACT,
+                    reason="measured" if rates else "nothing to read",
+                    remedy="" if rates else "run it again",
+                )
+            )
+        rows = tuple(
+            (e.launch.name, float(effective(e.training).value))
+            for e in evidence.launches.values()
+            if e.training is not None and len(e.training.frame) >= 3
+        )
+        return Judgement(
+            checks=checks,
+            measurements=rates,
+            tables=(Table(title="Rates", columns=("launch", "toks/s"), rows=rows),),
+            choices={"NSA_DDP_BUCKET_MB": "25"} if self.name == "baseline" else {},
+        )
+
+    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
+        return len(log.frame) >= 8
+
+
+def profile(phases: tuple[Phase, ...]) -> Profile:
+    """The CPU profile, requiring the toys' checks only."""
+    shipped = load_profile("cpu")
+    required = tuple(f"{phase.name}.{what}" for phase in phases for what in ("completed", "rate"))
+    return shipped.model_copy(update={"required": required, "name": "toy"})
+
+
+def setup(out: Path, *phases: Phase) -> Setup:
+    """A setup as `prepare` would give it."""
+    options = RunOptions(out=out, command="toy", profile="toy", phases="baseline", retry=False)
+    return Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
+
+
+def run(out: Path, *phases: Phase, observer: Observer | None = None) -> tuple[RunRecord, Path]:
+    """Run the phases; the record and the run's folder."""
+    record = run_setup(setup(out, *phases), observer=observer or SilentObserver())
+    return record, out / record.run_id
+
+
+def three_launches(fault: str = "") -> tuple[Phase, ...]:
+    """A plan with three launches in two phases, long enough to be cut off."""
+    words = ("--grandchild", *(("--fault", fault) if fault else ()))
+    return (
+        Toy("baseline", words=words, steps=15),
+        Toy("bucket_sweep", count=2, words=words, steps=15, reads=("baseline",)),
+    )
+
+
+def main(argv: list[str]) -> int:
+    """The program that the tests kill."""
+    if argv[1] == "run":
+        record = run_setup(setup(Path(argv[2]), *three_launches()), observer=SilentObserver())
+    else:
+        record = resume_run(
+            Path(argv[2]),
+            observer=SilentObserver(),
+            make_setup=lambda _: setup(Path(argv[2]).parent, *three_launches()),
+        )
+    return {"SIGINT": 130, "SIGTERM": 143}.get(
+        str(record.options.get("signal")), record.verdict.exit_code
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
