@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,13 @@ from runbook.resources import data_path
 __all__ = ["Command", "build_command", "free_port", "resolve_config"]
 
 _CONFIG_FLAG = "--config"
+_PYTEST_INI = """\
+[pytest]
+markers =
+    gpu: needs a CUDA device
+    slow: more than about ten seconds
+    e2e: starts the real trainer in real processes
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +79,27 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
             arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
             words += ["--arms", str(arms)]
     else:
-        words += ["--junitxml", str(run_dir / "junit.xml"), "-p", "no:cacheprovider"]
+        words += _pytest_options(run_dir)
     port = free_port() if words[0] == "torchrun" else None
     return Command(argv=tuple(_executable(words, port)), env=env, port=port, steps=steps)
+
+
+def _pytest_options(run_dir: Path) -> list[str]:
+    """Settings of our own, whatever project the current folder belongs to.
+
+    The root is where the nsa package lies, so that JUnit names the tests by their module; no
+    conftest.py and no ini file of anybody else has a say.
+    """
+    settings = run_dir / "pytest.ini"
+    settings.write_text(_PYTEST_INI, encoding="utf-8")
+    spec = importlib.util.find_spec("nsa")
+    if spec is None or spec.origin is None:
+        raise RunbookError("the nsa package, whose tests are to be run, is not installed")
+    root = Path(spec.origin).resolve().parent.parent
+    return [
+        *("-c", str(settings), f"--rootdir={root}", "--noconftest", "-p", "no:cacheprovider"),
+        *("--junitxml", str(run_dir / "junit.xml")),
+    ]
 
 
 def _executable(words: list[str], port: int | None) -> list[str]:
