@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, inconclusive, skipped
+from phases.common.finding import Finding, Unanswerable, inconclusive, invalid, skipped
 from runbook.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
 from runbook.records import Measurement, Outcome, Reason, Window
 
@@ -140,9 +140,13 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     from runbook.stats import StatisticsError, effective
 
     try:
-        return effective(log, arm=arm)
+        rate = effective(log, arm=arm)
     except StatisticsError as error:
         raise Unanswerable(_too_short(log, error)) from error
+    if not 0.0 < float(rate.value) < math.inf:
+        reason = f"{log.path}: a throughput of {rate.value} toks/s is not possible"
+        raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
+    return rate
 
 
 def _too_short(log: TrainingLog, error: ValueError) -> Finding:

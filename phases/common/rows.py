@@ -9,12 +9,16 @@ from typing import ClassVar
 
 from phases.base import Judgement, Phase, PlanContext
 from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, incomplete, skipped
+from phases.common.finding import Finding, Unanswerable, incomplete, invalid, skipped
 from phases.playbook import remedy_for
+from runbook.errors import RunbookError
 from runbook.evidence import PhaseEvidence
 from runbook.records import Check, Outcome, Reason
 
-__all__ = ["Row", "RowPhase"]
+__all__ = ["IMPOSSIBLE", "Row", "RowPhase"]
+
+# What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
+IMPOSSIBLE = (RunbookError, ArithmeticError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +58,7 @@ class RowPhase(Phase):
         checks = [self._check(row, _answer(row, case), context) for row in self.rows(context)]
         try:
             details = self.details(case)
-        except Unanswerable as missing:
+        except (Unanswerable, *IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(details, checks=tuple(checks))
 
@@ -107,3 +111,5 @@ def _answer(row: Row, case: Case) -> Finding:
         return row.answer(case)
     except Unanswerable as unanswerable:
         return unanswerable.finding
+    except IMPOSSIBLE as error:
+        return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")

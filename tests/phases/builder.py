@@ -6,6 +6,7 @@ what its trainer would have left, in numbers that are easy to reason about.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -38,9 +39,12 @@ FLOOR = math.log(VOCABULARY)
 Change = Callable[[LaunchEvidence], LaunchEvidence]
 
 
+_profile = functools.cache(load_profile)
+
+
 def context(name: str = "a100x2_pcie4", **changes: Any) -> PlanContext:
     """A context on a shipped profile."""
-    return PlanContext(profile=load_profile(name), **changes)
+    return PlanContext(profile=_profile(name), **changes)
 
 
 def with_profile(base: PlanContext, **changes: Any) -> PlanContext:

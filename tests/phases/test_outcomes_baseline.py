@@ -1,0 +1,209 @@
+"""Baseline: throughput, compression, GPUs, MFU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runbook.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records import Check, Outcome, Reason
+from tests.phases import builder
+
+WHERE = builder.context()
+few = settings(max_examples=25, deadline=None)
+
+
+def run(what: str, *rates: float, where: Any = WHERE) -> Check:
+    """The row, with one launch per rate."""
+    found = builder.evidence("baseline", where)
+    launches = {
+        name: builder.healthy(made.launch, where.profile, rate=rate)
+        for (name, made), rate in zip(found.launches.items(), rates, strict=True)
+    }
+    return builder.row("baseline", what, replace(found, launches=launches), where)
+
+
+def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
+    check = run("throughput", 50.0, 50.5, 49.5)
+    assert (check.outcome, check.limit, check.comparator.value) == (Outcome.PASS, 39.0, ">=")
+    assert check.limit_source == "seed 000, Acceptance"
+    measured = check.measurement
+    assert measured is not None and measured.n == 3 and measured.unit == "toks/s"
+    assert measured.value == pytest.approx(50.0, rel=1e-3)
+    assert measured.path == "baseline/run1/training.csv" and measured.sha256 == builder.SHA
+    assert len(check.evidence) == 3
+    assert "last 50 steps" in check.reason
+
+
+def test_throughput_clearly_below_the_floor_fails_with_the_playbooks_advice() -> None:
+    check = run("throughput", 23.0, 23.2, 22.8)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
+    assert "NSA_DDP_BUCKET_MB=50" in check.remedy
+
+
+def test_throughput_too_near_to_the_floor_is_undecided() -> None:
+    check = run("throughput", 38.0, 40.0, 39.4)
+    assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
+
+
+def test_one_long_launch_cannot_decide_near_the_floor() -> None:
+    where = builder.context(protocol="seed")
+    for rate, outcome in ((40.0, Outcome.INCONCLUSIVE), (80.0, Outcome.PASS), (20.0, Outcome.FAIL)):
+        assert run("throughput", rate, where=where).outcome is outcome
+
+
+@few
+@given(st.floats(1.0, 500.0))
+def test_equal_launches_pass_exactly_from_the_floor_on(rate: float) -> None:
+    expected = Outcome.PASS if rate >= 39.0 else Outcome.FAIL
+    if abs(rate - 39.0) > 1e-6:
+        assert run("throughput", rate, rate, rate).outcome is expected
+
+
+@few
+@given(st.floats(30.0, 38.9), st.floats(0.0, 0.05))
+def test_no_spread_makes_a_mean_below_the_floor_pass(mean: float, spread: float) -> None:
+    rates = (mean * (1 - spread), mean, mean * (1 + spread))
+    assert run("throughput", *rates).outcome is not Outcome.PASS
+
+
+def test_generation_3_has_its_own_floor() -> None:
+    where = builder.context("a100x2_pcie3")
+    assert run("throughput", 37.0, 37.1, 36.9, where=where).outcome is Outcome.PASS
+    assert run("throughput", 37.0, 37.1, 36.9).outcome is Outcome.FAIL
+
+
+def test_cpu_shows_its_throughput_and_gates_nothing() -> None:
+    check = run("throughput", 10.0, 11.0, 12.0, where=builder.context("cpu"))
+    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
+    assert check.measurement is not None
+
+
+@pytest.mark.parametrize(("rate", "place"), [(42.0, "below"), (50.0, "inside"), (847.0, "above")])
+def test_the_aim_is_told_and_never_decides(rate: float, place: str) -> None:
+    check = run("throughput_aim", rate, rate, rate)
+    assert check.outcome is Outcome.SKIPPED and f"is {place} the aim of 45-55" in check.reason
+
+
+def test_a_floor_under_half_of_the_measured_is_stale() -> None:
+    check = run("target_fresh", 847.0, 847.0, 847.0)
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
+    assert "STALE TARGET" in check.reason and check.remedy
+    assert run("target_fresh", 60.0, 60.0, 60.0).code is Reason.OK
+
+
+def test_mfu_is_held_against_what_is_physical() -> None:
+    # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 toks/s are the whole peak.
+    assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
+    low = run("mfu", 847.0, 847.0, 847.0)
+    assert (low.outcome, low.code) == (Outcome.PASS, Reason.WARNING)
+    above = run("mfu", 2e6, 2e6, 2e6)
+    assert (above.outcome, above.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert run("mfu", 5.0, 5.0, 5.0, where=builder.context("cpu")).outcome is Outcome.SKIPPED
+
+
+def test_mfu_says_which_model_and_peak_it_means() -> None:
+    check = run("mfu", 4e5, 4e5, 4e5)
+    assert check.measurement is not None
+    assert check.measurement.value == pytest.approx(4e5 * 5e8 / 624e12)
+    assert "78.4M parameters" in check.reason and "624 TFLOP/s" in check.reason
+
+
+def test_days_and_cost_of_the_production_run() -> None:
+    # 50,000 steps of 8,192 tokens at 1e5 toks/s: 4096 s.
+    check = run("production_time", 1e5, 1e5, 1e5)
+    assert check.measurement is not None
+    assert check.measurement.value == pytest.approx(4096 / 86400)
+    assert "cost" not in check.reason
+    paid = run("production_time", 1e3, 1e3, 1e3, where=builder.context(gpu_hour_price=2.0))
+    # 113.78 hours on two GPUs at 2 per hour.
+    assert "cost 455 at 2 per GPU hour" in paid.reason
+
+
+def test_compression_needs_the_proof_and_the_line() -> None:
+    for change in (
+        builder.without_effect("NSA_DDP_COMPRESS"),
+        builder.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
+    ):
+        found = builder.evidence("baseline", WHERE, change=change)
+        check = builder.row("baseline", "compression", found, WHERE)
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NO_EFFECT)
+        assert "NSA_DDP_COMPRESS=bf16" in check.remedy
+
+
+def test_compression_that_was_switched_off_is_skipped() -> None:
+    where = builder.context(toggles={"NSA_DDP_COMPRESS": "off"})
+    check = builder.row("baseline", "compression", builder.evidence("baseline", where), where)
+    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
+
+
+def gpus(what: str, **samples: float) -> Check:
+    change = builder.parts(gpu_samples=builder.gpu_samples(2, **samples))
+    return builder.row("baseline", what, builder.evidence("baseline", WHERE, change=change), WHERE)
+
+
+@few
+@given(st.floats(0.0, 100.0))
+def test_utilisation_has_to_be_above_80_percent(busy: float) -> None:
+    expected = Outcome.PASS if busy > 80.0 else Outcome.FAIL
+    assert gpus("gpu_utilisation", busy=busy).outcome is expected
+
+
+@few
+@given(st.integers(1, 81_920))
+def test_headroom_has_to_be_above_20_percent(used: int) -> None:
+    free = 100.0 * (1 - used / 81_920)
+    expected = Outcome.PASS if free > 20.0 else Outcome.FAIL
+    assert gpus("memory_headroom", used_mib=float(used)).outcome is expected
+
+
+def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
+    samples = builder.gpu_samples(2)
+    samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
+    found = builder.evidence("baseline", WHERE, change=builder.parts(gpu_samples=samples))
+    assert builder.row("baseline", "gpu_balance", found, WHERE).outcome is Outcome.FAIL
+    busy = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert busy.outcome is Outcome.FAIL and "least busy is GPU 1" in busy.reason
+
+
+def test_samples_of_one_gpu_say_nothing_about_two() -> None:
+    for samples in (None, builder.gpu_samples(1)):
+        found = builder.evidence("baseline", WHERE, change=builder.parts(gpu_samples=samples))
+        for what in ("gpu_utilisation", "gpu_balance", "memory_headroom"):
+            assert builder.row("baseline", what, found, WHERE).outcome is Outcome.INCOMPLETE
+
+
+def test_launches_of_different_commits_are_not_comparable() -> None:
+    def newer(made: LaunchEvidence) -> LaunchEvidence:
+        found = dict(made.env or {})
+        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
+
+    found = builder.evidence("baseline", WHERE, change=newer, only=["run3"])
+    check = builder.row("baseline", "comparable", found, WHERE)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "git.sha" in check.reason and "run3" in check.reason
+
+
+def test_without_config_digests_nothing_is_comparable() -> None:
+    def nameless(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, env={**(made.env or {}), "config_sha256": None})
+
+    found = builder.evidence("baseline", WHERE, change=nameless)
+    assert builder.row("baseline", "comparable", found, WHERE).outcome is Outcome.INVALID
+
+
+def test_the_table_shows_the_seeds_statistic_beside_ours() -> None:
+    judgement = builder.judge("baseline", builder.evidence("baseline", WHERE, rate=50.0), WHERE)
+    (table,) = judgement.tables
+    assert [row[0] for row in table.rows] == ["run1", "run2", "run3"]
+    assert table.rows[0][1:6] == (50.0, 0.0, "steps 51-100", 50.0, 50.0)
+    assert len(judgement.measurements) == 3
+
+
+def test_tables_without_evidence_say_so() -> None:
+    (table,) = builder.judge("baseline", PhaseEvidence(), WHERE).tables
+    assert {row[-1] for row in table.rows} == {"no evidence"}

@@ -1,0 +1,226 @@
+"""The rows that every training phase has, made to say each thing that they can say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runbook.evidence import LaunchEvidence
+from runbook.records import LaunchStatus, Outcome, Reason
+from tests.phases import builder
+from tests.phases.builder import Change
+
+FAIL, INVALID, INCOMPLETE, PASS = (
+    Outcome.FAIL,
+    Outcome.INVALID,
+    Outcome.INCOMPLETE,
+    Outcome.PASS,
+)
+
+
+def loss(values: Any) -> Change:
+    return builder.columns(loss=values)
+
+
+def at(column: str, index: int, value: float) -> Change:
+    def changed(table: Any) -> Any:
+        kept = table[column].astype(float).copy()
+        kept.iloc[index] = value
+        return kept
+
+    return builder.columns(**{column: changed})
+
+
+def other_git(made: LaunchEvidence) -> LaunchEvidence:
+    found = dict(made.env or {})
+    return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
+
+
+def env_entry(**values: Any) -> Change:
+    return lambda made: replace(made, env={**(made.env or {}), **values})
+
+
+def damaged(made: LaunchEvidence) -> LaunchEvidence:
+    assert made.training is not None
+    log = replace(made.training, damaged=True, problems=("two headers",))
+    return replace(made, training=log)
+
+
+rows_lost = builder.ended(LaunchStatus.COMPLETED, rows=60)
+
+SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
+    # as_planned: the config that the runbook names, not a friendlier one
+    ("short sequences", "as_planned", builder.effective(seq_len=128), INVALID, Reason.MISMATCH),
+    ("batch 1", "as_planned", builder.effective(global_batch=1), INVALID, Reason.MISMATCH),
+    ("no accumulation", "as_planned", builder.effective(accumulation=1), INVALID, Reason.MISMATCH),
+    ("fp32", "as_planned", builder.effective(dtype="fp32"), INVALID, Reason.MISMATCH),
+    ("one rank", "as_planned", env_entry(world_size=1), INVALID, Reason.MISMATCH),
+    ("on the CPU", "as_planned", env_entry(device={"type": "cpu"}), INVALID, Reason.MISMATCH),
+    ("toggles lost", "as_planned", env_entry(toggles=[]), INVALID, Reason.MISMATCH),
+    ("other launch", "as_planned", env_entry(run_token="x"), INVALID, Reason.MISMATCH),
+    ("no env.json", "as_planned", builder.parts(env=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    (
+        "broken env.json",
+        "as_planned",
+        builder.parts(env=None, problems=("baseline/run1/env.json is no JSON",)),
+        INVALID,
+        Reason.DAMAGED_ARTIFACT,
+    ),
+    # loss_finite
+    ("NaN", "loss_finite", at("loss", 20, math.nan), FAIL, Reason.NON_FINITE),
+    ("Inf", "loss_finite", at("loss", -1, math.inf), FAIL, Reason.NON_FINITE),
+    (
+        "NaN told by a rank",
+        "loss_finite",
+        builder.rank(1, nonfinite={"step": 7, "value": "nan"}),
+        FAIL,
+        Reason.NON_FINITE,
+    ),
+    ("no CSV", "loss_finite", builder.parts(training=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    ("damaged CSV", "loss_finite", damaged, INVALID, Reason.DAMAGED_ARTIFACT),
+    # plausible
+    ("sees the future", "plausible", loss(2.9), INVALID, Reason.NOT_PLAUSIBLE),
+    ("starts trained", "plausible", at("loss", 0, 3.0), INVALID, Reason.NOT_PLAUSIBLE),
+    ("starts too high", "plausible", at("loss", 0, 9.0), INVALID, Reason.NOT_PLAUSIBLE),
+    ("tokens missing", "plausible", at("tokens", 3, 1.0), INVALID, Reason.NOT_PLAUSIBLE),
+    (
+        "tokens of one rank only",
+        "plausible",
+        builder.effective(tokens_per_step=4096),
+        INVALID,
+        Reason.NOT_PLAUSIBLE,
+    ),
+    ("rate made up", "plausible", at("toks_per_s", 9, 1e9), INVALID, Reason.NOT_PLAUSIBLE),
+    ("no time", "plausible", at("dt_s", 9, 0.0), INVALID, Reason.NOT_PLAUSIBLE),
+    ("rows lost", "plausible", rows_lost, INVALID, Reason.NOT_PLAUSIBLE),
+    # ranks_alive
+    ("no heartbeats", "ranks_alive", builder.parts(ranks=()), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    (
+        "rank 1 never spoke",
+        "ranks_alive",
+        lambda made: replace(made, ranks=made.ranks[:1]),
+        FAIL,
+        Reason.CRASH,
+    ),
+    ("rank behind", "ranks_alive", builder.rank(1, last_step=40), INVALID, Reason.MISMATCH),
+    ("parameters differ", "ranks_alive", builder.rank(1, param_hash="dead"), FAIL, Reason.MISMATCH),
+    (
+        "no digest",
+        "ranks_alive",
+        builder.every_rank(param_hash=None),
+        INCOMPLETE,
+        Reason.MISSING_ARTIFACT,
+    ),
+    (
+        "strangers",
+        "ranks_alive",
+        builder.rank(1, tokens=frozenset({"ff"})),
+        INVALID,
+        Reason.DAMAGED_ARTIFACT,
+    ),
+    ("damaged", "ranks_alive", builder.rank(0, damaged=True), INVALID, Reason.DAMAGED_ARTIFACT),
+    # toggles_effective
+    (
+        "prefill did nothing",
+        "toggles_effective",
+        builder.without_effect("NSA_PREFILL_BATCHED"),
+        INVALID,
+        Reason.NO_EFFECT,
+    ),
+    (
+        "nobody can tell",
+        "toggles_effective",
+        builder.without_effect("NSA_SEL_RANGES_V2", took=None),
+        INVALID,
+        Reason.NO_EFFECT,
+    ),
+    ("no report", "toggles_effective", builder.every_rank(effects=()), INVALID, Reason.NO_EFFECT),
+]
+
+
+@pytest.mark.parametrize("phase", ["baseline", "long_run"])
+@pytest.mark.parametrize(
+    ("what", "change", "outcome", "code"),
+    [entry[1:] for entry in SHARED],
+    ids=[e[0] for e in SHARED],
+)
+def test_a_spoiled_launch_says_so(
+    phase: str, what: str, change: Change, outcome: Outcome, code: Reason
+) -> None:
+    where = builder.context()
+    clean = builder.row(phase, what, builder.evidence(phase, where), where)
+    assert clean.outcome is PASS
+    check = builder.row(phase, what, builder.evidence(phase, where, change=change), where)
+    assert (check.outcome, check.code) == (outcome, code), check.reason
+
+
+def test_one_bad_launch_of_three_decides_the_row() -> None:
+    where = builder.context()
+    found = builder.evidence("baseline", where, change=at("loss", 5, math.nan), only=["run2"])
+    check = builder.row("baseline", "loss_finite", found, where)
+    assert check.outcome is FAIL
+    assert check.reason == "run2: the loss is not finite at step 6"
+    assert check.evidence == ("baseline/run2/training.csv",)
+
+
+def test_a_crash_after_a_nan_is_both() -> None:
+    where = builder.context()
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return builder.ended(LaunchStatus.NON_FINITE)(at("loss", 50, math.nan)(made))
+
+    found = builder.evidence("baseline", where, change=change)
+    assert builder.row("baseline", "completed", found, where).code is Reason.NON_FINITE
+    assert builder.row("baseline", "loss_finite", found, where).code is Reason.NON_FINITE
+
+
+def test_sampling_noise_around_the_floor_is_no_leak_of_the_future() -> None:
+    where = builder.context()
+    noise = np.random.default_rng(3).normal(0.0, 0.05, 100)
+    found = builder.evidence("baseline", where, change=loss(builder.FLOOR + noise))
+    assert builder.row("baseline", "plausible", found, where).outcome is PASS
+
+
+def test_a_source_without_a_known_floor_is_held_against_the_start_only() -> None:
+    where = builder.context()
+
+    def falling(made: LaunchEvidence) -> LaunchEvidence:
+        return loss(np.linspace(5.5, 2.0, 100))(builder.effective(loss_floor=None)(made))
+
+    found = builder.evidence("baseline", where, change=falling)
+    assert builder.row("baseline", "plausible", found, where).outcome is PASS
+
+
+def test_steps_cannot_take_longer_than_their_launch() -> None:
+    where = builder.context()
+
+    def hasty(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, result=made.result.model_copy(update={"duration_s": 1.0}))
+
+    found = builder.evidence("baseline", where, change=hasty)
+    check = builder.row("baseline", "plausible", found, where)
+    assert check.code is Reason.NOT_PLAUSIBLE and "in a launch of 1.0 s" in check.reason
+
+
+def test_a_shorter_retry_may_have_fewer_rows() -> None:
+    where = builder.context()
+
+    def retried(made: LaunchEvidence) -> LaunchEvidence:
+        short = builder.ended(LaunchStatus.COMPLETED, rows=50)(made)
+        update = {"attempts": 2, "steps": 50}
+        return replace(short, result=short.result.model_copy(update=update))
+
+    found = builder.evidence("nvtx", where, change=retried)
+    assert builder.row("nvtx", "plausible", found, where).outcome is PASS
+
+
+def test_remedies_come_from_the_playbook() -> None:
+    where = builder.context()
+    found = builder.evidence("baseline", where, change=builder.ended(LaunchStatus.HUNG))
+    check = builder.row("baseline", "completed", found, where)
+    assert "SIGUSR1" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
+    assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
