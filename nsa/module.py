@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from nsa.attention.api import attend
-from nsa.attention.branches import Branches
+from nsa.attention.api import attend_grouped
+from nsa.attention.branches import Grouped
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
 from nsa.errors import NSAError
-from nsa.rope import rotate, rotations
-
-BRANCHES = ("cmp", "sel", "win")
+from nsa.projection import Columns, split_projection
+from nsa.rope import rotations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +46,12 @@ class BlockCompressor(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compress x [B,S,G,D] to [B,N,G,D]; N is 0 when S < l."""
-        if x.shape[1] < self.l:
+        """Compress x [B,G,S,D] to [B,G,N,D]; N is 0 when S < l."""
+        if x.shape[2] < self.l:
             # Keeps every parameter in the graph, with a zero gradient, for unused-parameter checks.
             nothing = sum(p.sum() * 0 for p in self.parameters())
-            return x[:, :0] + nothing
-        blocks = x.unfold(1, self.l, self.d).transpose(-1, -2) + self.position
+            return x[:, :, :0] + nothing
+        blocks = x.unfold(2, self.l, self.d).transpose(-1, -2) + self.position
         out: Tensor = self.net(blocks.flatten(-2))
         return out
 
@@ -81,11 +80,10 @@ class NSAAttention(nn.Module):
         self.selection_ranges = selection_ranges
         self.force_sdpa = False
         self.rope_base = rope_base
-        groups = cfg.n_kv_groups
-        self.q_proj = nn.Linear(cfg.dim, cfg.n_heads * cfg.d_k, bias=False)
-        # Rows: the three branches' keys (compressed, selected, window), then their values.
-        self.kv_proj = nn.Linear(cfg.dim, 3 * groups * (cfg.d_k + cfg.d_v), bias=False)
-        self.gate_proj = nn.Linear(cfg.dim, cfg.n_heads * 3)
+        # One product makes queries, every branch's keys and values, and gates; `Columns` says
+        # which rows of the weight are whose.
+        self.in_proj = nn.Linear(cfg.dim, Columns(cfg=cfg).total, bias=False)
+        self.gate_bias = nn.Parameter(torch.zeros(cfg.n_heads * 3))
         self.out_proj = nn.Linear(cfg.n_heads * cfg.d_v, cfg.dim, bias=False)
         if cfg.phi == "mlp":
             self.compress_k = BlockCompressor(cfg.d_k, cfg)
@@ -109,38 +107,30 @@ class NSAAttention(nn.Module):
             self._turns = kept
         return kept[:seq_len]
 
-    def project(self, x: Tensor, turns: Tensor) -> Branches:
-        """Queries, every branch's keys and values, and gates for x [B,S,dim], keys turned."""
-        cfg = self.cfg
-        q = self.q_proj(x).unflatten(-1, (cfg.n_heads, cfg.d_k))
-        kv = self.kv_proj(x)
-        keys, values = kv.split((3 * cfg.n_kv_groups * cfg.d_k, 3 * cfg.n_kv_groups * cfg.d_v), -1)
-        q = rotate(q, turns)
-        k = rotate(keys.unflatten(-1, (3, cfg.n_kv_groups, cfg.d_k)), turns).unbind(2)
-        v = values.unflatten(-1, (3, cfg.n_kv_groups, cfg.d_v)).unbind(2)
-        gates = self.gate_proj(x).sigmoid().unflatten(-1, (cfg.n_heads, 3)).to(q.dtype)
-        named = {f"k_{name}": k[i] for i, name in enumerate(BRANCHES)}
-        named |= {f"v_{name}": v[i] for i, name in enumerate(BRANCHES)}
-        return Branches(q=q, gates=gates, **named)
+    def project(self, x: Tensor) -> Grouped:
+        """Turned queries and keys, values and gates of every branch for x [B,S,dim]."""
+        y = self.in_proj(x)
+        parts = split_projection(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
+        if self.cfg.phi == "avg":
+            return parts
+        return replace(
+            parts,
+            k_cmp=self.compress_k(parts.k_cmp).to(parts.q.dtype),
+            v_cmp=self.compress_v(parts.v_cmp).to(parts.q.dtype),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within x [B,S,dim]; returns [B,S,dim]."""
-        cfg = self.cfg
-        branches = self.project(x, self.turns(x.shape[1], x))
-        if cfg.phi == "mlp":
-            named = branches.named()
-            named["k_cmp"] = self.compress_k(branches.k_cmp).to(branches.q.dtype)
-            named["v_cmp"] = self.compress_v(branches.v_cmp).to(branches.q.dtype)
-            branches = Branches(**named)
-        out, blocks = attend(
-            branches,
-            cfg,
+        parts = self.project(x)
+        out, blocks = attend_grouped(
+            parts,
+            self.cfg,
             path=self.path,
             selection_ranges=self.selection_ranges,
             use_flash=self.use_flash,
             force_sdpa=self.force_sdpa,
         )
-        self.last_gates, self.last_blocks = branches.gates.detach(), blocks
+        self.last_gates, self.last_blocks = parts.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))
         return projected
 
@@ -160,6 +150,6 @@ class NSAAttention(nn.Module):
         forced = (current + 1).clamp_max(FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS)
         mean_blocks = chosen.sum(-1).double().mean()
         forced_share = forced.double().mean() / mean_blocks
-        branch = share.flatten(0, 2).mean(0)
+        branch = share.flatten(0, -2).mean(0)
         rest = torch.stack((mean_blocks, forced_share))
         return torch.cat((entropy[None], share.amax(-1).mean()[None], branch, rest))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nsa.attention.shapes import split_dim
+
 
 def rotations(positions: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
     """Unit complex numbers [S, d/2] that turn a vector of even width d at each position.
@@ -18,13 +20,27 @@ def rotations(positions: Tensor, d: int, base: float, dtype: torch.dtype) -> Ten
     return torch.polar(torch.ones_like(angle), angle).to(kind)
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate x [B,S,...,d] by turns [S, d/2]; same shape and type.
+def rotate_into(source: Tensor, turns: Tensor, target: Tensor) -> None:
+    """Write source [B,G,S,(h,)d], each position turned by turns [S, d/2], to target.
 
-    The product q.k of two rotated vectors depends on their positions only through the
-    difference.
+    The product q.k of two vectors turned like this depends on their positions only through the
+    difference. Differentiates nothing; the gradient is the turn back.
     """
-    real = torch.float64 if x.dtype == torch.float64 else torch.float32
-    pairs = torch.view_as_complex(x.to(real).unflatten(-1, (-1, 2)).contiguous())
-    shape = (turns.shape[0], *(1,) * (x.dim() - 3), turns.shape[1])
-    return torch.view_as_real(pairs * turns.view(shape)).flatten(-2).to(x.dtype)
+    if source.dim() == 5:
+        turns = turns[:, None]
+    if source.dtype.itemsize < 4:
+        target.copy_(torch.view_as_real(_pairs(source.float().contiguous()) * turns).flatten(-2))
+    elif _pairable(source) and _pairable(target):
+        torch.mul(_pairs(source), turns, out=_pairs(target))
+    else:
+        target.copy_(torch.view_as_real(_pairs(source.contiguous()) * turns).flatten(-2))
+
+
+def _pairable(x: Tensor) -> bool:
+    """Whether neighbouring components can be viewed as complex numbers where they lie."""
+    *outer, inner = x.stride()
+    return inner == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in outer)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(split_dim(x, x.dim() - 1, 2))

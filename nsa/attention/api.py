@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention._check import check_attention_inputs, check_selection_inputs
-from nsa.attention.branches import Branches
+from nsa.attention.branches import Branches, Grouped
 from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference
@@ -38,8 +38,31 @@ def attend(
         if path == "sequential":
             return sequential(x, cfg, selection_ranges)
         if x.q.device.type == "cpu" and not force_sdpa:
-            return batched_cpu(x, cfg, selection_ranges)
+            return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
         return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
+
+
+def attend_grouped(
+    x: Grouped,
+    cfg: NSAConfig,
+    *,
+    path: Path,
+    selection_ranges: Ranges,
+    use_flash: bool,
+    force_sdpa: bool,
+) -> tuple[Tensor, Tensor]:
+    """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
+    if path == "batched" and x.q.device.type == "cpu" and not force_sdpa:
+        with torch.autocast("cpu", enabled=False):
+            return batched_cpu(x, cfg, selection_ranges)
+    return attend(
+        x.flat(),
+        cfg,
+        path=path,
+        selection_ranges=selection_ranges,
+        use_flash=use_flash,
+        force_sdpa=force_sdpa,
+    )
 
 
 def nsa_attention(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nsa.attention.shapes import split_dim
 from nsa.config import NSAConfig
 
 
@@ -25,7 +26,7 @@ def mean_pool(x: Tensor, cfg: NSAConfig) -> Tensor:
         return x[:, :0]
     runs_per_block = cfg.l // cfg.d
     n_runs = n + runs_per_block - 1
-    runs = x[:, : n_runs * cfg.d].unflatten(1, (n_runs, cfg.d)).sum(2)
+    runs = split_dim(x[:, : n_runs * cfg.d], 1, cfg.d).sum(2)
     total = runs[:, :n]
     for shift in range(1, runs_per_block):
         total = total + runs[:, shift : shift + n]
@@ -42,7 +43,7 @@ def compress(x: Tensor, cfg: NSAConfig) -> Tensor:
 def n_visible(positions: Tensor, n: int, cfg: NSAConfig) -> Tensor:
     """How many compression blocks each position sees: block i needs i*d + l - 1 <= t."""
     count = torch.div(positions + 1 - cfg.l, cfg.d, rounding_mode="floor") + 1
-    return count.clamp(0, n)
+    return torch.clamp(count, 0, n)
 
 
 def compressed_probabilities(q: Tensor, k: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:
@@ -58,7 +59,8 @@ def compressed_probabilities(q: Tensor, k: Tensor, positions: Tensor, cfg: NSACo
     # A row without any visible key keeps finite logits: its softmax is discarded, not NaN.
     hidden = ~visible & (count > 0)
     logits = logits.masked_fill(hidden[:, None, :], float("-inf"))
-    return logits.softmax(-1) * visible[:, None, :]
+    p: Tensor = logits.softmax(-1) * visible[:, None, :]
+    return p
 
 
 def overlap_weights(cfg: NSAConfig) -> list[tuple[int, int]]:

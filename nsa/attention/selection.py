@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import block_scores, compressed_probabilities
+from nsa.attention.shapes import split_dim
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig
 
 
 def group_queries(q: Tensor, cfg: NSAConfig) -> Tensor:
     """View q [B,S,H,D] as [B,G,S,h,D]: the h query heads of a group side by side."""
-    return q.unflatten(2, (cfg.n_kv_groups, cfg.heads_per_group)).transpose(1, 2)
+    return split_dim(q, 2, cfg.heads_per_group).transpose(1, 2)
 
 
 def top_blocks(scores: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from nsa.attention.cpu.dense import Workspace, exponentiate
+from nsa.attention.cpu.dense import Edge, exponentiate, recover
+from nsa.attention.cpu.workspace import Workspace
 
-STRETCH = 2048  # queries whose pairs are held at once
 SPLIT = 512  # queries of one block handled at once
 
 
@@ -25,7 +25,8 @@ SPLIT = 512  # queries of one block handled at once
 class Run:
     """Pairs [low, high) of one block: its keys [first, last), queries `tokens` (in the stretch).
 
-    diagonal: how many of the first queries lie inside the block and must not look ahead.
+    diagonal: how many of the first queries lie inside the block and must not look ahead; place:
+    where in the block they begin.
     """
 
     low: int
@@ -34,6 +35,7 @@ class Run:
     last: int
     tokens: Tensor
     diagonal: int
+    place: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,9 @@ def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int
         first, last = block * l_sel, min((block + 1) * l_sel, seq_len)
         # Inside its own block every query chose it, so those come first and in order.
         inside = last - first if first >= start else 0
-        for offset in range(0, count, SPLIT):
-            size = min(SPLIT, count - offset)
+        even = -(-count // max(1, -(-count // SPLIT)))
+        for offset in range(0, count, even or 1):
+            size = min(even, count - offset)
             yield Run(
                 low=low + offset,
                 high=low + offset + size,
@@ -85,48 +88,46 @@ def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int
                 last=last,
                 tokens=query[low + offset : low + offset + size],
                 diagonal=max(0, min(inside - offset, size)),
+                place=offset,
             )
         low += count
 
 
-def _look_back(scores: Tensor, run: Run, heads: int, offset: int) -> None:
-    """Hide keys after the query in the rows that lie inside the block."""
-    if run.diagonal:
-        width = scores.shape[-1]
-        hidden = torch.ones(run.diagonal, width, dtype=torch.bool, device=scores.device)
-        hidden.triu_(1 + offset)
-        rows = scores[: run.diagonal * heads].unflatten(0, (run.diagonal, heads))
-        rows.masked_fill_(hidden[:, None], float("-inf"))
+def _inside(scores: Tensor, run: Run, heads: int, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores [diagonal, heads, L] of the rows inside the block, and the edge's part for them."""
+    rows = scores[: run.diagonal * heads].view(run.diagonal, heads, -1)
+    return rows, edge[run.place : run.place + run.diagonal, :, : rows.shape[-1]]
 
 
 def forward_blocks(
-    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, heads: int, space: Workspace
+    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, heads: int, ahead: Edge, space: Workspace
 ) -> tuple[Tensor, Tensor]:
     """Output [tokens*h, Dv] and log-sum-exp [tokens*h, 1] of q [tokens, h*Dk] on k, v [S,D]."""
     rows, d_k = pairs.n_pairs * heads, k.shape[1]
     partial = space.take("partial", rows, v.shape[1])
-    top, total = q.new_empty(rows, 1), q.new_empty(rows, 1)
-    inside = 0
+    top, total = space.take("top", rows, 1), space.take("total", rows, 1)
     for run in pairs.runs:
         part = slice(run.low * heads, run.high * heads)
-        queries = q.index_select(0, run.tokens).view(-1, d_k)
-        scores = space.take("scores", queries.shape[0], run.last - run.first)
-        torch.mm(queries, k[run.first : run.last].T, out=scores)
-        inside = _diagonal_offset(run, pairs.start)
-        _look_back(scores, run, heads, inside)
-        top[part], total[part] = exponentiate(scores)
+        size = (run.high - run.low) * heads
+        queries = space.take("queries", run.high - run.low, q.shape[1])
+        torch.index_select(q, 0, run.tokens, out=queries)
+        scores = space.take("scores", size, run.last - run.first)
+        torch.mm(queries.view(size, d_k), k[run.first : run.last].T, out=scores)
+        if run.diagonal:
+            mine, bias = _inside(scores, run, heads, ahead.bias)
+            mine.add_(bias)
+        exponentiate(scores, top[part])
+        if run.diagonal:
+            mine, keep = _inside(scores, run, heads, ahead.keep)
+            mine.mul_(keep)
+        torch.sum(scores, -1, keepdim=True, out=total[part])
         torch.mm(scores, v[run.first : run.last], out=partial[part])
     peak = top.view(-1)[pairs.members]
     highest = peak.amax(-1, keepdim=True)
-    weight = (peak - highest).exp_()
+    weight = peak.sub_(highest).exp_()
     whole = (weight * total.view(-1)[pairs.members]).sum(-1, keepdim=True)
-    out = embedding_bag(pairs.members, partial, mode="sum", per_sample_weights=weight / whole)
+    out = embedding_bag(pairs.members, partial, mode="sum", per_sample_weights=weight.div_(whole))
     return out, highest + whole.log()
-
-
-def _diagonal_offset(run: Run, start: int) -> int:
-    """Place inside its block of the run's first query, where the run is on the diagonal."""
-    return int(run.tokens[0]) + start - run.first if run.diagonal else 0
 
 
 def backward_blocks(
@@ -134,34 +135,39 @@ def backward_blocks(
     k: Tensor,
     v: Tensor,
     grad: Tensor,
-    minus_lse: Tensor,
-    minus_delta: Tensor,
+    minus: Tensor,
     sums: tuple[Tensor, Tensor, Tensor],
     pairs: Pairs,
     heads: int,
+    ahead: Edge,
     space: Workspace,
 ) -> None:
     """Add gradients to `sums` = (dq [tokens*h, Dk], dk [S,Dk], dv [S,Dv]), in place.
 
-    q [tokens, h*Dk], grad [tokens, h*Dv], minus_lse and minus_delta [tokens, h] of the stretch.
+    q [tokens, h*Dk], grad [tokens, h*Dv] and minus [tokens, h, 2] of the stretch's queries; minus
+    holds -log-sum-exp and -<grad, out>.
     """
     dq, dk, dv = sums
     d_k, d_v = k.shape[1], v.shape[1]
     partial = space.take("partial", pairs.n_pairs * heads, d_k)
     for run in pairs.runs:
-        keys, values = k[run.first : run.last], v[run.first : run.last]
-        queries = q.index_select(0, run.tokens).view(-1, d_k)
-        grads = grad.index_select(0, run.tokens).view(-1, d_v)
-        lse = minus_lse.index_select(0, run.tokens).view(-1, 1)
-        delta = minus_delta.index_select(0, run.tokens).view(-1, 1)
-        p = space.take("scores", queries.shape[0], keys.shape[0])
-        torch.addmm(lse, queries, keys.T, out=p)
-        _look_back(p, run, heads, _diagonal_offset(run, pairs.start))
-        p.exp_()
-        dv[run.first : run.last].addmm_(p.T, grads)
-        ds = space.take("gradients", queries.shape[0], keys.shape[0])
-        torch.addmm(delta, grads, values.T, out=ds)
+        t, size = slice(run.first, run.last), (run.high - run.low) * heads
+        queries = space.take("queries", run.high - run.low, q.shape[1])
+        grads = space.take("grads", run.high - run.low, grad.shape[1])
+        torch.index_select(q, 0, run.tokens, out=queries)
+        torch.index_select(grad, 0, run.tokens, out=grads)
+        queries, grads = queries.view(size, d_k), grads.view(size, d_v)
+        lse, delta = minus.index_select(0, run.tokens).view(size, 2).unbind(1)
+        p = space.take("scores", size, run.last - run.first)
+        torch.addmm(lse[:, None], queries, k[t].T, out=p)
+        recover(p)
+        if run.diagonal:
+            mine, keep = _inside(p, run, heads, ahead.keep)
+            mine.mul_(keep)
+        dv[t].addmm_(p.T, grads)
+        ds = space.take("gradients", size, run.last - run.first)
+        torch.addmm(delta[:, None], grads, v[t].T, out=ds)
         ds.mul_(p)
-        dk[run.first : run.last].addmm_(ds.T, queries)
-        torch.mm(ds, keys, out=partial[run.low * heads : run.high * heads])
+        dk[t].addmm_(ds.T, queries)
+        torch.mm(ds, k[t], out=partial[run.low * heads : run.high * heads])
     dq.add_(embedding_bag(pairs.members, partial, mode="sum"))

@@ -1,6 +1,11 @@
 """One contiguous piece: some rows of queries against a contiguous run of keys.
 
-Shapes: G groups, M = tokens x heads rows, L keys. Queries arrive multiplied by 1/sqrt(d_k).
+Shapes: G groups, M = tokens x heads rows, L keys. Keys arrive multiplied by 1/sqrt(d_k).
+
+Exponentials of minus infinity, or of anything that underflows, take a path in the vector library
+that is ten to a hundred times slower than the normal one. So arguments are cut off where the result
+is far below rounding of the row's sum (which is at least 1), and hidden keys are then multiplied
+by an exact 0.
 """
 
 from __future__ import annotations
@@ -10,44 +15,52 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa.attention.cpu.workspace import Workspace
+
 # Scores of one piece should stay in the second-level cache.
 PIECE_BYTES = 3 << 19
 MIN_TOKENS, MAX_TOKENS = 32, 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Queries [start, stop) against keys [first, last).
+class Edge:
+    """Columns of a piece that some of its queries must not see.
 
-    hide_head, hide_tail: bool [tokens, columns], True where a query must not see one of the first
-    or last columns; None where it sees all. Hiding whole columns in between is not needed.
+    bias, keep: [tokens, 1, columns]; minus infinity and 0 where hidden, 0 and 1 elsewhere.
     """
+
+    columns: slice
+    bias: Tensor
+    keep: Tensor
+
+    @staticmethod
+    def hiding(hidden: Tensor, columns: slice, dtype: torch.dtype) -> Edge:
+        """An edge from hidden bool [tokens, columns]."""
+        bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+        return Edge(columns=columns, bias=bias[:, None], keep=(~hidden).to(dtype)[:, None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Queries [start, stop) against keys [first, last), whole but for the edges."""
 
     start: int
     stop: int
     first: int
     last: int
-    hide_head: Tensor | None = None
-    hide_tail: Tensor | None = None
+    edges: tuple[Edge, ...]
 
+    def cover(self, scores: Tensor, heads: int) -> None:
+        """Set hidden scores [G,M,L] to minus infinity, in place."""
+        grid = scores.view(scores.shape[0], -1, heads, scores.shape[-1])
+        for edge in self.edges:
+            grid[..., edge.columns].add_(edge.bias)
 
-class Workspace:
-    """Score-sized scratch memory, reused by every piece of a call."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
-        self._kept: dict[str, Tensor] = {}
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised memory of this shape; taking the same name again overwrites it."""
-        size = 1
-        for extent in shape:
-            size *= extent
-        kept = self._kept.get(name)
-        if kept is None or kept.numel() < size:
-            kept = self._like.new_empty(size)
-            self._kept[name] = kept
-        return kept[:size].view(shape)
+    def erase(self, weights: Tensor, heads: int) -> None:
+        """Set hidden weights [G,M,L] to exactly 0, in place."""
+        grid = weights.view(weights.shape[0], -1, heads, weights.shape[-1])
+        for edge in self.edges:
+            grid[..., edge.columns].mul_(edge.keep)
 
 
 def piece_tokens(groups: int, heads: int, keys: int, itemsize: int) -> int:
@@ -56,31 +69,26 @@ def piece_tokens(groups: int, heads: int, keys: int, itemsize: int) -> int:
     return max(MIN_TOKENS, min(MAX_TOKENS, fit))
 
 
-def hide(scores: Tensor, piece: Piece, heads: int) -> None:
-    """Set what the piece's queries must not see to minus infinity, in place."""
-    tokens = piece.stop - piece.start
-    grid = scores.unflatten(1, (tokens, heads))
-    if piece.hide_head is not None:
-        columns = piece.hide_head.shape[1]
-        grid[..., :columns].masked_fill_(piece.hide_head[:, None], float("-inf"))
-    if piece.hide_tail is not None and piece.hide_tail.shape[1]:
-        columns = piece.hide_tail.shape[1]
-        grid[..., -columns:].masked_fill_(piece.hide_tail[:, None], float("-inf"))
+def lowest(dtype: torch.dtype) -> float:
+    """Smallest argument given to exp: its result vanishes beside a sum of at least 1."""
+    return -700.0 if dtype == torch.float64 else -80.0
 
 
-def exponentiate(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn scores [..., L] into exp(scores - max) in place; returns max and sum [..., 1].
+def exponentiate(scores: Tensor, top: Tensor) -> Tensor:
+    """Turn scores [..., L] into exp(scores - max) in place; writes the maxima to top [..., 1].
 
-    A row without any finite score becomes zeros, with the lowest finite maximum and sum 0.
+    Hidden scores (minus infinity) come out tiny, not 0: erase them. A row of hidden scores only
+    has the lowest finite maximum.
     """
-    top = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
-    scores.sub_(top).exp_()
-    return top, scores.sum(-1, keepdim=True)
+    torch.amax(scores, -1, keepdim=True, out=top)
+    top.clamp_min_(torch.finfo(scores.dtype).min)
+    return scores.sub_(top).clamp_min_(lowest(scores.dtype)).exp_()
 
 
-def log_sum_exp(top: Tensor, total: Tensor) -> Tensor:
-    """log(sum(exp)), and 0 for a row that sees nothing (its hidden scores stay at exp(-inf))."""
-    return torch.where(total > 0, top + total.log(), 0)
+def recover(scores_minus_lse: Tensor) -> Tensor:
+    """Probabilities from scores - lse, in place; hidden ones come out finite: erase them."""
+    low = lowest(scores_minus_lse.dtype)
+    return scores_minus_lse.clamp_(low, 0.0).exp_()
 
 
 def forward_piece(
@@ -94,17 +102,22 @@ def forward_piece(
 ) -> tuple[Tensor, Tensor]:
     """Write output and log-sum-exp of q [G,M,Dk] on k, v to `results` ([G,M,Dv], [G,M,1]).
 
-    Returns probabilities [G,M,L] still to be divided by their sums [G,M,1]; they live in the
-    workspace until its next use. Rows that see nothing get output 0 and sum 0.
+    Returns probabilities [G,M,L] still to be divided by their sums [G,M,1]; both live in the
+    workspace until its next use. Rows that see nothing get output 0, sum 0 and log-sum-exp 0.
     """
-    scores = space.take("scores", q.shape[0], q.shape[1], k.shape[1])
+    groups, rows = q.shape[:2]
+    scores = space.take("scores", groups, rows, k.shape[1])
     torch.bmm(q, k.transpose(1, 2), out=scores)
-    hide(scores, piece, heads)
-    top, total = exponentiate(scores)
+    piece.cover(scores, heads)
+    top = space.take("top", groups, rows, 1)
+    exponentiate(scores, top)
+    piece.erase(scores, heads)
+    total = torch.sum(scores, -1, keepdim=True, out=space.take("total", groups, rows, 1))
     out, lse = results
     # The smallest normal number only meets rows that see nothing: 0 / tiny is 0.
-    torch.div(torch.bmm(scores, v), total.clamp_min(torch.finfo(v.dtype).tiny), out=out)
-    lse.copy_(log_sum_exp(top, total))
+    weighted = torch.bmm(scores, v, out=space.take("weighted", groups, rows, v.shape[2]))
+    torch.div(weighted, total.clamp_min(torch.finfo(v.dtype).tiny), out=out)
+    lse.copy_(torch.where(total > 0, top.add_(total.log()), 0))
     return scores, total
 
 
@@ -113,8 +126,7 @@ def backward_piece(
     k: Tensor,
     v: Tensor,
     grad: Tensor,
-    minus_lse: Tensor,
-    minus_delta: Tensor,
+    minus: Tensor,
     sums: tuple[Tensor, Tensor, Tensor],
     piece: Piece,
     heads: int,
@@ -122,65 +134,17 @@ def backward_piece(
 ) -> None:
     """Add this piece's gradients to `sums` = (dq [G,M,Dk], dk [G,L,Dk], dv [G,L,Dv]), in place.
 
-    minus_lse, minus_delta [G,M,1]: -log-sum-exp and -<grad, out> of each row.
+    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row.
     """
     dq, dk, dv = sums
     shape = (q.shape[0], q.shape[1], k.shape[1])
     p = space.take("scores", *shape)
-    torch.baddbmm(minus_lse, q, k.transpose(1, 2), out=p)
-    hide(p, piece, heads)
-    p.exp_()
+    torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
+    recover(p)
+    piece.erase(p, heads)
     dv.baddbmm_(p.transpose(1, 2), grad)
     ds = space.take("gradients", *shape)
-    torch.baddbmm(minus_delta, grad, v.transpose(1, 2), out=ds)
+    torch.baddbmm(minus[..., 1:2], grad, v.transpose(1, 2), out=ds)
     ds.mul_(p)
     dk.baddbmm_(ds.transpose(1, 2), q)
     dq.baddbmm_(ds, k)
-
-
-def causal_tail(start: int, stop: int, device: torch.device) -> Tensor:
-    """True where a key of the last stop - start columns lies after the query."""
-    size = stop - start
-    return torch.ones(size, size, dtype=torch.bool, device=device).triu_(1)
-
-
-def window_pieces(seq_len: int, w: int, tokens: int, device: torch.device) -> list[Piece]:
-    """Cut sliding-window attention into pieces: query t sees keys t - w + 1 .. t."""
-    pieces = []
-    for start in range(0, seq_len, tokens):
-        stop = min(start + tokens, seq_len)
-        first = max(0, start + 1 - w)
-        query = torch.arange(start, stop, device=device)[:, None]
-        # Only the columns that leave the window before the piece's last query need hiding.
-        leaving = max(0, stop - w - first)
-        key = torch.arange(first, first + leaving, device=device)
-        pieces.append(
-            Piece(
-                start=start,
-                stop=stop,
-                first=first,
-                last=stop,
-                hide_head=key <= query - w if leaving else None,
-                hide_tail=causal_tail(start, stop, device),
-            )
-        )
-    return pieces
-
-
-def compressed_pieces(
-    seq_len: int,
-    l: int,
-    d: int,
-    tokens: int,
-    n: int,
-    device: torch.device,  # noqa: E741
-) -> list[Piece]:
-    """Cut the compressed branch into pieces; queries that see no block yet belong to none."""
-    pieces = []
-    for start in range(min(l - 1, seq_len), seq_len, tokens):
-        stop = min(start + tokens, seq_len)
-        least, most = (start + 1 - l) // d + 1, min(n, (stop - l) // d + 1)
-        count = (torch.arange(start, stop, device=device)[:, None] + 1 - l) // d + 1
-        hidden = torch.arange(least, most, device=device) >= count
-        pieces.append(Piece(start=start, stop=stop, first=0, last=most, hide_tail=hidden))
-    return pieces

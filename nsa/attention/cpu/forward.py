@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import block_scores
-from nsa.attention.cpu.blocks import STRETCH, Pairs, forward_blocks, pair_up
-from nsa.attention.cpu.dense import Piece, Workspace, forward_piece
+from nsa.attention.cpu.blocks import Pairs, forward_blocks, pair_up
+from nsa.attention.cpu.dense import Piece, forward_piece
 from nsa.attention.cpu.schedule import Schedule, everything_visible
+from nsa.attention.cpu.workspace import Workspace
 from nsa.attention.selection import top_blocks
+from nsa.attention.shapes import split_dim
 from nsa.ranges import profile_range
 
 
@@ -19,16 +21,19 @@ from nsa.ranges import profile_range
 class Rows:
     """Results of a branch, a row per query head: out [...,G,S*h,Dv], lse [...,G,S*h,1].
 
-    Rows that no piece reaches see nothing and stay 0.
+    Rows that no piece reaches see nothing: they are set to 0 at the start.
     """
 
     out: Tensor
     lse: Tensor
 
     @staticmethod
-    def empty(q: Tensor, d_v: int) -> Rows:
-        """Zeroed results for queries q [...,S*h,Dk]."""
-        return Rows(out=q.new_zeros(*q.shape[:-1], d_v), lse=q.new_zeros(*q.shape[:-1], 1))
+    def empty(q: Tensor, d_v: int, blind: int = 0) -> Rows:
+        """Results for queries q [...,S*h,Dk]; the first `blind` rows are 0, the rest not set."""
+        rows = Rows(out=q.new_empty(*q.shape[:-1], d_v), lse=q.new_empty(*q.shape[:-1], 1))
+        rows.out[..., :blind, :] = 0
+        rows.lse[..., :blind, :] = 0
+        return rows
 
     def of(self, b: int) -> Rows:
         """The rows of one batch element."""
@@ -45,7 +50,13 @@ def _piece(
 
 
 def attend_pieces(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, pieces: list[Piece], heads: int, space: Workspace
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    pieces: tuple[Piece, ...],
+    heads: int,
+    space: Workspace,
 ) -> None:
     """Fill `rows` with the pieces' results for q [G,S*h,Dk], k, v [G,T,D]."""
     for piece in pieces:
@@ -72,8 +83,8 @@ def attend_compressed(
         if first < piece.stop:
             with profile_range("nsa.sel.scores"):
                 skip = (first - piece.start) * heads
-                p = p[:, skip:].div_(total[:, skip:])
-                summed = p.unflatten(1, (-1, heads)).sum(2)
+                p = p[:, skip:].div_(total[:, skip:].clamp_min(torch.finfo(p.dtype).tiny))
+                summed = split_dim(p, 1, heads).sum(2)
                 picked.append(_pick(summed, first, piece.stop, cut))
     return torch.cat(picked, 1).transpose(0, 1)
 
@@ -93,17 +104,15 @@ def attend_blocks(
     Returns the pairs by group and stretch, for the backward pass.
     """
     cfg, heads = cut.cfg, cut.cfg.heads_per_group
-    length = max(1, STRETCH // cfg.l_sel) * cfg.l_sel
     kept: list[list[Pairs]] = []
     for g in range(q.shape[0]):
         kept.append([])
-        for start in range(cut.full, cut.seq_len, length):
-            stop = min(start + length, cut.seq_len)
+        for start, stop in cut.stretches:
             part = chosen[g, start - cut.full : stop - cut.full]
             pairs = pair_up(part, start, cut.seq_len, cfg.l_sel, heads)
             r = slice(start * heads, stop * heads)
             queries = q[g, r].view(stop - start, -1)
-            out, lse = forward_blocks(queries, k[g], v[g], pairs, heads, space)
+            out, lse = forward_blocks(queries, k[g], v[g], pairs, heads, cut.ahead, space)
             rows.out[g, r], rows.lse[g, r] = out, lse
             kept[g].append(pairs)
     return kept

@@ -1,0 +1,114 @@
+"""From one product of the layer's input to turned queries and keys, values and gates.
+
+One matrix product makes everything; this function cuts its result apart, turns queries and keys
+by their positions, and lays all of it out group by group, which is how attention reads it. Its
+backward pass writes each gradient straight into its columns of one matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nsa.attention.branches import Grouped
+from nsa.config import NSAConfig
+from nsa.rope import rotate_into
+
+# Column order of the product.
+PARTS = ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Where each part lies among the columns of the product, heads side by side."""
+
+    cfg: NSAConfig
+
+    def shape(self, part: str) -> tuple[int, int]:
+        """(heads, width of a head) of a part."""
+        cfg = self.cfg
+        if part == "q":
+            return cfg.n_heads, cfg.d_k
+        if part == "gates":
+            return cfg.n_heads, 3
+        return cfg.n_kv_groups, cfg.d_k if part[0] == "k" else cfg.d_v
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Column slice of each part."""
+        widths = [heads * width for heads, width in map(self.shape, PARTS)]
+        ends = accumulate(widths)
+        return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, widths, strict=True)}
+
+    @property
+    def total(self) -> int:
+        """Columns in all."""
+        return sum(heads * width for heads, width in map(self.shape, PARTS))
+
+    def cut(self, y: Tensor) -> dict[str, Tensor]:
+        """Views of y [B,S,total] by part: q, gates [B,G,S,h,width], the others [B,G,S,width]."""
+        views, groups = {}, self.cfg.n_kv_groups
+        for part, columns in self.slices.items():
+            heads, width = self.shape(part)
+            share = (heads // groups,) if part in ("q", "gates") else ()
+            view = y[..., columns].view(*y.shape[:2], groups, *share, width)
+            views[part] = view.transpose(1, 2)
+        return views
+
+
+class _Split(torch.autograd.Function):
+    """y [B,S,total], gate bias [H*3] and turns [S, d_k/2] to the parts, contiguous."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
+    ) -> tuple[Tensor, ...]:
+        """Queries and keys turned, values copied, gates through the sigmoid."""
+        parts: list[Tensor] = []
+        for name, source in Columns(cfg=cfg).cut(y).items():
+            target = y.new_empty(source.shape)
+            if name == "gates":
+                bias = gate_bias.to(y.dtype).view(cfg.n_kv_groups, 1, -1, 3)
+                torch.add(source, bias, out=target).sigmoid_()
+            elif name[0] == "v":
+                target.copy_(source)
+            else:
+                rotate_into(source, turns, target)
+            parts.append(target)
+        ctx.cfg, ctx.bias_dtype = cfg, gate_bias.dtype
+        ctx.save_for_backward(turns, parts[-1])
+        return tuple(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradient of y, each part written into its columns, and of the gate bias."""
+        turns, gates = ctx.saved_tensors
+        cfg: NSAConfig = ctx.cfg
+        columns = Columns(cfg=cfg)
+        batch, seq_len = gates.shape[0], gates.shape[2]
+        dy = gates.new_empty(batch, seq_len, columns.total)
+        back, views = turns.conj().resolve_conj(), columns.cut(dy)
+        for name, grad in zip(PARTS, grads, strict=True):
+            if name == "gates":
+                views[name].copy_(grad * gates * (1 - gates))
+            elif name[0] == "v":
+                views[name].copy_(grad)
+            else:
+                rotate_into(grad, back, views[name])
+        d_bias = views["gates"].sum((0, 2), dtype=ctx.bias_dtype).flatten()
+        return dy, d_bias, None, None
+
+
+def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
+    """Cut y [B,S,Columns.total] apart: keys and queries turned by turns [S, d_k/2], gates done."""
+    parts = cast(
+        "tuple[Tensor, ...]",
+        _Split.apply(y, gate_bias, turns, cfg),  # type: ignore[no-untyped-call]
+    )
+    return Grouped(**dict(zip(PARTS, parts, strict=True)))

@@ -1,0 +1,1 @@
+"""Tests that the runbook runs on the target machine; shipped with the package."""

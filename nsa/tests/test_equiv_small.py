@@ -1,0 +1,64 @@
+"""Every path equals the equations on small shapes: outputs, gradients and selected blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import nsa
+from nsa.attention import nsa_attention, select_blocks
+from nsa.tests import maths
+
+PATHS = ("reference", "sequential", "batched")
+# float64 pins the algorithm; float32 (on the same values) pins the path that training runs.
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+LENGTHS = (1, 7, 8, 33, 61)
+
+
+def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
+    out = nsa_attention(**x, cfg=cfg, path=path)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device)
+    grads = torch.autograd.grad((out * weight.view_as(out)).sum(), list(x.values()))
+    found = {"out": out, **{f"grad {n}": g for n, g in zip(x, grads, strict=True)}}
+    return {name: value.detach().cpu().double() for name, value in found.items()}
+
+
+def _truth(x: maths.Inputs) -> dict[str, torch.Tensor]:
+    leaves = {n: v.detach().cpu().double().requires_grad_() for n, v in x.items()}
+    out, _ = maths.attend(leaves, maths.SMALL)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype)
+    total = (out * weight.view_as(out)).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return {"out": out.detach(), **{f"grad {n}": g for n, g in zip(leaves, grads, strict=True)}}
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS), ids=("float64", "float32"))
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("path", PATHS)
+def test_path_equals_the_equations(path: str, seq_len: int, dtype: torch.dtype) -> None:
+    cfg = nsa.NSAConfig(**maths.SMALL)
+    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
+    truth = _truth(x)
+    for name, value in _run(x, cfg, path).items():
+        worst = float((value - truth[name]).abs().max())
+        assert worst <= BOUNDS[dtype], f"{path}, S={seq_len}: {name} is off by {worst:.2e}"
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_selected_blocks_equal_the_equations(seq_len: int) -> None:
+    cfg = nsa.NSAConfig(**maths.SMALL)
+    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=torch.float64)
+    found = select_blocks(x["q"], x["k_cmp"], cfg).tolist()
+    _, truth = maths.attend(x, maths.SMALL)
+    padded = [
+        [[g + [-1] * (cfg.n_sel - len(g)) for g in row] for row in element] for element in truth
+    ]
+    assert found == padded
+
+
+def test_the_bound_is_tight_enough_to_see_one_wrong_key() -> None:
+    """Made to fail on purpose: a window one token too long is far outside the bound."""
+    x = maths.random_inputs(maths.SMALL, 1, 40, seed=0, dtype=torch.float64)
+    wrong = nsa.NSAConfig(**{**maths.SMALL, "w": maths.SMALL["w"] + 1})
+    difference = _run(x, wrong, "batched")["out"] - _truth(x)["out"]
+    assert float(difference.abs().max()) > 1e-3

@@ -1,0 +1,208 @@
+"""Vectorised selection ranges (v2) equal the plain loops (v1): indices, outputs, gradients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention import nsa_attention, ranges_v1, ranges_v2, select_blocks
+from nsa.attention.selection import group_queries
+from nsa.attention.token import attend_selected
+from nsa.tests import maths
+from nsa.toggles import parse_toggles
+
+SHAPE = {**maths.SMALL, "n_sel": 5}
+CFG = nsa.NSAConfig(**SHAPE)
+SEQ_LEN, BATCH, GROUPS = 97, 2, 2
+
+Pattern = Callable[[int, torch.Generator], list[int]]
+
+
+def _random(current: int, generator: torch.Generator) -> list[int]:
+    """Any visible blocks, in any order."""
+    count = min(current + 1, CFG.n_sel)
+    return torch.randperm(current + 1, generator=generator)[:count].tolist()
+
+
+def _gaps(current: int, generator: torch.Generator) -> list[int]:
+    """Every other block: nothing merges, each block is a range of its own."""
+    return list(range(current % 2, current + 1, 2))[-CFG.n_sel :]
+
+
+def _adjacent(current: int, generator: torch.Generator) -> list[int]:
+    """Neighbours only: everything merges into one range."""
+    return list(range(max(0, current + 1 - CFG.n_sel), current + 1))
+
+
+def _forced(current: int, generator: torch.Generator) -> list[int]:
+    """The initial and the two local blocks."""
+    return sorted({0, max(0, current - 1), current})
+
+
+def _single(current: int, generator: torch.Generator) -> list[int]:
+    """Only the current, partial block."""
+    return [current]
+
+
+def _none(current: int, generator: torch.Generator) -> list[int]:
+    """Nothing selected."""
+    return []
+
+
+def _repeats(current: int, generator: torch.Generator) -> list[int]:
+    """The same block more than once."""
+    return [0, current, 0, current]
+
+
+def _future(current: int, generator: torch.Generator) -> list[int]:
+    """Blocks that begin after the query must disappear."""
+    return [current, current + 1, current + 3]
+
+
+def _holes(current: int, generator: torch.Generator) -> list[int]:
+    """Padding between the blocks instead of after them."""
+    return [0, -1, current, -1]
+
+
+PATTERNS: dict[str, Pattern] = {
+    "random": _random,
+    "gaps": _gaps,
+    "adjacent": _adjacent,
+    "forced": _forced,
+    "single": _single,
+    "none": _none,
+    "repeats": _repeats,
+    "future": _future,
+    "holes": _holes,
+}
+# How strongly compressed keys attract every query, by block: makes selection itself produce the
+# pattern.
+STEER: dict[str, Callable[[int], float]] = {
+    "random": lambda block: (block * 7919) % 13 / 13,
+    "gaps": lambda block: float(block % 2),
+    "adjacent": lambda block: block / 8,
+}
+
+
+def _places(times: Iterable[int]) -> Tensor:
+    return torch.tensor(list(times), device=maths.device())
+
+
+def _blocks(pattern: str, positions: Tensor) -> Tensor:
+    """Block indices [BATCH, S, GROUPS, n_sel] of a pattern at positions [S]."""
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for _ in range(BATCH):
+        for t in positions.tolist():
+            for _ in range(GROUPS):
+                chosen = PATTERNS[pattern](t // CFG.l_sel, generator)
+                rows.append(chosen + [-1] * (CFG.n_sel - len(chosen)))
+    table = torch.tensor(rows, device=maths.device())
+    return table.view(BATCH, len(positions), GROUPS, CFG.n_sel)
+
+
+def _tokens(ranges: Tensor) -> list[set[int]]:
+    """The set of tokens of each row of ranges [..., n, 2]."""
+    rows = ranges.flatten(0, -3).tolist()
+    return [{i for first, last in row for i in range(first, last)} for row in rows]
+
+
+def _expected(blocks: Tensor, positions: Tensor) -> list[set[int]]:
+    """The same from the definition: tokens of the blocks, up to the query."""
+    size, found = CFG.l_sel, []
+    for element in blocks.tolist():
+        for t, groups in zip(positions.tolist(), element, strict=True):
+            for row in groups:
+                tokens = {i for j in row if j >= 0 for i in range(j * size, (j + 1) * size)}
+                found.append({i for i in tokens if i <= t})
+    return found
+
+
+def _check_indices(pattern: str, positions: Tensor) -> None:
+    blocks = _blocks(pattern, positions)
+    one, two = ranges_v1(blocks, CFG, positions), ranges_v2(blocks, CFG, positions)
+    assert torch.equal(one, two), f"{pattern}: v1 and v2 give different ranges"
+    assert _tokens(two) == _expected(blocks, positions), f"{pattern}: not the blocks' tokens"
+
+
+def _attend_ranges(x: maths.Inputs, ranges: Tensor, positions: Tensor) -> list[Tensor]:
+    """Output and gradients of attention on the tokens that the ranges name."""
+    width = CFG.n_sel * CFG.l_sel
+    parts = []
+    for place, t in enumerate(positions.tolist()):
+        q = group_queries(x["q"][:, t : t + 1], CFG)
+        here = ranges[:, place : place + 1]
+        parts.append(attend_selected(q, x["k_sel"], x["v_sel"], here, width, CFG))
+    out = torch.cat(parts, 2)
+    return [out, *torch.autograd.grad(out.square().sum(), [x["q"], x["k_sel"], x["v_sel"]])]
+
+
+def _check_attention_on(pattern: str, positions: Tensor) -> None:
+    x = maths.random_inputs(SHAPE, BATCH, SEQ_LEN, seed=11, dtype=torch.float64)
+    blocks = _blocks(pattern, positions)
+    one = _attend_ranges(x, ranges_v1(blocks, CFG, positions), positions)
+    two = _attend_ranges(x, ranges_v2(blocks, CFG, positions), positions)
+    for name, a, b in zip(("output", "dq", "dk", "dv"), one, two, strict=True):
+        assert float(a.detach().abs().sum()) > 0, f"{pattern}: {name} is empty"
+        assert torch.equal(a, b), (
+            f"{pattern}: {name} differs by {float((a - b).detach().abs().max()):.1e}"
+        )
+
+
+def _steered(pattern: str) -> maths.Inputs:
+    """Inputs whose compressed keys pull every query to the pattern's blocks."""
+    x = maths.random_inputs(SHAPE, BATCH, SEQ_LEN, seed=12, dtype=torch.float64)
+    pull = torch.tensor([STEER[pattern](t // CFG.l_sel) for t in range(SEQ_LEN)])
+    with torch.no_grad():
+        x["k_cmp"].mul_(0.01).add_(4 * pull.to(x["k_cmp"])[:, None, None])
+        x["q"].mul_(0.01).add_(1.0)
+    return x
+
+
+@pytest.mark.parametrize("pattern", list(PATTERNS))
+def test_equivalence_various_patterns(pattern: str) -> None:
+    """Equal ranges, and exactly equal outputs and gradients, for whatever is selected."""
+    _check_indices(pattern, _places(range(SEQ_LEN)))
+    if pattern != "none":
+        _check_attention_on(pattern, _places((0, 7, 8, 40, 41, 63, 64, 96)))
+    if parse_toggles(os.environ).flag("NSA_TEST_SEL_PACK"):
+        # Rows of several places packed together, as one step of many decodings has them.
+        packed = _places((5, 5, 96, 0, 64, 63, 12, 95))
+        _check_indices(pattern, packed)
+        if pattern != "none":
+            _check_attention_on(pattern, packed)
+
+
+@pytest.mark.parametrize("path", ("reference", "sequential", "batched"))
+@pytest.mark.parametrize("pattern", list(STEER))
+def test_equivalence_in_attention(pattern: str, path: str) -> None:
+    """Whole attention that selects the pattern by itself: v1 and v2 give the same numbers."""
+    x, found = _steered(pattern), []
+    for version in ("v1", "v2"):
+        out = nsa_attention(**x, cfg=CFG, path=path, selection_ranges=version)
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(x.values()))])
+    for name, a, b in zip(("output", *x), *found, strict=True):
+        assert torch.equal(a, b), f"{pattern}, {path}: {name} differs"
+
+
+def test_steering_makes_gaps() -> None:
+    """The pattern that once failed is really produced: late queries select non-neighbours."""
+    x = _steered("gaps")
+    blocks = select_blocks(x["q"], x["k_cmp"], CFG)[0, -1, 0].tolist()
+    free = [j for j in blocks if j not in (0, blocks[-1], blocks[-2])]
+    assert len(free) == 2 and all(j % 2 for j in free), blocks
+
+
+def test_a_difference_would_be_seen() -> None:
+    """Made to fail on purpose: one token more in one range is another set."""
+    positions = _places(range(SEQ_LEN))
+    blocks = _blocks("gaps", positions)
+    wrong = ranges_v2(blocks, CFG, positions).clone()
+    wrong[1, -1, 0, 0, 1] += 1
+    assert _tokens(wrong) != _expected(blocks, positions)
+    assert not torch.equal(wrong, ranges_v1(blocks, CFG, positions))
