@@ -62,7 +62,9 @@ class PhaseRun:
         with the traceback.
         """
         try:
-            return self._run()
+            with self.state.stop.interruptible():
+                judgement = self._run()
+            return self._record(judgement)
         except Interrupted as error:
             return self._without_judgement(
                 Reason.INTERRUPTED, f"interrupted by {error}", "continue the run with --resume"
@@ -76,7 +78,7 @@ class PhaseRun:
                 evidence=path,
             )
 
-    def _run(self) -> PhaseRecord:
+    def _run(self) -> Judgement:
         launches = self.phase.plan(self.context)
         self.state.observer.phase_started(self.phase.name, self.phase.title, len(launches))
         self.state.journal.append("phase_started", sync=True, phase=self.phase.name)
@@ -93,7 +95,7 @@ class PhaseRun:
         required = self.state.setup.profile.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
-        return self._record(judgement)
+        return judgement
 
     def _context(self) -> PlanContext:
         chosen: dict[str, str] = {}
@@ -134,7 +136,7 @@ class PhaseRun:
                     launch=launch.name,
                     result=done.model_dump(mode="json"),
                 )
-            state.observer.launch_finished(launch, done)
+                state.observer.launch_finished(launch, done)
         self.entries.append(LaunchEntry(launch=launch, result=done))
 
     def _start(self, launch: Launch) -> LaunchResult:

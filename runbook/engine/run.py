@@ -74,11 +74,9 @@ def continue_run(
             if stop.requested:
                 break
             record = PhaseRun(phase, state).run()
-            with stop.deferred():
-                _keep_phase(state, record)
+            _keep_phase(state, record)
             observer.phase_finished(record)
-        with stop.deferred():
-            return _finish(state)
+        return _finish(state)
 
 
 def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:

@@ -17,30 +17,43 @@ class Interrupted(BaseException):
 
 
 class StopRequest:
-    """Set once by a signal. Inside `deferred()` the signal is only noted, outside it raises."""
+    """Set once by a signal, which is only noted unless it comes inside `interruptible()`."""
 
     def __init__(self) -> None:
         self.requested = ""
-        self._deferred = 0
+        self._raises = False
 
     def request(self, name: str) -> None:
         """Ask to stop; the first request gives the name."""
         self.requested = self.requested or name
 
     @contextmanager
-    def deferred(self) -> Iterator[None]:
-        """A section that looks at `requested` itself, or is short and must be finished."""
-        self._deferred += 1
-        try:
+    def interruptible(self) -> Iterator[None]:
+        """A section that may take long and leaves nothing half done: a signal raises in it."""
+        if self.requested:
+            raise Interrupted(self.requested)
+        with self._mode(raises=True):
             yield
-        finally:
-            self._deferred -= 1
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside an interruptible section: a part that looks at `requested` itself."""
+        with self._mode(raises=False):
+            yield
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         """The signal handler."""
         self.request(signal.Signals(number).name)
-        if not self._deferred:
+        if self._raises:
             raise Interrupted(self.requested)
+
+    @contextmanager
+    def _mode(self, *, raises: bool) -> Iterator[None]:
+        before, self._raises = self._raises, raises
+        try:
+            yield
+        finally:
+            self._raises = before
 
 
 @contextmanager

@@ -16,9 +16,20 @@ from runbook.engine.resume import resume_run
 from runbook.engine.run import run_setup
 from runbook.evidence import PhaseEvidence, TrainingLog
 from runbook.observer import Observer, SilentObserver
-from runbook.records import ArmSchedule, Check, Launch, Outcome, Reason, RunRecord, Table
+from runbook.records import (
+    ArmSchedule,
+    Check,
+    Launch,
+    LaunchStatus,
+    Outcome,
+    Reason,
+    RunRecord,
+    Table,
+)
 from runbook.stats import effective, last_window
 from tests.launch.helpers import fake_launch
+
+CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 
 
 class Toy(Phase):
@@ -61,14 +72,15 @@ class Toy(Phase):
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         if self.breaks == "judge":
             raise RuntimeError("planted in judge")
+        cut = [e for e in evidence.launches.values() if e.result.status in CUT]
         bad = [e for e in evidence.launches.values() if not e.result.ok]
         checks = [
             Check(
                 id=f"{self.name}.completed",
                 phase=self.name,
                 question="completed?",
-                outcome=Outcome.FAIL if bad else Outcome.PASS,
-                code=Reason.CRASH if bad else Reason.OK,
+                outcome=Outcome.INCOMPLETE if cut else Outcome.FAIL if bad else Outcome.PASS,
+                code=Reason.INTERRUPTED if cut else Reason.CRASH if bad else Reason.OK,
                 reason=bad[0].result.cause if bad else "all completed",
                 remedy="mend it" if bad else "",
             )

@@ -1,0 +1,243 @@
+"""Signals and sudden death: no process left, finished work kept byte for byte, and continued."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from phases.base import Judgement, PlanContext
+from runbook.engine import SilentObserver
+from runbook.engine.resume import resume_run
+from runbook.errors import RunbookError, UsageError
+from runbook.evidence import PhaseEvidence
+from runbook.journal import Journal, read_events
+from runbook.launch.reaper import carriers
+from runbook.manifest import check_manifest
+from runbook.records import Outcome, Reason, RunRecord, Verdict
+from tests.engine.toys import Toy, run, setup, three_launches
+from tests.launch.helpers import PYTHON
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(out: Path, *words: str) -> subprocess.Popen[bytes]:
+    command = [PYTHON, "-m", "tests.engine.toys", *(words or ("run", str(out)))]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+def tokens(out: Path) -> list[str]:
+    found = []
+    for path in out.rglob("launch.json"):
+        found.append(json.loads(path.read_text())["run_token"])
+    return found
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def wait_for(out: Path, pattern: str) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for path in out.glob(pattern):
+            return path
+        time.sleep(0.01)
+    raise AssertionError(f"no {pattern} in {out}")
+
+
+def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(carriers(token) for token in tokens(out)):
+        time.sleep(0.02)
+    assert [pid for token in tokens(out) for pid in carriers(token)] == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_readable_report_and_no_process(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    harness = start(tmp_path)
+    beats = wait_for(tmp_path, "*/bucket_sweep/run1/heartbeat_rank0.jsonl")
+    folder = beats.parents[2]
+    began = time.monotonic()
+    harness.send_signal(number)
+    assert harness.wait(timeout=20) == code
+    assert time.monotonic() - began < 5
+    assert_nothing_left(tmp_path, within_s=0.1)
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    assert record.interrupted and record.verdict is Verdict.INCOMPLETE
+    assert record.reasons[0] == f"interrupted by {number.name}"
+    assert number.name in (folder / "report.md").read_text()
+    assert record.phases[0].outcome is Outcome.PASS
+    statuses = [entry.result.status for entry in record.phases[1].launches]
+    assert statuses == ["interrupted", "not_run"]
+    assert check_manifest(folder) == []
+
+
+def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
+    harness = start(tmp_path)
+    folder = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl").parents[2]
+    harness.send_signal(signal.SIGINT)
+    harness.wait(timeout=20)
+    before = digests(folder)
+    again = start(tmp_path, "resume", str(folder))
+    assert again.wait(timeout=60) == 0
+    after = digests(folder)
+    kept = [name for name in before if name.startswith(("baseline/", "bucket_sweep/run1/"))]
+    assert len(kept) > 10
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    assert (record.verdict, record.interrupted) == (Verdict.GO, False)
+    assert "signal" not in record.options
+    assert (folder / "bucket_sweep/run2.unfinished1").is_dir()
+    assert check_manifest(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_kill_9_at_a_random_time_leaves_nothing_and_is_continued(tmp_path: Path, seed: int) -> None:
+    harness = start(tmp_path)
+    folder = wait_for(tmp_path, "*/baseline/run1/launch.json").parents[2]
+    time.sleep(random.Random(seed).uniform(0.0, 2.5))
+    os.kill(harness.pid, signal.SIGKILL)
+    harness.wait()
+    assert_nothing_left(tmp_path)
+    events, _ = read_events(folder / "events.jsonl")
+    finished = [event for event in events if event["event"] == "phase_finished"]
+    before = digests(folder)
+    if any(event["event"] == "run_finished" for event in events):
+        return  # the plan was quicker than the axe
+    assert start(tmp_path, "resume", str(folder)).wait(timeout=120) == 0
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    assert record.verdict is Verdict.GO
+    after = digests(folder)
+    for event in finished:
+        name = event["record"]["name"]
+        files = [path for path in before if path.startswith(f"{name}/")]
+        assert {path: after[path] for path in files} == {path: before[path] for path in files}
+        kept = next(phase for phase in record.phases if phase.name == name)
+        assert kept.model_dump(mode="json") == event["record"]
+
+
+def cut_after(folder: Path, event: str) -> None:
+    """What a crash right after this event leaves of the journal."""
+    path = folder / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    index = next(i for i, line in enumerate(lines) if f'"event":"{event}"' in line)
+    path.write_text("".join(lines[: index + 1]))
+
+
+def resume(folder: Path, *phases: Toy) -> RunRecord:
+    return resume_run(
+        folder,
+        observer=SilentObserver(),
+        make_setup=lambda _: setup(folder.parent, *phases),
+    )
+
+
+def test_a_finished_launch_of_an_unfinished_phase_is_not_repeated(tmp_path: Path) -> None:
+    phase = Toy("baseline", count=2)
+    _, folder = run(tmp_path, phase)
+    before = digests(folder / "baseline" / "run1")
+    cut_after(folder, "launch_finished")
+    record = resume(folder, phase)
+    assert record.verdict is Verdict.GO
+    assert digests(folder / "baseline" / "run1") == before
+    events, _ = read_events(folder / "events.jsonl")
+    started = [event["launch"] for event in events if event["event"] == "launch_started"]
+    assert started == ["run1", "run2"]
+
+
+def test_truncation_of_the_journal_at_every_byte_never_raises_and_keeps_whole_events(
+    tmp_path: Path,
+) -> None:
+    _, folder = run(tmp_path, Toy("baseline", breaks="plan"))
+    path = folder / "events.jsonl"
+    data = path.read_bytes()
+    whole, _ = read_events(path)
+    for length in range(0, len(data) + 1, 7):
+        path.write_bytes(data[:length])
+        events, size = read_events(path)
+        assert events == whole[: len(events)]
+        assert size == data[:length].rfind(b"\n") + 1
+
+
+def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
+    with Journal.create(tmp_path) as journal:
+        journal.append("one")
+        journal.append("two")
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    with Journal.reopen(tmp_path) as journal:
+        journal.append("three")
+    assert [event["event"] for event in read_events(path)[0]] == ["one", "three"]
+
+
+@pytest.mark.parametrize("edit", ["removed", "changed", "nonsense"])
+def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None:
+    with Journal.create(tmp_path) as journal:
+        for name in ("one", "two", "three"):
+            journal.append(name)
+    path = tmp_path / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[1] = {"removed": "", "changed": lines[0], "nonsense": "{\n"}[edit]
+    path.write_text("".join(lines))
+    with pytest.raises(RunbookError, match="line 2 is damaged or out of order"):
+        read_events(path)
+
+
+def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        resume_run(tmp_path, observer=SilentObserver())
+    phase = Toy("baseline", breaks="plan")
+    _, folder = run(tmp_path, phase)
+    with pytest.raises(UsageError, match="is finished: INCOMPLETE"):
+        resume(folder, phase)
+    path = folder / "events.jsonl"
+    path.write_text(path.read_text().replace('"tool_version":"', '"tool_version":"9.'))
+    cut_after(folder, "phase_finished")
+    with pytest.raises(UsageError, match=r"made by version 9\."):
+        resume(folder, phase)
+
+
+def test_phases_that_a_signal_kept_from_running_are_rows(tmp_path: Path) -> None:
+    class Stopper(SilentObserver):
+        def phase_finished(self, record: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    record, folder = run(tmp_path, *three_launches(), observer=Stopper())
+    rows = {check.id: check for check in record.checks()}
+    assert rows["baseline.rate"].outcome is Outcome.PASS
+    assert rows["bucket_sweep.rate"].code is Reason.INTERRUPTED
+    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
+
+
+def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
+    class Slow(Toy):
+        def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+            raise AssertionError("not interrupted")
+
+    began = time.monotonic()
+    record, folder = run(tmp_path, Slow("baseline"))
+    assert time.monotonic() - began < 5
+    assert record.interrupted
+    assert {check.code for check in record.checks()} == {Reason.INTERRUPTED}
+    # Once interrupted, the launch need not be run again: only the judgement is missing.
+    assert resume(folder, Toy("baseline")).verdict is Verdict.GO
+    events, _ = read_events(folder / "events.jsonl")
+    assert [e["event"] for e in events].count("launch_started") == 1
