@@ -1,0 +1,166 @@
+"""Verify: an untouched run passes, and every edited byte is noticed and named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runbook.config import Settings
+from runbook.engine import SilentObserver
+from runbook.engine.options import RunOptions, Setup
+from runbook.engine.run import run_setup
+from runbook.errors import RunbookError
+from runbook.manifest import write_manifest
+from runbook.records import Outcome, RunRecord, Verdict
+from runbook.verify import Verification, judge_again, verify_run
+from tests.engine.toys import Toy, profile, setup
+
+PHASES = {
+    "baseline": Toy("baseline", count=2),
+    "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
+}
+FORMATS = ("md", "html", "junit", "json", "terminal")
+
+
+def verify(folder: Path) -> Verification:
+    return verify_run(folder, phases=PHASES, setup=setup(folder.parent, *PHASES.values()))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("verify")
+    phases = tuple(PHASES.values())
+    options = RunOptions(
+        out=out, profile="toy", phases="baseline", retry=False, formats=FORMATS, command="toy"
+    )
+    asked = Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
+    return out / run_setup(asked, observer=SilentObserver()).run_id
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / finished.name))
+
+
+def test_an_untouched_run_is_verified(folder: Path) -> None:
+    found = verify(folder)
+    assert found.differences == ()
+    assert found.checks == 4
+    assert found.measurements == 3
+    assert set(found.reports) == {
+        "report.md",
+        "report.html",
+        "report.json",
+        "report.txt",
+        "junit.xml",
+    }
+
+
+def flip(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert data.count(old) >= 1 and len(old) == len(new)
+    place = data.rindex(old)
+    path.write_bytes(data[:place] + new + data[place + len(old) :])
+
+
+EDITS: dict[str, Callable[[Path], None]] = {
+    "baseline/run1/training.csv": lambda p: flip(p, b"25600.0", b"25600.1"),
+    "run.json": lambda p: flip(p, b'"n": 3', b'"n": 4'),
+    "report.md": lambda p: flip(p, b"25600", b"25601"),
+    "report.html": lambda p: flip(p, b"25600", b"25601"),
+    "junit.xml": lambda p: flip(p, b"testcase", b"testcast"),
+    "events.jsonl": lambda p: flip(p, b'"n":3', b'"n":4'),
+    "baseline/run2/heartbeat_rank1.jsonl": lambda p: flip(p, b"step_end", b"step_and"),
+    "baseline/run2/console.log": lambda p: p.write_bytes(b"x"),
+    "bucket_sweep/run1/result.json": lambda p: p.unlink(),
+    "bucket_sweep/run1/new.csv": lambda p: p.write_text("1\n"),
+    "MANIFEST.sha256": lambda p: p.unlink(),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_of_any_file_is_named(folder: Path, name: str) -> None:
+    EDITS[name](folder / name)
+    found = verify(folder)
+    assert not found.ok
+    assert any(name in text for text in found.differences)
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [
+        ("baseline/run1/training.csv", "baseline.rate: measurement.value: recorded 25600"),
+        ("run.json", "run.json: phases differ from those in events.jsonl"),
+        ("report.md", "report.md: line"),
+    ],
+)
+def test_a_forged_manifest_does_not_help(folder: Path, name: str, sign: str) -> None:
+    """Whoever edits a file can also write its new digest; the numbers still do not fit."""
+    EDITS[name](folder / name)
+    write_manifest(folder)
+    differences = verify(folder).differences
+    assert any(text.startswith(sign) for text in differences), differences
+
+
+def test_a_forged_outcome_is_judged_again(folder: Path) -> None:
+    """Even with journal, record, reports and manifest all made to fit each other."""
+    for name in ("run.json", "events.jsonl"):
+        path = folder / name
+        path.write_text(path.read_text().replace("all completed", "all is fine!!"))
+    write_manifest(folder)
+    differences = verify(folder).differences
+    assert (
+        'baseline.completed: reason: recorded "all is fine!!", recomputed "all completed"'
+        in differences
+    )
+
+
+def test_a_byte_changed_anywhere_in_the_decisive_files_is_noticed(folder: Path) -> None:
+    for name in ("run.json", "report.md", "baseline/run1/training.csv"):
+        path = folder / name
+        data = path.read_bytes()
+        for place in range(0, len(data), max(1, len(data) // 12)):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+            try:
+                assert not verify(folder).ok
+            except RunbookError as error:  # no longer a record at all
+                assert "run.json" in str(error)
+        path.write_bytes(data)
+
+
+def test_a_missing_record_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunbookError, match=r"run\.json cannot be read"):
+        verify_run(tmp_path)
+
+
+def test_judging_again_under_other_limits_starts_and_writes_nothing(folder: Path) -> None:
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    before = {p: hashlib.sha256(p.read_bytes()).digest() for p in folder.rglob("*") if p.is_file()}
+    own = profile(tuple(PHASES.values()))
+    limit = own.limit("throughput").model_copy(update={"value": 1e6})
+    stricter = own.model_copy(
+        update={
+            "name": "strict",
+            "limits": own.limits | {"throughput": limit},
+            "required": (*own.required, "long_run.steady"),
+        }
+    )
+    again = judge_again(record, folder, stricter, phases=PHASES)
+    assert again.profile == "strict"
+    assert again.verdict is Verdict.INCOMPLETE
+    rows = {check.id: check for check in again.checks()}
+    assert rows["baseline.rate"].limit == 1e6
+    assert rows["long_run.steady"].outcome is Outcome.INCOMPLETE
+    same = judge_again(record, folder, own, phases=PHASES)
+    assert (
+        json.loads(same.model_dump_json())["phases"]
+        == json.loads(record.model_dump_json())["phases"]
+    )
+    assert same.verdict is Verdict.GO
+    after = {p: hashlib.sha256(p.read_bytes()).digest() for p in folder.rglob("*") if p.is_file()}
+    assert before == after
