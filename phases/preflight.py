@@ -53,6 +53,8 @@ class Preflight(RowPhase):
                 name=_SANITY,
                 modules=("test_equiv_small", "test_group_consistency"),
                 purpose="paths agree; all heads of a group read the same blocks",
+                # Many tiny parallel regions: threads that wait for a busy core cost a minute.
+                env={"OMP_NUM_THREADS": "1"},
             )
         ]
 
