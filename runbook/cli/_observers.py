@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
 from runbook.cli._headline import headline, short_duration
+from runbook.cli._runs import near
 from runbook.console import Console, printable
 from runbook.observer import SilentObserver
 from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
@@ -28,7 +29,7 @@ class RunView(SilentObserver):
     """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
     def __init__(self, console: Console) -> None:
-        self.run_root: str | None = None
+        self.run_root = ""
         self._console = console
         self._order: tuple[str, ...] = ()
 
@@ -74,6 +75,7 @@ class TextObserver(RunView):
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._last_line = 0.0
+        self._last_note = ""
 
     def __enter__(self) -> Self:
         if self._console.is_live:
@@ -91,19 +93,20 @@ class TextObserver(RunView):
 
     def _announce(self, run_id: str) -> None:
         count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
-        self._console.progress(f"runbook {__version__}  run {run_id}  {count}  -> {self.run_root}")
+        where = near(self.run_root)
+        self._console.progress(f"runbook {__version__}  run {run_id}  {count}  -> {where}")
 
     def phase_started(self, name: str, title: str, launches: int) -> None:
         """Show the phase until its first launch starts."""
         count = f", {launches} launches" if launches > 1 else ""
-        self._show(f"{self._place(name)} {name}: {title}{count}", total=None)
+        self._show(f"{self._place(name)} {name}: {title}{count}")
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
         """Show the launch with its steps."""
         self._last_line = time.monotonic()
         again = f" (attempt {attempt})" if attempt > 1 else ""
         where = f"{self._place(launch.phase)} {launch.phase}/{launch.name}{again}"
-        self._show(where, total=launch.steps or None)
+        self._show(where)
         if attempt > 1:
             self._console.progress(f"{_INDENT}{launch.phase}/{launch.name} starts again{again}")
 
@@ -111,18 +114,20 @@ class TextObserver(RunView):
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
         """Move the step; in a pipe a line from time to time."""
-        rate = "" if toks_per_s is None else f"{toks_per_s:,.0f} toks/s".replace(",", " ")
+        rate = "" if toks_per_s is None else f"  {toks_per_s:,.0f} toks/s".replace(",", " ")
+        now = f"step {step}/{total}{rate}"
         if self._progress is not None:
             if self._task is not None:
-                self._progress.update(self._task, completed=step, total=total or None, rate=rate)
+                self._progress.update(self._task, now=now)
         elif time.monotonic() - self._last_line >= _PLAIN_INTERVAL_S:
             self._last_line = time.monotonic()
             where = f"{launch.phase}/{launch.name}"
-            self._console.progress(f"{_INDENT}{where}  step {step}/{total}  {rate}".rstrip())
+            self._console.progress(f"{_INDENT}{where}  {now}")
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
-        """A line only if it did not end well."""
-        if not result.ok:
+        """A line only if it did not end well, and only if the watchdog has not said so already."""
+        told = bool(result.cause) and result.cause in self._last_note
+        if not result.ok and not told:
             cause = f": {result.cause}" if result.cause else ""
             text = f"{launch.phase}/{launch.name} {result.status.value}{cause}"
             self._console.progress(_INDENT + printable(text))
@@ -147,12 +152,13 @@ class TextObserver(RunView):
 
     def note(self, text: str) -> None:
         """A line for a person."""
+        self._last_note = text
         self._console.progress(_INDENT + printable(text))
 
-    def _show(self, words: str, *, total: int | None) -> None:
+    def _show(self, words: str) -> None:
         if self._progress is not None:
             self._hide()
-            self._task = self._progress.add_task(words, total=total, rate="")
+            self._task = self._progress.add_task(words, total=None, now="")
 
     def _hide(self) -> None:
         if self._progress is not None and self._task is not None:
@@ -163,7 +169,6 @@ class TextObserver(RunView):
 def _new_progress() -> Progress:
     from rich.console import Console as RichConsole
     from rich.progress import (
-        MofNCompleteColumn,
         Progress,
         SpinnerColumn,
         TextColumn,
@@ -173,8 +178,7 @@ def _new_progress() -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}", markup=False),
+        TextColumn("{task.fields[now]}", markup=False),
         TimeElapsedColumn(),
         console=RichConsole(stderr=True, highlight=False),
         transient=True,

@@ -10,10 +10,16 @@ from runbook.errors import RunbookError, UsageError, did_you_mean
 if TYPE_CHECKING:
     from runbook.records import RunRecord
 
-__all__ = ["DEFAULT_OUT", "find_run", "load_run", "run_folders"]
+__all__ = ["DEFAULT_OUT", "find_run", "load_run", "near", "run_folders"]
 
 DEFAULT_OUT = "artifacts"
 _RECORD = "run.json"
+
+
+def near(path: str | Path) -> str:
+    """The path as one would type it here: relative if it lies below the current folder."""
+    absolute, here = Path(path).absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
 
 
 def run_folders(out_dir: Path) -> list[Path]:

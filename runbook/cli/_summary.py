@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runbook.cli._runs import near
 from runbook.console import Console
 from runbook.records import RunRecord
 
@@ -23,4 +24,4 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     console.result(text.partition("\n")[0] if console.quiet else text)
     for name in _REPORTS:
         if (folder / name).is_file():
-            console.result(f"report  {folder / name}")
+            console.result(f"report  {near(folder / name)}")

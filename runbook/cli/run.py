@@ -253,7 +253,7 @@ def _run(options: RunOptions, args: argparse.Namespace) -> int:
             observer.note(f"profile {options.profile}: {args.profile_reason}")
             record = run_plan(options, observer=observer)
     if not args.json:
-        print_summary(console, record, Path(observer.run_root or options.out / record.run_id))
+        print_summary(console, record, Path(observer.run_root))
     if record.interrupted:
         return _SIGNAL_CODES.get(str(record.options.get("signal")), _SIGNAL_CODES["SIGINT"])
     return record.verdict.exit_code
