@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,20 @@ def fact_measurement(fact: Fact) -> Measurement | None:
     )
 
 
+def _impossible(log: TrainingLog) -> str:
+    """The first value that no training step can have, or an empty string."""
+    for column in ("dt_s", "tokens", "toks_per_s"):
+        if column not in log.frame:
+            continue
+        values = log.frame[column].to_numpy(dtype=float)
+        fine = (values > 0.0) & (values < math.inf)
+        if not bool(fine.all()):
+            row = int(fine.argmin())
+            step = int(log.frame["step"].iloc[row])
+            return f"{log.path}: {column} is {values[row]} at step {step}, which is not possible"
+    return ""
+
+
 class Case:
     """What a row is judged from. Every getter raises Unanswerable where there is nothing."""
 
@@ -107,8 +122,12 @@ class Case:
             )
         return found
 
-    def log(self, name: str, *, whole: bool = True) -> TrainingLog:
-        """The training.csv of a launch: undamaged, and of a launch that ended if `whole`."""
+    def log(self, name: str, *, whole: bool = True, sane: bool = True) -> TrainingLog:
+        """The training.csv of a launch: undamaged, and of a launch that ended if `whole`.
+
+        With `sane`, times, tokens and rates have to be finite and above zero, so that every
+        statistic can be computed.
+        """
         found = self.completed(name) if whole else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
@@ -127,6 +146,9 @@ class Case:
                     evidence=(log.path,),
                 )
             )
+        broken = _impossible(log) if sane else ""
+        if broken:
+            raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, broken, evidence=(log.path,)))
         return log
 
     def env(self, name: str) -> dict[str, Any]:

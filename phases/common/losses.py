@@ -30,6 +30,8 @@ def loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
     rounds = min(len(first), len(second))
     if rounds == 0:
         raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms"))
+    if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
+        raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite in every step"))
     gaps = second[:rounds] - first[:rounds]
     mean = float(gaps.mean())
     interval = _interval(gaps) if rounds > 1 else (mean, mean)

@@ -215,10 +215,10 @@ def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
 
 
 def _loss_finite(case: Case, name: str) -> Finding:
-    log = case.log(name, whole=False)
+    log = case.log(name, whole=False, sane=False)
     launch = case.launch(name)
     losses = log.frame["loss"].to_numpy(dtype=float)
-    bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+    bad = (~(abs(losses) < math.inf)).nonzero()[0].tolist()
     reported = [rank.nonfinite for rank in launch.ranks if rank.nonfinite]
     if bad or reported:
         step = int(log.frame["step"].iloc[bad[0]]) if bad else reported[0].get("step")
