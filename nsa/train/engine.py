@@ -85,6 +85,11 @@ class Engine:
         if self.wrapped is not None:
             self.wrapped.take_off()
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
+        train = self.plan.config.train
+        if train.accumulate_grad_batches > 1:
+            shape = (self.plan.per_rank_batch, train.seq_len)
+            with self.autocast():
+                self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""
@@ -119,7 +124,6 @@ class Engine:
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise RuntimeError("a step needs at least one micro-batch")
-        self.wrapped.step_done()
         with clock.part("optimizer"):
             norm = self._clip()
         return StepOutcome(loss=total, norm=norm)

@@ -24,7 +24,6 @@ class Wrapped:
         self.ddp: DistributedDataParallel | None = None
         self.wire: WireStats | None = None
         self.static_graph = toggles.flag("NSA_DDP_STATIC_GRAPH")
-        self._synced_once = False
         if not ranks.grouped:
             return
         self.ddp = DistributedDataParallel(
@@ -46,27 +45,36 @@ class Wrapped:
         return logits
 
     def gradient_scope(self, *, last: bool) -> AbstractContextManager[None]:
-        """Without communication for all but the last micro-batch of a step.
+        """Without communication for all but the last micro-batch of a step."""
+        return nullcontext() if self.ddp is None or last else self.ddp.no_sync()
 
-        A static graph must see communication in its first step, or torch 2.13 fails an internal
-        assertion; synchronising every micro-batch gives the same mean.
+    def prime(self, tokens: Tensor) -> None:
+        """Let a static graph see one synchronised pass over tokens [B,S], with zero gradients.
+
+        Without it torch 2.13 fails an internal assertion when the first pass is not synchronised
+        (accumulation), and synchronising the first step's every micro-batch would round
+        compressed gradients differently there than in all other steps.
         """
-        if self.ddp is None or last or (self.static_graph and not self._synced_once):
-            return nullcontext()
-        return self.ddp.no_sync()
-
-    def step_done(self) -> None:
-        """Tell that one whole step has been synchronised."""
-        self._synced_once = True
+        if self.ddp is None or not self.static_graph:
+            return
+        (self(tokens).float().sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if self.wire is not None:
+            self.wire.take()
 
     def bucket_sizes_mib(self) -> list[float] | None:
-        """Sizes of the buckets that DDP rebuilt after its first steps; None until then."""
+        """Sizes of the buckets in use; None until DDP has rebuilt them after its first steps.
+
+        While it searches for unused parameters DDP keeps the buckets that it began with.
+        """
         if self.ddp is None:
             return None
         data = self.ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        if not data.get("has_rebuilt_buckets"):
+        kept = self.ddp.find_unused_parameters and not self.static_graph
+        if not kept and not data.get("has_rebuilt_buckets"):
             return None
-        sizes = str(data.get("rebuilt_bucket_sizes", ""))
+        sizes = str(data.get("bucket_sizes" if kept else "rebuilt_bucket_sizes", ""))
         return [round(int(size) / MIB, 4) for size in sizes.split(",") if size.strip()]
 
     def facts(self) -> dict[str, bool]:

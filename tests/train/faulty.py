@@ -27,8 +27,11 @@ def _drift(engine: Engine) -> None:
 def _faulty_loss(self: Engine, tokens: torch.Tensor, *, wrapped: bool = True) -> torch.Tensor:
     global _calls
     _calls += 1
+    now = _calls == STEP and int(os.environ.get("RANK", "0")) == RANK
+    if now and KIND == "drift":
+        _drift(self)
     loss = _loss(self, tokens, wrapped=wrapped)
-    if _calls != STEP or int(os.environ.get("RANK", "0")) != RANK:
+    if not now:
         return loss
     if KIND == "nan":
         return loss * float("nan")
@@ -36,8 +39,6 @@ def _faulty_loss(self: Engine, tokens: torch.Tensor, *, wrapped: bool = True) ->
         time.sleep(3600)
     if KIND == "oom":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    if KIND == "drift":
-        _drift(self)
     if KIND == "crash":
         raise ZeroDivisionError("planted")
     return loss

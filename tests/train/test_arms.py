@@ -1,0 +1,92 @@
+"""Arms inside one launch: each takes effect, a failing one is skipped by all, `.ENOUGH` ends it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.train.launching import Launch
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+RUN = ["small", "big", "flash", "noflash", "bf16"]
+
+
+def test_it_ends_at_enough_on_both_ranks(arms: Launch) -> None:
+    assert arms.process.returncode == 0, arms.text()
+    for rank in range(2):
+        assert arms.exit(rank)["reason"] == "enough"
+        assert arms.beats(rank)[-2]["event"] == "enough"
+
+
+def test_rows_are_the_schedules_with_warm_up_marked(arms: Launch) -> None:
+    rows = arms.rows()
+    seen = [(row["arm"], int(row["block"]), int(row["warmup"])) for row in rows]
+    expected = []
+    for arm, block, steps in zip(RUN, (0, 1, 3, 4, 5), (5, 5, 5, 5, 60), strict=True):
+        expected += [(arm, block, 1)] * 3 + [(arm, block, 0)] * steps
+    assert seen == expected
+    assert [int(row["step"]) for row in rows] == list(range(1, len(expected) + 1))
+
+
+def test_an_arm_that_cannot_run_is_skipped_by_all_ranks(arms: Launch) -> None:
+    for rank in range(2):
+        failed = arms.beats(rank, "arm_failed")
+        assert [beat["arm"] for beat in failed] == ["triton"]
+        assert "no Triton kernel" in failed[0]["error"]
+
+
+def test_origin_bucket_sizes_really_differ_between_arms(arms: Launch) -> None:
+    """The origin swept a model of one bucket."""
+    sizes = {beat["arm"]: beat["sizes_mib"] for beat in arms.beats(1, "ddp_buckets")}
+    assert set(sizes) == set(RUN)
+    assert len(sizes["small"]) > len(sizes["big"]) > 1
+    assert sizes["flash"] == [pytest.approx(sum(sizes["small"]), abs=0.01)]
+
+
+def test_origin_fused_arms_run_different_optimizers(arms: Launch) -> None:
+    """The origin compared identical code."""
+    for arm, fused in (("small", False), ("big", True), ("flash", False)):
+        effect = arms.effects(arm=arm)["NSA_OPT_FUSED"]
+        assert effect["took_effect"] is True
+        assert set(effect["evidence"]["fused"]) == {fused}
+
+
+def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
+    assert arms.effects(arm="big")["NSA_SEL_RANGES_V2"]["evidence"] == {
+        "ranges": ["nsa.sel.ranges_v1"]
+    }
+    flash = arms.effects(arm="flash")["NSA_SDPA_FLASH_ONLY"]
+    assert flash["took_effect"] is True
+    assert flash["evidence"]["kernels"]["sel"] == "flash"
+    without = arms.effects(arm="noflash")["NSA_SDPA_NO_FLASH"]
+    assert without["took_effect"] is True
+    assert "flash" not in without["evidence"]["kernels"]["sel"]
+
+
+def test_origin_the_audit_can_name_other_kernels_than_a_fallback(arms: Launch) -> None:
+    audit = json.loads((arms.run_dir / "sdpa_audit.json").read_text())
+    assert list(audit["arms"]) == ["flash"]
+    assert audit["arms"]["flash"]["branches"]["win"]["kernel"] == "flash"
+
+
+def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
+    """Bytes on the wire: one gradient per optimizer step, though there are two micro-batches."""
+    effect = arms.effects(arm="bf16")["NSA_DDP_COMPRESS"]["evidence"]
+    gradient_bytes = arms.env()["effective"]["n_params"] * 4
+    assert effect["gradient_dtype"] == "float32"  # the origin's were bf16 already
+    assert effect["bytes_before"] == gradient_bytes * effect["steps"]
+    assert effect["bytes_after"] * 2 == effect["bytes_before"]
+    assert arms.effects(arm="small")["NSA_DDP_COMPRESS"]["evidence"] == {"hook": None}
+
+
+def test_training_goes_on_across_arms(arms: Launch) -> None:
+    """One model, one optimizer: switching kernels, wrapper and optimizer disturbs no loss."""
+    losses = arms.column("loss")
+    assert max(abs(loss - 5.545) for loss in losses) < 0.3
+    assert arms.exit(0)["param_hash"] == arms.exit(1)["param_hash"]
+
+
+def test_the_schedule_is_in_env_json(arms: Launch) -> None:
+    assert [block["arm"] for block in arms.env()["arms"]["blocks"]][:2] == ["small", "big"]

@@ -1,0 +1,279 @@
+"""Every file of a run directory, from one launch with nearly everything switched on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsa.toggles import TOGGLES
+from tests.train.conftest import EVERYTHING, STEPS
+from tests.train.launching import Launch
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_it_ends_well_on_both_ranks(everything: Launch) -> None:
+    assert everything.process.returncode == 0, everything.text()
+    ends = [everything.exit(rank) for rank in range(2)]
+    assert [end["code"] for end in ends] == [0, 0]
+    assert [end["steps_done"] for end in ends] == [STEPS, STEPS]
+
+
+def test_parameters_are_equal_on_all_ranks(everything: Launch) -> None:
+    hashes = {everything.exit(rank)["param_hash"] for rank in range(2)}
+    assert len(hashes) == 1
+    assert len(hashes.pop()) == 64
+
+
+def test_origin_the_csv_has_a_header_and_one_row_per_step(everything: Launch) -> None:
+    """The origin wrote no header, one row per 20 steps, and appended to earlier runs."""
+    text = (everything.run_dir / "training.csv").read_text()
+    assert text.startswith(
+        "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
+    )
+    assert text.endswith("\n")
+    assert [int(step) for step in everything.column("step")] == list(range(1, STEPS + 1))
+
+
+def test_tokens_are_steps_times_global_batch_times_accumulation_times_s(everything: Launch) -> None:
+    assert sum(everything.column("tokens")) == STEPS * 2 * 2 * 128
+
+
+def test_origin_throughput_counts_all_ranks_and_micro_batches(everything: Launch) -> None:
+    for row in everything.rows():
+        expected = int(row["tokens"]) / float(row["dt_s"])
+        assert float(row["toks_per_s"]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_step_times_leave_out_evaluation_and_checkpoints(everything: Launch) -> None:
+    """The gap between two step ends holds the evaluation; the step's own time does not."""
+    ends = {b["step"]: b["mono"] for b in everything.beats(0, "step_end")}
+    took = {b["step"]: b["seconds"] for b in everything.beats(0, "eval")}
+    dt = dict(enumerate(everything.column("dt_s"), 1))
+    assert set(took) == {8, 16, 24}
+    for step in (8, 16):
+        assert dt[step + 1] <= ends[step + 1] - ends[step] - took[step] + 0.01
+
+
+def test_learning_rate_counts_optimizer_steps(everything: Launch) -> None:
+    rates = everything.column("lr")
+    assert rates[:10] == pytest.approx([1e-3 * (i + 1) / 10 for i in range(10)])
+    progress = [(step - 10) / 190 for step in range(11, STEPS + 1)]
+    cosine = [1e-3 * (0.1 + 0.45 * (1 + math.cos(math.pi * p))) for p in progress]
+    assert rates[10:] == pytest.approx(cosine)
+
+
+def test_heartbeats_of_every_rank_tell_every_step(everything: Launch) -> None:
+    for rank in range(2):
+        beats = everything.beats(rank)
+        assert beats[0]["event"] == "boot" and beats[-1]["event"] == "exit"
+        for event in ("step_start", "fetched", "step_end"):
+            steps = [b["step"] for b in beats if b["event"] == event]
+            assert steps == list(range(1, STEPS + 1))
+        progress = [b["step"] for b in beats if b["event"] == "progress"]
+        assert progress == list(range(2, STEPS + 1, 2))  # NSA_HEARTBEAT_EVERY=2
+        assert {b["rank"] for b in beats} == {rank}
+        assert len({(b["pid"], b["token"]) for b in beats}) == 1
+        assert all(b["rss_mib"] > 50 and b["cuda_mib"] is None for b in beats)
+        monotonic = [b["mono"] for b in beats]
+        assert all(a <= b for a, b in pairwise(monotonic))
+        phases = {b["phase"] for b in beats}
+        assert phases == {"init", "first_step", "data", "step", "eval", "checkpoint", "exit"}
+
+
+def test_ranks_agree_on_the_loss_of_every_step(everything: Launch) -> None:
+    losses = [[b["loss"] for b in everything.beats(r, "progress")] for r in range(2)]
+    assert losses[0] == losses[1]
+    rows = everything.column("loss")
+    assert losses[0] == [rows[step - 1] for step in range(2, STEPS + 1, 2)]
+
+
+def test_progress_tells_gates_and_gradients(everything: Launch) -> None:
+    for beat in everything.beats(1, "progress"):
+        assert beat["grad_norm"] > 0 and beat["toks_per_s"] > 0 and beat["fetch_s"] >= 0
+        assert 0 < beat["gate_entropy"] <= 1.0000001
+        assert 1 / 3 <= beat["max_gate"] <= 1
+
+
+def test_env_tells_what_really_ran(everything: Launch) -> None:
+    env = everything.env()
+    effective = env["effective"]
+    assert env["schema_version"] == 1 and env["world_size"] == 2
+    assert effective["seq_len"] == 128
+    assert (effective["global_batch"], effective["per_rank_batch"]) == (2, 1)
+    assert (effective["accumulation"], effective["tokens_per_step"]) == (2, 512)
+    assert (effective["dtype"], effective["master_dtype"]) == ("bf16", "fp32")
+    assert (effective["device"], effective["dataset"]) == ("cpu", "markov")
+    assert effective["attention_path"] == "batched"
+    assert effective["loss_floor"] == pytest.approx(1.10974, abs=1e-4)
+    state = torch.load(
+        everything.run_dir / "checkpoints" / "step_12" / "model.pt", weights_only=True
+    )
+    unique = {t.data_ptr(): t for t in state.values()}
+    assert effective["n_params"] == sum(t.numel() for t in unique.values())
+    assert env["config"]["train"]["lr"] == 1e-3
+    assert env["config_sources"]["train.lr"] == "NSA_LR"
+    assert env["versions"]["torch"] == torch.__version__
+    assert env["git"]["sha"] is None or len(env["git"]["sha"]) == 40
+    assert len(env["config_sha256"]) == 64
+    assert env["arms"] is None
+
+
+def test_env_names_every_toggle_in_force_with_its_source(everything: Launch) -> None:
+    toggles = {row["name"]: row for row in everything.env()["toggles"]}
+    wanted = {n for n in EVERYTHING if n.startswith("NSA_")} | {"NSA_PREFILL_BATCHED"}
+    assert set(toggles) == wanted
+    assert {row["source"] for row in toggles.values()} == {"environment"}
+    assert toggles["NSA_DDP_BUCKET_MB"]["value"] == 0.25
+    assert toggles["NSA_DDP_BUCKET_MB"]["default"] == 25.0
+
+
+def test_passed_variables_are_recorded_and_mapped(everything: Launch) -> None:
+    passed = {row["name"]: row for row in everything.env()["passthrough"]}
+    assert passed["NCCL_ALGO"]["mapped_to"] == "NCCL_ALGO=Ring"
+    alloc = passed["PYTORCH_CUDA_ALLOC_CONF"]
+    assert alloc["mapped_to"] == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def test_no_artifact_holds_a_secret_of_the_environment(everything: Launch) -> None:
+    for path in everything.run_dir.rglob("*"):
+        if path.is_file():
+            assert b"canary-5ecret" not in path.read_bytes()
+    assert "canary-5ecret" not in everything.text()
+
+
+def test_the_directory_is_private(everything: Launch) -> None:
+    assert stat.S_IMODE(everything.run_dir.stat().st_mode) == 0o700
+
+
+def test_compression_narrows_the_wire_and_says_so(everything: Launch) -> None:
+    assert "[ddp] gradient compression enabled: bf16" in everything.text()
+    for rank in range(2):
+        effect = everything.effects(rank)["NSA_DDP_COMPRESS"]
+        evidence = effect["evidence"]
+        assert effect["took_effect"] is True
+        assert evidence["gradient_dtype"] == "float32"
+        assert evidence["wire_dtype"] == "bfloat16"
+        assert evidence["bytes_after"] * 2 == evidence["bytes_before"] > 0
+
+
+def test_buckets_are_those_that_ddp_rebuilt(everything: Launch) -> None:
+    sizes = everything.beats(0, "ddp_buckets")[0]["sizes_mib"]
+    params_mib = everything.env()["effective"]["n_params"] * 4 / 2**20
+    assert len(sizes) > 1
+    assert sum(sizes) == pytest.approx(params_mib, abs=0.01)
+    assert everything.effects()["NSA_DDP_BUCKET_MB"]["took_effect"] is True
+
+
+def test_fused_is_read_off_the_optimizer(everything: Launch) -> None:
+    evidence = everything.effects()["NSA_OPT_FUSED"]
+    assert evidence["took_effect"] is True
+    assert set(evidence["evidence"]["fused"]) == {True}
+    state = torch.load(
+        everything.run_dir / "checkpoints" / "step_12" / "optimizer.pt", weights_only=True
+    )
+    assert all(group["fused"] for group in state["optimizer"]["param_groups"])
+
+
+def test_master_weights_are_fp32_under_bf16(everything: Launch) -> None:
+    folder = everything.run_dir / "checkpoints" / "step_12"
+    model = torch.load(folder / "model.pt", weights_only=True)
+    assert {t.dtype for t in model.values()} == {torch.float32}
+
+
+def test_the_audit_names_a_kernel_for_every_branch(everything: Launch) -> None:
+    audit = json.loads((everything.run_dir / "sdpa_audit.json").read_text())
+    branches = audit["arms"][""]["branches"]
+    assert set(branches) == {"cmp", "sel", "win"}
+    for branch in branches.values():
+        assert branch["kernel"] != "none"
+        assert sum(branch["ops"].values()) > 0
+    evidence = everything.effects()["NSA_SDPA_AUDIT"]["evidence"]
+    assert evidence == {name: branch["kernel"] for name, branch in branches.items()}
+
+
+def test_the_trace_holds_the_range_that_nvtx_promises(everything: Launch) -> None:
+    with gzip.open(everything.run_dir / "trace_rank0.json.gz", "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert "nsa.sel.ranges_v2" in names
+    effects = [b for b in everything.beats(0, "effect") if b["toggle"] == "NSA_NVTX"]
+    assert [b["took_effect"] for b in effects] == [True]
+
+
+def test_the_profile_says_where_the_time_went(everything: Launch) -> None:
+    profile = json.loads((everything.run_dir / "profile_rank0.json").read_text())
+    assert profile["steps"] == 3
+    assert profile["ranges"]["nsa.sel.ranges_v2"]["count"] == 3 * 2 * 2  # steps, layers, batches
+    assert profile["ranges"]["nsa.win"]["cpu_us"] > 0
+    assert 0 < profile["python_share"] < 1
+    assert 0 < len(profile["top_python"]) <= 10
+    assert all(0 <= row["share"] < 1 for row in profile["top_python"])
+
+
+def test_validation_is_recorded(everything: Launch) -> None:
+    lines = (everything.run_dir / "val.csv").read_text().splitlines()
+    assert lines[0] == "step,loss"
+    steps, losses = zip(*(line.split(",") for line in lines[1:]), strict=True)
+    assert steps == ("8", "16", "24")
+    assert float(losses[2]) < float(losses[0])
+    assert all(float(loss) > 1.10974 for loss in losses)
+
+
+def test_gates_are_recorded(everything: Launch) -> None:
+    lines = (everything.run_dir / "gates.csv").read_text().splitlines()
+    assert lines[0] == (
+        "step,entropy,max_gate,share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
+    )
+    assert [line.split(",")[0] for line in lines[1:]] == ["1", "5", "10", "15", "20"]
+    shares = [float(cell) for cell in lines[1].split(",")[3:6]]
+    assert sum(shares) == pytest.approx(1, abs=1e-5)
+
+
+def test_memory_snapshots(everything: Launch) -> None:
+    names = {path.name for path in everything.run_dir.glob("mem_*.json")}
+    assert names == {
+        f"mem_{when}_step{step}_rank{rank}.json"
+        for when in ("pre", "post")
+        for step in (10, 20)
+        for rank in range(2)
+    }
+    facts = json.loads((everything.run_dir / "mem_post_step10_rank1.json").read_text())
+    assert facts["rss_mib"] > 50
+
+
+def test_tensorboard_events_or_a_line_that_says_why_not(everything: Launch) -> None:
+    written = list(Path(everything.run_dir / "tb").glob("events.*"))
+    assert written or "[tensorboard] not available" in everything.text()
+    assert everything.effects()["NSA_TB_DISABLE"]["took_effect"] is bool(written)
+
+
+def test_what_is_not_available_is_said(everything: Launch) -> None:
+    effect = everything.effects()["NSA_USE_FA2"]
+    assert effect["took_effect"] is False
+    assert "not available" in effect["evidence"]
+    assert "NSA_USE_FA2=True: had NO effect" in everything.text()
+
+
+def test_every_toggle_says_whether_it_took_effect(
+    everything: Launch, arms: Launch, singles: dict[str, Launch]
+) -> None:
+    """Across three launches every toggle of the table is set, and every one has its event."""
+    told: dict[str, bool | None] = {}
+    launches = [everything, arms, singles["others"]]
+    for launch in launches:
+        for beat in launch.beats(0, "effect"):
+            told[beat["toggle"]] = told.get(beat["toggle"]) or beat["took_effect"]
+    # Those of the watchdog and the tests all take the same way.
+    named = {n for n, t in TOGGLES.items() if t.reader == "trainer"} - {"NSA_USE_FA2"}
+    assert {n for n in named if not told.get(n)} == set()
+    assert told["NSA_WATCH_HALT"] is None
+    for launch in launches:
+        listed = {row["name"] for row in launch.env()["toggles"]}
+        assert listed <= {beat["toggle"] for beat in launch.beats(0, "effect")}
