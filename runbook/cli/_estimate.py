@@ -1,4 +1,4 @@
-"""How long a launch takes: as the last run of the same profile took, or as the target implies."""
+"""How long a launch takes: as in the last run, as the profile says, or as the target implies."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Estimator:
         """The estimate of one launch."""
         return (
             self._from_earlier(launch)
+            or self._from_profile(launch)
             or self._from_target(launch)
             or Estimate(seconds=None, timeout_s=launch.timeout_s, text="time not known yet")
         )
@@ -56,14 +57,24 @@ class Estimator:
                     )
         return None
 
+    def _from_profile(self, launch: Launch) -> Estimate | None:
+        typical = self._profile.phases[launch.phase].typical_s
+        if typical is None:
+            return None
+        return self._words(launch, typical, "the profile's figure for its own step counts")
+
     def _from_target(self, launch: Launch) -> Estimate | None:
         limit = self._profile.limits.get(_THROUGHPUT_LIMIT)
-        if launch.kind != "trainer" or limit is None or limit.value <= 0 or not launch.steps:
+        gated = self._profile.throughput_gated and limit is not None and limit.gated
+        if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
         seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
-        return self._words(launch, seconds, f"at the target of {limit.value:g} {limit.unit}")
+        return self._words(launch, seconds, f"at the floor of {limit.value:g} {limit.unit}")
 
     def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
+        if seconds > launch.timeout_s:
+            text = f"longer than allowed: {short_duration(seconds)} ({source})"
+            return Estimate(seconds=launch.timeout_s, timeout_s=launch.timeout_s, text=text)
         text = f"about {short_duration(seconds)} ({source})"
         return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)
 

@@ -79,7 +79,8 @@ class PhaseSettings(Record):
 
     `steps` are those of one launch, or of one arm in one block where arms take turns; `warmup`
     steps come before each block and count in no statistic. `seed_steps` is the length of the one
-    launch under `--protocol seed`.
+    launch under `--protocol seed`. `typical_s` is how long one launch took on the machine of
+    `hardware.source`: a first estimate for `--dry-run`, never a limit.
     """
 
     steps: int = Field(default=0, ge=0)
@@ -91,6 +92,7 @@ class PhaseSettings(Record):
     profile_steps: int = Field(default=0, ge=0)
     arms: tuple[str, ...] = ()
     timeout_s: float = Field(gt=0)
+    typical_s: float | None = Field(default=None, gt=0)
     env: dict[str, Sourced] = Field(default_factory=dict)
     config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     source: str = Field(min_length=1)

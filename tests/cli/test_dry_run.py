@@ -1,0 +1,177 @@
+"""A dry run says what would run, in lines that work, and starts, writes and judges nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phases.registry import PHASES
+from runbook.cli._estimate import Estimator
+from runbook.cli._paste import pasteable
+from runbook.config import load_profile
+from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
+from tests.cli.shell import runbook
+from tests.reports import samples
+
+NINE = tuple(name for name, phase in PHASES.items() if not phase.optional)
+VERDICTS = re.compile(r"\b(GO|NO-GO|INCOMPLETE|PASS|PASSED|FAIL|FAILED|INVALID|SKIPPED)\b")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("empty")
+    ended = runbook("run", "--dry-run", "--profile", "a100x2_pcie4", cwd=folder)
+    assert (ended.code, ended.err) == (0, "")
+    assert list(folder.iterdir()) == [], "from an empty folder, and nothing is written to it"
+    return ended.out
+
+
+def test_every_phase_in_order_with_its_commands(plan: str) -> None:
+    headings = re.findall(r"^# (\d)/9 (\w+): ", plan, flags=re.MULTILINE)
+    assert headings == [(str(number), name) for number, name in enumerate(NINE, start=1)]
+    commands = [line for line in plan.splitlines() if line and not line.startswith("#")]
+    assert any("torchrun --nproc_per_node=2 -m nsa.train" in line for line in commands)
+    assert any("python -m pytest -q --pyargs nsa.tests." in line for line in commands)
+    baseline = next(line for line in commands if "--steps 100" in line)
+    for word in (
+        "NSA_PREFILL_BATCHED=1",
+        "NSA_SEL_RANGES_V2=1",
+        "NSA_DDP_COMPRESS=bf16",
+        "NSA_DDP_BUCKET_MB=50",
+        "NCCL_ALGO=Ring",
+        "NCCL_PROTO=Simple",
+        "--dataset synthetic",
+        "--ddp 1",
+    ):
+        assert word in baseline, word
+
+
+def test_never_a_verdict(plan: str) -> None:
+    assert not VERDICTS.search(plan)
+    assert VERDICTS.search("baseline PASSED"), "the pattern can find one"
+
+
+def test_what_feeds_what(plan: str) -> None:
+    sections = dict(re.findall(r"# \d/9 (\w+): .*\n((?:#   .*\n)*)", plan))
+    assert "uses    bucket_sweep, fused_adamw" in sections["long_run"]
+    assert "feeds   " in sections["bucket_sweep"] and "long_run" in sections["bucket_sweep"]
+
+
+def test_a_phase_alone_says_what_it_goes_without(tmp_path: Path) -> None:
+    out = runbook("run", "--dry-run", "--profile", "cpu", "--phase", "long_run", cwd=tmp_path).out
+    assert "#   without bucket_sweep, fused_adamw (not in this run)" in out
+
+
+def test_every_launch_has_a_time_and_a_limit(plan: str) -> None:
+    commands = [line for line in plan.splitlines() if line and not line.startswith("#")]
+    times = re.findall(r"^#   .+; stopped after .+$", plan, flags=re.MULTILINE)
+    assert len(times) == len(commands)
+    assert re.search(rf"^# in all  {len(commands)} launches, .*at most ", plan, re.MULTILINE)
+
+
+def test_for_machines(tmp_path: Path) -> None:
+    ended = runbook("run", "--dry-run", "--json", "--profile", "cpu", cwd=tmp_path)
+    document = json.loads(ended.out)
+    assert document["dry_run"] is True
+    assert [phase["name"] for phase in document["phases"]] == list(NINE)
+    for phase in document["phases"]:
+        for launch in phase["launches"]:
+            assert launch["command"].endswith(shlex.join(shlex.split(launch["command"])[-1:]))
+            assert launch["estimate"] and launch["timeout_s"] > 0
+
+
+def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
+    plain = runbook(
+        *("run", "--dry-run", "--phase", "baseline", "--profile", "cpu"), cwd=tmp_path
+    ).out
+    scaled = runbook(
+        *("run", "--dry-run", "--phase", "baseline", "--profile", "cpu"),
+        *("--set", "NSA_DDP_COMPRESS=off", "--set", "train.lr=0.002", "--steps-scale", "0.5"),
+        cwd=tmp_path,
+    ).out
+    assert "NSA_DDP_COMPRESS=bf16" in plain and "NSA_DDP_COMPRESS=off" in scaled
+    assert "runs with a copy of the config in which train.lr=0.002" in scaled
+    steps = [int(re.findall(r"--steps (\d+)", text)[0]) for text in (plain, scaled)]
+    assert steps[1] * 2 == steps[0]
+
+
+def test_a_pasted_line_names_files_that_exist_and_carries_its_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch = samples.entry("bucket_sweep", "interleaved").launch.model_copy(
+        update={
+            "argv": ("torchrun", "-m", "nsa.train", "--config", "configs/cpu_smoke.yaml"),
+            "schedule": ArmSchedule(
+                settings={"a b": {"NSA_DDP_BUCKET_MB": "1"}},
+                rounds=(("a b",),),
+                steps=2,
+                warmup_steps=1,
+            ),
+        }
+    )
+    words = shlex.split(pasteable(launch).line)
+    assert Path(words[words.index("--config") + 1]).is_file()
+    arms = json.loads(words[words.index("--arms") + 1])
+    assert arms["blocks"][0]["arm"] == "a b"
+
+
+def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("x: 1\n")
+    launch = samples.entry("baseline", "run1").launch.model_copy(
+        update={"argv": ("python", "-m", "nsa.train", "--config", "mine.yaml")}
+    )
+    assert pasteable(launch).line.endswith("--config mine.yaml")
+
+
+def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
+    profile = load_profile("a100x2_pcie4")
+    launch = samples.entry("baseline", "run1").launch
+    assert "at the floor of 39 toks/s" in Estimator(profile, tmp_path).estimate(launch).text
+
+    def keep(name: str, seconds: float, status: LaunchStatus) -> None:
+        entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))
+        phase = samples.preflight().model_copy(update={"name": "baseline", "launches": (entry,)})
+        record = samples.run(Verdict.GO, (phase,)).model_copy(update={"run_id": name})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(record.model_dump_json())
+
+    keep("20261101T000000Z-aaaaaaa", 100.0, LaunchStatus.COMPLETED)
+    keep("20261102T000000Z-bbbbbbb", 90.0, LaunchStatus.COMPLETED)
+    found = Estimator(profile, tmp_path).estimate(launch)
+    assert found.seconds == 90.0
+    assert found.text == "about 1 min 30 s (as in run 20261102T000000Z-bbbbbbb)"
+    other = launch.model_copy(update={"steps": launch.steps + 1})
+    assert "as in run" not in Estimator(profile, tmp_path).estimate(other).text
+    keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
+    assert Estimator(profile, tmp_path).estimate(launch).seconds != 1.0
+
+
+@pytest.mark.e2e
+def test_a_line_really_works_when_pasted_elsewhere(tmp_path: Path) -> None:
+    ended = runbook(
+        *("run", "--dry-run", "--json", "--profile", "cpu", "--phase", "single_gpu"),
+        *("--steps-scale", "0.05"),
+        cwd=tmp_path,
+    )
+    launch = json.loads(ended.out)["phases"][0]["launches"][0]
+    done = subprocess.run(
+        ["bash", "-c", launch["command"]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (rows,) = tmp_path.glob("artifacts/**/training.csv")
+    assert len(rows.read_text().splitlines()) == 1 + launch["steps"]
