@@ -1,0 +1,128 @@
+"""`runbook run` for real, in processes of its own: what it prints, leaves behind and exits with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runbook.collect.processes import find_token_processes
+from runbook.records import RunRecord, Verdict
+from tests.cli.shell import ESCAPE, runbook
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
+    folder = tmp_path_factory.mktemp("empty")
+    ended = runbook(
+        "run", "--phase", "preflight", "--profile", "cpu", cwd=folder, HF_TOKEN="canary-5566"
+    )
+    return folder, ended.code, ended.out, ended.err
+
+
+def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, int, str, str]) -> None:
+    folder, code, out, _ = preflight
+    (root,) = (folder / "artifacts").iterdir()
+    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
+    assert record.verdict is Verdict.INCOMPLETE
+    assert code == 3
+    assert out.startswith("INCOMPLETE (profile cpu: function only, throughput not gated)\n")
+    told = [line for line in out.splitlines() if line.startswith("INCOMPLETE  ")]
+    assert len(told) == 1 and told[0].endswith(" checks)  this phase was not asked for")
+    assert root.stat().st_mode & 0o077 == 0, "for its owner only"
+
+
+def test_the_result_on_stdout_and_the_progress_on_stderr(
+    preflight: tuple[Path, int, str, str],
+) -> None:
+    folder, _, out, err = preflight
+    (root,) = (folder / "artifacts").iterdir()
+    where = f"artifacts/{root.name}"
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-z]{7}", root.name)
+    assert out.splitlines()[-2:] == [f"report  {where}/report.html", f"report  {where}/report.md"]
+    for name in ("report.html", "report.md", "junit.xml", "report.json", "report.txt"):
+        assert (root / name).stat().st_size > 0
+    lines = err.splitlines()
+    assert lines[1] == f"runbook 0.1.0  run {root.name}  1 phase  -> {where}"
+    assert re.fullmatch(r" 1/1 preflight  [A-Z]+ +\d+ of \d+ checks +\d.*s", lines[-1])
+    assert ESCAPE not in out + err
+
+
+def test_no_secret_is_in_any_byte_of_the_run(preflight: tuple[Path, int, str, str]) -> None:
+    folder, _, out, err = preflight
+    assert "canary-5566" not in out + err
+    for path in folder.rglob("*"):
+        assert not path.is_file() or b"canary-5566" not in path.read_bytes(), path
+
+
+def test_the_report_command_finds_it(preflight: tuple[Path, int, str, str]) -> None:
+    folder, *_ = preflight
+    (root,) = (folder / "artifacts").iterdir()
+    ended = runbook("report", cwd=folder)
+    assert ended.code == 0
+    assert ended.out.startswith(f"runbook 0.1.0  run {root.name}  profile cpu")
+
+
+WORDS = (
+    *("run", "--phase", "single_gpu", "--profile", "cpu", "--steps-scale", "0.05"),
+    *("--protocol", "seed", "--set", "train.log_every=1"),
+)
+
+
+def test_events_as_json_lines(tmp_path: Path) -> None:
+    ended = runbook(*WORDS, "--json", "--out", "here", cwd=tmp_path)
+    assert ended.err == ""
+    events = [json.loads(line) for line in ended.out.splitlines()]
+    names = [event["event"] for event in events]
+    order = ["run_started", "phase_started", "launch_started", "launch_finished"]
+    order += ["phase_finished", "run_finished"]
+    assert [name for name in dict.fromkeys(names) if name in order] == order
+    assert events[-1]["event"] == "run_finished"
+    (root,) = (tmp_path / "here").iterdir()
+    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
+    assert events[-1]["verdict"] == record.verdict.value
+    assert ended.code == record.verdict.exit_code
+    launched = next(event for event in events if event["event"] == "launch_finished")
+    assert launched["result"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_a_report_and_no_process(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    words = ("run", "--phase", "baseline", "--profile", "cpu", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "runbook", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] in ("launch_progress", "launch_finished"):
+                break
+        asked = time.monotonic()
+        os.kill(process.pid, number)
+        rest = process.stdout.read()
+        assert process.wait(timeout=60) == code
+        assert time.monotonic() - asked < 10
+    (root,) = (tmp_path / "artifacts").iterdir()
+    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
+    assert record.interrupted
+    assert record.verdict is Verdict.INCOMPLETE
+    assert json.loads(rest.splitlines()[-1])["interrupted"] is True
+    assert f"interrupted by {number.name}" in (root / "report.md").read_text()
+    tokens = {json.loads(path.read_text())["run_token"] for path in root.rglob("launch.json")}
+    assert tokens
+    assert not [item for item in find_token_processes() if item.token in tokens]
