@@ -43,12 +43,17 @@ class Posted:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    def read(self) -> Agreed:
-        """Wait for the collective, then say what was agreed."""
+    def wait(self) -> None:
+        """Wait until the values are on this host."""
         if self._event is not None:
             self._event.synchronize()
         if self._work is not None:
             self._work.wait()
+            self._work = None
+
+    def read(self) -> Agreed:
+        """Wait for the collective, then say what was agreed."""
+        self.wait()
         loss, norm, bad, halt, terminate = self._values.tolist()
         return Agreed(
             loss=loss / self._world_size,

@@ -15,13 +15,14 @@ from nsa.data.batch import Batch, DataError, DataStallError, Source
 from nsa.data.open import open_source
 from nsa.settings import ConfigError
 from nsa.train import checkpoint
+from nsa.train.book import End
 from nsa.train.engine import Engine
 from nsa.train.envfile import effective, write_env
 from nsa.train.exits import ExitCode
 from nsa.train.heartbeat import MIB, Heartbeat
 from nsa.train.launch import LaunchPlan
 from nsa.train.log import say, shout
-from nsa.train.loop import End, Loop
+from nsa.train.loop import Loop
 from nsa.train.process import Termination, open_stackdump
 from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables

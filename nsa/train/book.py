@@ -1,0 +1,143 @@
+"""From a finished step to its row, its heartbeat, and the decision whether to go on."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from nsa.train.arms import Block
+from nsa.train.bus import Agreed, Posted
+from nsa.train.clock import Mark
+from nsa.train.engine import Engine
+from nsa.train.exits import ExitCode
+from nsa.train.heartbeat import Heartbeat
+from nsa.train.launch import LaunchPlan
+from nsa.train.log import say
+from nsa.train.process import GRACE_S, Termination
+from nsa.train.record import Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Why the loop ended."""
+
+    code: ExitCode
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """A step whose numbers may still be on their way from the device."""
+
+    step: int
+    lr: float
+    block: Block
+    warmup: bool
+    mark: Mark
+    posted: Posted
+    mem_mib: float
+
+
+class Book:
+    """Keeps steps until their numbers are there: none on the CPU, one step on CUDA.
+
+    Every rank settles every step in the same order and from the same agreed values, so `end`
+    becomes set on all ranks after the same step.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        engine: Engine,
+        tables: Tables,
+        heartbeat: Heartbeat,
+        termination: Termination,
+    ) -> None:
+        self.plan, self.engine, self.tables = plan, engine, tables
+        self.heartbeat, self.termination = heartbeat, termination
+        self.lag = 1 if engine.device.type == "cuda" else 0
+        self.end: End | None = None
+        self._pending: deque[Pending] = deque()
+        self._gates: tuple[float, float] | None = None
+        self._every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
+        self._first: int | None = None
+
+    def add(self, item: Pending) -> None:
+        """Take a step, and settle those whose numbers are there without waiting."""
+        self._pending.append(item)
+        while len(self._pending) > self.lag:
+            self._settle(self._pending.popleft())
+
+    def drain(self) -> None:
+        """Wait for all steps' numbers and settle them."""
+        while self._pending:
+            self._settle(self._pending.popleft())
+
+    def _settle(self, item: Pending) -> None:
+        agreed, seconds = item.posted.read(), item.mark.seconds()
+        tokens = self.plan.tokens_per_step
+        rate = tokens / seconds if seconds > 0 else 0.0
+        self.tables.training(
+            {
+                "step": item.step,
+                "loss": agreed.loss,
+                "lr": item.lr,
+                "toks_per_s": round(rate, 3),
+                "tokens": tokens,
+                "dt_s": round(seconds, 7),
+                "grad_norm": agreed.grad_norm,
+                "mem_mib": round(item.mem_mib, 1),
+                "arm": item.block.arm,
+                "block": item.block.index,
+                "warmup": item.warmup,
+                "fetch_s": round(item.mark.fetch_s, 7),
+                "host_s": round(item.mark.host_s, 7),
+            }
+        )
+        self._progress(item, agreed, rate)
+        self.termination.grace_s = max(GRACE_S, 4 * seconds)
+        if self.end is None:
+            self._decide(item, agreed)
+
+    def _progress(self, item: Pending, agreed: Agreed, rate: float) -> None:
+        self._first = self._first or item.step
+        if item.step % self.plan.config.train.log_every == 0 or item.step == self._first:
+            self._log(item, agreed, rate)
+        if item.step % self._every == 0:
+            self.heartbeat.write(
+                "progress",
+                step=item.step,
+                loss=agreed.loss,
+                toks_per_s=round(rate, 3),
+                fetch_s=round(item.mark.fetch_s, 7),
+                grad_norm=agreed.grad_norm,
+                gate_entropy=self._gates[0] if self._gates else None,
+                max_gate=self._gates[1] if self._gates else None,
+            )
+
+    def _log(self, item: Pending, agreed: Agreed, rate: float) -> None:
+        stats = self.engine.model.gate_stats()
+        self._gates = (stats.entropy, stats.max_gate)
+        self.tables.gates(item.step, stats)
+        arm = f" arm={item.block.arm}" if item.block.arm else ""
+        say(
+            f"[step {item.step}/{self.plan.total_steps}] loss={agreed.loss:.4f} "
+            f"lr={item.lr:.3g} toks/s={rate:.1f} grad_norm={agreed.grad_norm:.3g}{arm}",
+            rank=self.heartbeat.rank,
+        )
+
+    def _decide(self, item: Pending, agreed: Agreed) -> None:
+        if agreed.nonfinite:
+            self.heartbeat.write("nonfinite", step=item.step, value=repr(agreed.loss))
+            self.end = End(
+                code=ExitCode.NONFINITE,
+                reason=f"non-finite at step {item.step}: loss {agreed.loss!r}, gradient norm "
+                f"{agreed.grad_norm!r}",
+            )
+        elif agreed.halt:
+            self.heartbeat.write("halt", reason=".HALT")
+            self.end = End(code=ExitCode.HALTED, reason=f".HALT at step {item.step}")
+        elif agreed.terminate:
+            name = self.termination.reason or "a signal on another rank"
+            self.end = End(code=ExitCode.PREEMPTED, reason=f"{name} at step {item.step}")

@@ -1,0 +1,146 @@
+"""Watching a block's first steps, and writing down which toggles took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from nsa.ranges import count_ranges
+from nsa.train.arms import Block
+from nsa.train.audit import KernelAudit
+from nsa.train.effects import Seen, judge_all
+from nsa.train.engine import Engine
+from nsa.train.files import write_json
+from nsa.train.heartbeat import Heartbeat
+from nsa.train.launch import AUDITED
+from nsa.train.log import say
+from nsa.train.profiling import StepProfiler
+
+# DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
+_EVIDENCE_STEPS = 4
+_WORDS = {True: "took effect", False: "had NO effect", None: "not judged here"}
+
+
+class EffectLog:
+    """Writes effects to the heartbeat and the log, and kernels to sdpa_audit.json."""
+
+    def __init__(self, heartbeat: Heartbeat, run_dir: Path) -> None:
+        self.heartbeat, self.run_dir = heartbeat, run_dir
+        self._audits: dict[str, Any] = {}
+
+    def effect(self, block: Block, name: str, took: bool | None, evidence: Any) -> None:
+        """One toggle of a block: did it take effect, and what shows it."""
+        value = block.toggles.values[name]
+        self.heartbeat.write(
+            "effect",
+            toggle=name,
+            value=value,
+            took_effect=took,
+            evidence=evidence,
+            arm=block.arm,
+            block=block.index,
+        )
+        say(f"[toggle] {name}={value}: {_WORDS[took]} ({evidence})", rank=self.heartbeat.rank)
+
+    def audit(self, arm: str, audit: KernelAudit) -> None:
+        """Keep an arm's kernels and write the file anew."""
+        self._audits[arm] = {"branches": audit.branches()}
+        write_json(self.run_dir / "sdpa_audit.json", {"arms": self._audits})
+        shown = ", ".join(f"{branch}={kernel}" for branch, kernel in audit.kernels().items())
+        say(f"[sdpa] {arm or 'run'}: {shown}")
+
+    def prove_nvtx(self, block: Block, profiler: StepProfiler) -> None:
+        """Once both profilers are done: the saved trace proves the ranges, or their absence."""
+        if not profiler.complete or profiler.summary is None:
+            return
+        if not block.toggles.flag("NSA_NVTX"):
+            return
+        version = "v2" if block.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+        name = f"nsa.sel.ranges_{version}"
+        found = name in profiler.summary["ranges"]
+        evidence = {"range": name, "in_trace": found, "trace": "trace_rank0.json.gz"}
+        self.effect(block, "NSA_NVTX", found, evidence)
+
+
+class BlockEvidence:
+    """Looks at the first step of a block, and emits once DDP has settled its buckets."""
+
+    def __init__(
+        self,
+        block: Block,
+        *,
+        log: EffectLog,
+        engine: Engine,
+        profiler: StepProfiler | None,
+        has_board: bool,
+    ) -> None:
+        self.block, self.log, self.engine = block, log, engine
+        self.profiler, self.has_board = profiler, has_board
+        self._ranges: dict[str, int] = {}
+        self._audit: KernelAudit | None = None
+        self._steps, self._emitted = 0, False
+        wanted = any(block.toggles.flag(name) for name in AUDITED)
+        # torch has one profiler: two at once crash the process.
+        busy = profiler is not None and profiler.active
+        if wanted and engine.ranks.rank == 0 and not busy:
+            self._audit = KernelAudit(engine.device.type)
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Around the compute part of a step; only the block's first one is looked at."""
+        return nullcontext() if self._steps else self._first()
+
+    @contextmanager
+    def _first(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            counts = stack.enter_context(count_ranges())
+            if self._audit is not None:
+                stack.enter_context(self._audit.watch())
+            yield
+        self._ranges = dict(counts)
+
+    def step_done(self) -> bool:
+        """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
+        self._steps += 1
+        if self._emitted or self._steps < 2:
+            return False
+        grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
+        if grouped and self._steps < _EVIDENCE_STEPS and not self._bucket_sizes():
+            return False
+        self.emit()
+        return True
+
+    def emit(self) -> None:
+        """Write `ddp_buckets` and one `effect` per toggle, once per block."""
+        if self._emitted or not self._steps:
+            return
+        self._emitted = True
+        block, sizes = self.block, self._bucket_sizes()
+        if sizes is not None:
+            self.log.heartbeat.write(
+                "ddp_buckets", arm=block.arm, block=block.index, sizes_mib=sizes
+            )
+        if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
+            self.log.audit(block.arm, self._audit)
+        for name, took, evidence in judge_all(self._seen()):
+            # With a profiler, NVTX is judged from the trace, when there is one.
+            if name != "NSA_NVTX" or self.profiler is None:
+                self.log.effect(block, name, took, evidence)
+
+    def _seen(self) -> Seen:
+        wrapped = self.engine.wrapped
+        wire = wrapped.wire.take() | {"steps": self._steps} if wrapped and wrapped.wire else None
+        return Seen(
+            engine=self.engine,
+            toggles=self.block.toggles,
+            ranges=self._ranges,
+            forwards=self.engine.plan.config.train.accumulate_grad_batches,
+            kernels=self._audit.kernels() if self._audit else None,
+            wire=wire,
+            has_board=self.has_board,
+        )
+
+    def _bucket_sizes(self) -> list[float] | None:
+        wrapped = self.engine.wrapped
+        return wrapped.bucket_sizes_mib() if wrapped else None
