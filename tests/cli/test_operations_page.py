@@ -1,0 +1,56 @@
+"""Every command on the operator's page is one that this program has, with toggles that it knows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import runbook as package
+from nsa.toggles import TOGGLES
+from runbook.cli import COMMANDS, main
+
+PAGE = Path(package.__file__).resolve().parent.parent / "docs" / "operations.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+LINES = sorted(set(re.findall(r"(?:`|^)(runbook [^`#\n]+?)\s*(?:`|#|$)", TEXT, re.MULTILINE)))
+RUNS = [line for line in LINES if line.startswith("runbook run") and "--resume" not in line]
+
+
+def test_the_page_has_commands() -> None:
+    assert len(RUNS) >= 10
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_command_exists(line: str) -> None:
+    word = shlex.split(line)[1]
+    assert word in COMMANDS or word.startswith("--")
+
+
+@pytest.mark.parametrize("line", RUNS)
+def test_the_line_is_accepted(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [word for word in shlex.split(line)[1:] if word != "--dry-run"]
+    assert main([*words, "--dry-run", "--profile", "a100x2_pcie4"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_wrong_line_would_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "--set", "NSA_DDP_STATIC_GRAF=0", "--dry-run", "--profile", "cpu"]) == 2
+    assert "NSA_DDP_STATIC_GRAPH" in capsys.readouterr().err
+
+
+def test_every_toggle_on_the_page_exists() -> None:
+    named = set(re.findall(r"\bNSA_[A-Z0-9_]+\b", TEXT))
+    assert named <= set(TOGGLES)
+    assert len(named) > 10
+
+
+def test_the_page_stays_one_page() -> None:
+    assert len(TEXT.splitlines()) < 160
