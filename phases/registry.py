@@ -55,13 +55,14 @@ PHASES: dict[str, Phase] = register(
 
 
 def select(text: str) -> list[Phase]:
-    """Phases of `all` (the nine) or of `a,b`, in running order.
+    """Phases of `all` (the nine), of `a,b`, or of `all,fineweb`, in running order.
 
     Raises UsageError that lists every unknown, empty or repeated name.
     """
     names = [name.strip() for name in text.split(",")]
-    if names == ["all"]:
-        return [phase for phase in PHASES.values() if not phase.optional]
+    nine = [name for name, phase in PHASES.items() if not phase.optional]
+    if "all" in names:
+        names = [*nine, *(name for name in names if name != "all" and name not in nine)]
     problems = [
         f"no phase {name!r}{did_you_mean(name, PHASES)}; there are: all, {', '.join(PHASES)}"
         for name in dict.fromkeys(names)

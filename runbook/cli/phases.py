@@ -52,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
         for phase in PHASES.values()
     ]
     console.result(table(("PHASE", "QUESTION", "USES"), rows_text))
-    console.progress("an optional phase runs only when named: runbook run --phase NAME")
+    console.progress("an optional phase runs only when named: runbook run --phase all,NAME")
     return 0

@@ -54,7 +54,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         "--phase",
         default="all",
         metavar="LIST",
-        help="all (the nine), or names with commas between; see `runbook phases`",
+        help="all (the nine), names with commas between, or all,fineweb; see `runbook phases`",
     )
     group.add_argument(
         "--profile",

@@ -59,7 +59,8 @@ def _document(name_or_path: str, *, seen: tuple[str, ...]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"profile {str(path)!r} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"profile {str(path)!r} cannot be read: {reason}") from error
     data, problems = load_strict(text)
     if not problems and not isinstance(data, dict):
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]

@@ -175,3 +175,16 @@ def test_a_line_really_works_when_pasted_elsewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (rows,) = tmp_path.glob("artifacts/**/training.csv")
     assert len(rows.read_text().splitlines()) == 1 + launch["steps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", NINE),
+        ("all,fineweb", (*NINE, "fineweb")),
+        ("long_run, baseline", ("baseline", "long_run")),
+    ],
+)
+def test_the_phases_that_a_list_means(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    ended = runbook("run", "--dry-run", "--profile", "cpu", "--phase", text, cwd=tmp_path)
+    assert tuple(re.findall(r"^# \d+/\d+ (\w+): ", ended.out, flags=re.MULTILINE)) == names
