@@ -10,6 +10,7 @@ from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.compare import alike
 from phases.common.compression import compression_active
+from phases.common.curves import columns
 from phases.common.gpu import balance, headroom, utilisation
 from phases.common.rates import (
     aim,
@@ -137,4 +138,7 @@ class Baseline(RowPhase):
         names = self.names(case)
         table = rate_table(case, names, title="Throughput of each launch")
         found = [optional(partial(launch_last50, case, name)) for name in names]
-        return Judgement(checks=(), tables=(table,), measurements=gather(found))
+        curves = [curve for name in names for curve in columns(case, name, {"toks_per_s": None})]
+        return Judgement(
+            checks=(), tables=(table,), measurements=gather(found), series=tuple(curves)
+        )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.curves import columns, gate_entropy
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
 from phases.common.measure import against, decided, last50, log_value, rank_value, with_limit
 from phases.common.rates import rate_table
@@ -101,7 +102,7 @@ class LongRun(RowPhase):
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
             measurements=gather([seed]),
-            series=_series(case),
+            series=_curves(case),
         )
 
 
@@ -232,31 +233,7 @@ def _memory_limit(case: Case) -> Finding:
     return against(value, limit, fault=failed(Reason.ABOVE_LIMIT, text), fine=passed(text))
 
 
-def _series(case: Case) -> tuple[Series, ...]:
-    from runbook.records import thin_points
-
-    log = optional(lambda: case.log(_LAUNCH, whole=False))
-    if log is None:
-        return ()
+def _curves(case: Case) -> tuple[Series, ...]:
     limit = case.limit("memory_gib").value * _MIB_PER_GIB
-    wanted = (("toks_per_s", "toks/s", None), ("loss", "nats", None), ("mem_mib", "MiB", limit))
-    curves = []
-    for column, unit, line in wanted:
-        if column not in log.frame:
-            continue
-        rows = log.frame[log.frame[column].notna()]
-        if rows.empty:
-            continue
-        points = thin_points(rows["step"].tolist(), rows[column].tolist())
-        curves.append(
-            Series(
-                name=column,
-                unit=unit,
-                points=points,
-                n=len(rows),
-                limit=line,
-                path=log.path,
-                sha256=log.sha256,
-            )
-        )
-    return tuple(curves)
+    kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
+    return (*kept, *gate_entropy(case, _LAUNCH, limit=case.limit("gate_entropy_min").value))

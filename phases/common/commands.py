@@ -124,13 +124,18 @@ def pytest_launch(
 ) -> Launch:
     """Tests shipped inside `nsa.tests`, run on this machine, results as JUnit."""
     chosen = ("-k", select) if select else ()
+    threads = {
+        name: default.value
+        for name, default in context.profile.env.items()
+        if name.startswith("OMP_")
+    }
     packages = tuple(f"nsa.tests.{module}" for module in modules)
     return Launch(
         name=name,
         phase=phase,
         kind="pytest",
         argv=("python", "-m", "pytest", "-q", "--pyargs", *packages, *chosen),
-        env=dict(env or {}),
+        env={**threads, **(env or {})},
         run_dir=f"{phase}/{name}",
         nproc=1,
         steps=0,

@@ -41,9 +41,20 @@ _MEMORY_SHARE = 0.95
 
 def recorded(case: Case, name: str) -> Finding:
     """PASS if the fact has a value."""
+    unknown = _no_checkout(case, name)
+    if unknown:
+        return unknown
     fact, value = case.known(name)
     note = f" ({fact.note})" if fact.note else ""
     return passed(f"{fact.value}{note}", measurement=value)
+
+
+def _no_checkout(case: Case, name: str) -> Finding | None:
+    """An installed package belongs to no commit; only a profile with a branch forbids that."""
+    fact = case.fact(name)
+    if not name.startswith("git.") or fact.value is not None or case.profile.branch is not None:
+        return None
+    return warned(f"no commit is known: {fact.note}", evidence=(fact.path,))
 
 
 def answered(case: Case, name: str) -> Finding:
@@ -64,6 +75,9 @@ def artifacts(case: Case) -> Finding:
         wanted["nvidia_smi.xml"] = "gpu.driver"
     found = {file: case.fact(name) for file, name in wanted.items()}
     missing = [file for file, fact in found.items() if fact.path != file or fact.value is None]
+    unknown = _no_checkout(case, "git.sha")
+    if unknown and missing == ["git_sha.txt"]:
+        return unknown
     if missing:
         notes = "; ".join(found[file].note for file in missing if found[file].note)
         reason = f"not recorded: {', '.join(missing)}{f' ({notes})' if notes else ''}"
@@ -88,6 +102,9 @@ def branch(case: Case) -> Finding:
 
 def clean_tree(case: Case) -> Finding:
     """A changed checkout is recorded; where the profile names a branch it is INVALID."""
+    unknown = _no_checkout(case, "git.dirty")
+    if unknown:
+        return unknown
     fact, value = case.known("git.dirty")
     if fact.value is False:
         return passed("the checkout equals its commit", measurement=value)

@@ -93,6 +93,34 @@ def test_a_test_run_that_hung_is_told_by_its_rows() -> None:
     assert said(row("v2_parity", "parity", hung)) == (Outcome.INCOMPLETE, Reason.TIMEOUT)
 
 
+def raced(device: str, *bounds: float) -> builder.Change:
+    """Speed tests that recorded these lower bounds; the test itself fails at 1 or less."""
+    cases = tuple(
+        JUnitCase(
+            name=f"test_v2_performance_improvement[{number}]",
+            classname="nsa.tests.test_performance_guards",
+            status="passed" if bound > 1.0 else "failed",
+            properties={"v1_over_v2_ratio_lower_99": str(bound), "device": device},
+        )
+        for number, bound in enumerate(bounds)
+    )
+    return builder.parts(junit=JUnitReport(path="speed/junit.xml", sha256=builder.SHA, cases=cases))
+
+
+def test_the_slowest_shape_is_the_number_that_speed_is_judged_by() -> None:
+    check = row("v2_parity", "faster", raced("cuda:0", 5.0, 1.7, 9.0))
+    assert check.measurement is not None and check.measurement.value == 1.7
+    assert (check.outcome, check.comparator.value, check.limit) == (Outcome.PASS, ">", 1.0)
+    slow = row("v2_parity", "faster", raced("cuda:0", 5.0, 0.9))
+    assert slow.outcome is Outcome.FAIL and slow.measurement is not None
+    assert slow.measurement.value == 0.9
+
+
+def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
+    check = row("v2_parity", "faster", raced("cpu", 5.0, 9.0))
+    assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+
+
 # NVTX
 
 
@@ -319,7 +347,8 @@ def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:
 
 def test_the_long_run_keeps_its_curves() -> None:
     judgement = builder.judge("long_run", builder.evidence("long_run", WHERE), WHERE)
-    assert [curve.name for curve in judgement.series] == ["toks_per_s", "loss", "mem_mib"]
+    names = [curve.name for curve in judgement.series]
+    assert names == ["run toks_per_s", "run loss", "run mem_mib", "run gate entropy"]
     assert judgement.series[2].limit == 60 * 1024
 
 

@@ -1,0 +1,183 @@
+"""Preflight: the wrong machine or checkout is INVALID, a broken trainer FAIL, a doubt a warning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from phases.base import PlanContext
+from runbook.records import Check, Outcome, Reason
+from tests.phases import builder
+
+WHERE = builder.context()
+WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+
+
+def said(check: Check) -> tuple[Outcome, Reason]:
+    return check.outcome, check.code
+
+
+def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
+    found = replace(builder.evidence("preflight", where), facts=builder.facts(**facts))
+    return builder.row("preflight", what, found, where)
+
+
+@pytest.mark.parametrize(
+    ("what", "facts"),
+    [
+        ("branch", {"git_branch": "main"}),
+        ("clean_tree", {"git_dirty": True}),
+        ("gpus", {"gpu_count": 1.0}),
+        ("gpus", {"gpu_names": "NVIDIA A100 80GB PCIe, Tesla T4"}),
+        ("gpu_memory", {"gpu_memory_total_mib": 40_960.0}),
+        ("pcie", {"gpu_pcie_gen_max": 3.0}),
+        ("pcie", {"gpu_pcie_width": 8.0}),
+        ("nvlink", {"gpu_nvlink": True}),
+        ("gpu_clean", {"gpu_processes": 1.0}),
+        ("gpu_clean", {"gpu_memory_used_mib": 20_000.0}),
+        ("disk_free", {"disk_free_gib": 2.0}),
+        ("disk_speed", {"disk_write_mib_s": 3.0}),
+        ("leftovers", {"processes_leftover": 2.0}),
+        ("variables", {"env_problems": "NSA_OPT_FUSE: no such toggle"}),
+    ],
+)
+def test_the_wrong_environment_is_invalid(what: str, facts: dict[str, Any]) -> None:
+    assert row(what).outcome is Outcome.PASS
+    check = row(what, **facts)
+    assert said(check) == WRONG and check.remedy and check.rerun
+
+
+def test_a_trainer_that_does_not_import_fails() -> None:
+    check = row("trainer_imports", trainer_imports=False)
+    assert said(check) == (Outcome.FAIL, Reason.CRASH)
+
+
+@pytest.mark.parametrize(
+    "what", ["sha", "torch", "gpus", "gpu_driver", "gpu_memory", "pcie", "nvlink", "gpu_clean"]
+)
+def test_what_is_not_known_is_incomplete(what: str) -> None:
+    nothing = {
+        "git_sha": None,
+        "torch_version": None,
+        "gpu_count": None,
+        "gpu_driver": None,
+        "gpu_memory_total_mib": None,
+        "gpu_pcie_gen_max": None,
+        "gpu_nvlink": None,
+        "gpu_processes": None,
+    }
+    check = row(what, **nothing)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+
+
+@pytest.mark.parametrize("fact", ["git_sha", "torch_version", "gpu_driver"])
+def test_the_seeds_files_have_to_be_there(fact: str) -> None:
+    files = {"git_sha": "git_sha.txt", "torch_version": "collect_env.txt"}
+    check = row("artifacts", **{fact: None})
+    assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert files.get(fact, "nvidia_smi.xml") in check.reason
+
+
+def test_a_profile_without_a_branch_takes_any_and_warns_of_changes() -> None:
+    where = builder.context("cpu")
+    assert row("branch", where, git_branch="topic").outcome is Outcome.SKIPPED
+    assert said(row("clean_tree", where, git_dirty=True)) == (Outcome.PASS, Reason.WARNING)
+
+
+@pytest.mark.parametrize("what", ["artifacts", "sha", "clean_tree"])
+def test_an_installed_package_has_no_commit_which_only_a_branch_forbids(what: str) -> None:
+    nothing = {"git_sha": None, "git_dirty": None}
+    cpu = row(what, builder.context("cpu"), **nothing)
+    assert said(cpu) == (Outcome.PASS, Reason.WARNING) and "no commit is known" in cpu.reason
+    assert row(what, **nothing).outcome is Outcome.INCOMPLETE
+
+
+def test_a_cpu_has_no_gpu_rows_but_all_of_them_stand_there() -> None:
+    for what in ("gpus", "gpu_driver", "gpu_memory", "pcie", "nvlink", "gpu_clean"):
+        assert said(row(what, builder.context("cpu"))) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
+
+
+def test_generation_3_is_right_on_its_own_profile_and_4_is_not() -> None:
+    where = builder.context("a100x2_pcie3")
+    assert row("pcie", where, gpu_pcie_gen_max=3.0).outcome is Outcome.PASS
+    assert said(row("pcie", where, gpu_pcie_gen_max=4.0)) == WRONG
+
+
+def test_an_idle_link_that_trained_down_is_no_fault() -> None:
+    found = builder.evidence("preflight", WHERE)
+    current = replace(found.facts["gpu.pcie_gen_max"], name="gpu.pcie_gen", value=1.0)
+    known = replace(found, facts={**found.facts, "gpu.pcie_gen": current})
+    assert builder.row("preflight", "pcie", known, WHERE).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("gpu.ecc_uncorrected", 3.0, "3 uncorrected"),
+        ("gpu.remap_pending", True, "row remap"),
+        ("gpu.throttle", "GPU 0: thermal", "throttled: GPU 0: thermal"),
+    ],
+)
+def test_what_the_card_reports_about_itself_makes_numbers_invalid(
+    name: str, value: Any, text: str
+) -> None:
+    found = builder.evidence("preflight", WHERE)
+    fact = replace(found.facts["gpu.count"], name=name, value=value)
+    check = builder.row(
+        "preflight", "gpu_clean", replace(found, facts={**found.facts, name: fact}), WHERE
+    )
+    assert said(check) == WRONG and text in check.reason
+
+
+@pytest.mark.parametrize(
+    ("toggles", "config", "warned"),
+    [
+        ({}, {}, False),
+        ({"NSA_PREFILL_BATCHED": "0"}, {}, True),
+        ({"NSA_PREFILL_BATCHED": "off"}, {}, True),
+        ({"NSA_PREFILL_BATCHED": "0"}, {"train.seq_len": 512}, False),
+        ({"NSA_PREFILL_BATCHED": "0", "NSA_SEQ_LEN": "1024"}, {"train.seq_len": 512}, True),
+    ],
+)
+def test_sequential_prefill_of_long_sequences_is_warned_of(
+    toggles: dict[str, str], config: dict[str, Any], warned: bool
+) -> None:
+    where = builder.context(toggles=toggles, config_overrides=config)
+    check = row("prefill", where)
+    assert check.outcome is Outcome.PASS
+    assert (check.code is Reason.WARNING) == warned
+    assert "NSA_PREFILL_BATCHED=1" in check.remedy if warned else not check.remedy
+
+
+def test_every_fact_is_in_the_table() -> None:
+    (table,) = builder.judge("preflight", builder.evidence("preflight", WHERE), WHERE).tables
+    assert {line[0] for line in table.rows} == set(builder.facts())
+
+
+@pytest.mark.parametrize("what", ["equivalence", "group_consistency"])
+def test_sanity_tests_have_to_run(what: str) -> None:
+    module = {"equivalence": "equiv_small", "group_consistency": "group_consistency"}[what]
+
+    def spoil(status: str) -> builder.Change:
+        def change(made: Any) -> Any:
+            cases = tuple(
+                replace(case, status=status) if module in case.classname else case
+                for case in made.junit.cases
+            )
+            return replace(made, junit=replace(made.junit, cases=cases))
+
+        return change
+
+    for status, outcome in (("failed", Outcome.FAIL), ("skipped", Outcome.SKIPPED)):
+        found = builder.evidence("preflight", WHERE, change=spoil(status))
+        assert builder.row("preflight", what, found, WHERE).outcome is outcome
+
+    def forgotten(made: Any) -> Any:
+        cases = tuple(case for case in made.junit.cases if module not in case.classname)
+        return replace(made, junit=replace(made.junit, cases=cases))
+
+    found = builder.evidence("preflight", WHERE, change=forgotten)
+    check = builder.row("preflight", what, found, WHERE)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)
