@@ -37,6 +37,8 @@ def translate_environment(plan: LaunchPlan, environ: MutableMapping[str, str]) -
     for name in removing:
         del environ[name]
     environ.update(setting)
+    # Otherwise torch's profiler writes lines of its own between ours.
+    environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def _rank(environ: Mapping[str, str]) -> int:

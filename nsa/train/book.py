@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from nsa.train.arms import Block
 from nsa.train.bus import Agreed, Posted
@@ -38,6 +39,15 @@ class Pending:
     mem_mib: float
 
 
+def halt_reason(path: Path) -> str:
+    """`.HALT`, and the first line of what its writer put into it."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        text = ""  # agreed with a rank that saw it on another machine
+    return f".HALT ({text.splitlines()[0][:200]})" if text else ".HALT"
+
+
 class Book:
     """Keeps steps until their numbers are there: none on the CPU, one step on CUDA.
 
@@ -53,7 +63,9 @@ class Book:
         tables: Tables,
         heartbeat: Heartbeat,
         termination: Termination,
+        halt_file: Path,
     ) -> None:
+        self._halt_file = halt_file
         self.plan, self.engine, self.tables = plan, engine, tables
         self.heartbeat, self.termination = heartbeat, termination
         self.lag = 1 if engine.device.type == "cuda" else 0
@@ -136,8 +148,9 @@ class Book:
                 f"{agreed.grad_norm!r}",
             )
         elif agreed.halt:
-            self.heartbeat.write("halt", reason=".HALT")
-            self.end = End(code=ExitCode.HALTED, reason=f".HALT at step {item.step}")
+            why = halt_reason(self._halt_file)
+            self.heartbeat.write("halt", reason=why)
+            self.end = End(code=ExitCode.HALTED, reason=f"{why} at step {item.step}")
         elif agreed.terminate:
             name = self.termination.reason or "a signal on another rank"
             self.end = End(code=ExitCode.PREEMPTED, reason=f"{name} at step {item.step}")

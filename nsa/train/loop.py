@@ -47,7 +47,12 @@ class Loop:
         self.run_dir, self.ranks = run_dir, engine.ranks
         self.clock = StepClock(engine.device)
         self.book = Book(
-            plan, engine=engine, tables=tables, heartbeat=heartbeat, termination=termination
+            plan,
+            engine=engine,
+            tables=tables,
+            heartbeat=heartbeat,
+            termination=termination,
+            halt_file=run_dir / ".HALT",
         )
         self.log = EffectLog(heartbeat, run_dir)
         self.step, self.done = start_step, 0

@@ -32,7 +32,7 @@ def halted(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     launch.until(_training)
     os.kill(_pids(launch)[1], signal.SIGUSR1)
     time.sleep(0.3)
-    (launch.run_dir / ".HALT").touch()
+    (launch.run_dir / ".HALT").write_text("gate collapse\n")
     return launch.wait()
 
 
@@ -41,6 +41,7 @@ def test_halt_stops_all_ranks_on_the_same_step(halted: Launch) -> None:
     assert [end["code"] for end in ends] == [10, 10]
     assert ends[0]["steps_done"] == ends[1]["steps_done"]
     assert ends[0]["param_hash"] == ends[1]["param_hash"]
+    assert halted.beats(0, "halt")[0]["reason"] == ".HALT (gate collapse)"
     steps = {halted.beats(rank, "halt")[0]["step"] for rank in range(2)}
     assert steps == {ends[0]["steps_done"]} == {len(halted.rows())}
 
@@ -92,9 +93,10 @@ def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path:
     assert names == [f"step_{step}"]
 
 
-def test_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launcher(
+def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launcher(
     tmp_path: Path,
 ) -> None:
+    """A Python-level handler writes nothing while its rank waits in a collective."""
     launch = start(tmp_path, [*ENDLESS, "--ddp", "1"], ranks=2, fault=["stuck", "1", "4"])
     launch.until(lambda it: len(it.beats(1, "fetched")) == 4)
     time.sleep(0.5)

@@ -70,7 +70,8 @@ def test_learning_rate_counts_optimizer_steps(everything: Launch) -> None:
     assert rates[10:] == pytest.approx(cosine)
 
 
-def test_heartbeats_of_every_rank_tell_every_step(everything: Launch) -> None:
+def test_origin_heartbeats_of_every_rank_can_be_read(everything: Launch) -> None:
+    """The origin's watchdog could not read a heartbeat, and rank 1 wrote none."""
     for rank in range(2):
         beats = everything.beats(rank)
         assert beats[0]["event"] == "boot" and beats[-1]["event"] == "exit"
@@ -153,7 +154,8 @@ def test_the_directory_is_private(everything: Launch) -> None:
     assert stat.S_IMODE(everything.run_dir.stat().st_mode) == 0o700
 
 
-def test_compression_narrows_the_wire_and_says_so(everything: Launch) -> None:
+def test_origin_compressed_gradients_were_not_narrow_already(everything: Launch) -> None:
+    """The origin's bf16 hook compressed bf16 gradients."""
     assert "[ddp] gradient compression enabled: bf16" in everything.text()
     for rank in range(2):
         effect = everything.effects(rank)["NSA_DDP_COMPRESS"]
