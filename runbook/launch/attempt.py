@@ -18,10 +18,10 @@ from runbook.launch.classify import End, classify_pytest, classify_trainer, rank
 from runbook.launch.command import Command
 from runbook.launch.environment import build_environment, redacted
 from runbook.launch.gpu import GpuSampler
-from runbook.launch.incident import collect_incident
+from runbook.launch.incident import busy_ranks, collect_stacks, write_summary
 from runbook.launch.oom import oom_kills
 from runbook.launch.processes import Reaper, spawn
-from runbook.launch.ranks import RankWatch
+from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.stop import StopRequest
 from runbook.launch.watchdog import Watchdog
@@ -68,6 +68,7 @@ class Attempt:
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._failed_at: float | None = None
+        self._ended_with: int | None = None  # stays None if the command is ended from here
         self._reported_step = -1
         self._looked_at, self._blocks_seen = 0.0, 0
 
@@ -119,6 +120,7 @@ class Attempt:
             self.watch.update()
             self._tell()
             if child.poll() is not None:
+                self._ended_with = child.returncode
                 return None
             if self.options.stop.requested:
                 return self._interrupted(child)
@@ -155,7 +157,7 @@ class Attempt:
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         hang = self.watchdog.find_hang(ranks, now=now)
         if hang is not None:
-            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank)
+            return self._hung(ranks, now)
         if len(ranks) < self.launch.nproc:
             return self._silent(now)
         return None
@@ -172,14 +174,24 @@ class Attempt:
         culprit = missing[0] if len(missing) == 1 else None
         return self._incident(LaunchStatus.SILENT, cause, culprit)
 
-    def _incident(self, status: LaunchStatus, cause: str, culprit: int | None) -> End:
+    def _hung(self, ranks: list[RankState], now: float) -> End:
+        """The stacks first: where all ranks are equally far, only they tell who is waited for."""
+        stacks = collect_stacks(self.run_dir, ranks, token=self.options.token)
+        hang = self.watchdog.name_culprit(ranks, now=now, busy=busy_ranks(stacks))
+        return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks)
+
+    def _incident(
+        self,
+        status: LaunchStatus,
+        cause: str,
+        culprit: int | None,
+        stacks: list[Path] | None = None,
+    ) -> End:
+        ranks = list(self.watch.ranks.values())
+        if stacks is None:
+            stacks = collect_stacks(self.run_dir, ranks, token=self.options.token)
         self.options.observer.note(f"{self.launch.name}: {cause}")
-        self.evidence += collect_incident(
-            self.run_dir,
-            list(self.watch.ranks.values()),
-            token=self.options.token,
-            cause=cause,
-        )
+        self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
         return End(status=status, cause=cause, culprit_rank=culprit)
 
     def _has_failed(self, now: float) -> bool:
@@ -235,12 +247,13 @@ class Attempt:
     ) -> LaunchResult:
         lines, _ = read_console(self.console)
         states = [state for _, state in sorted(self.watch.ranks.items())]
-        exits = rank_exits(states, child_code, lines) if self.launch.kind == "trainer" else ()
+        own = self._ended_with
+        exits = rank_exits(states, own, lines) if self.launch.kind == "trainer" else ()
         if end is None and self.launch.kind == "trainer":
             end = classify_trainer(
                 states,
                 exits,
-                child_code=child_code,
+                child_code=own,
                 wanted=self.launch.nproc,
                 oom=oom,
                 console=lines,

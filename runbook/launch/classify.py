@@ -52,7 +52,8 @@ def rank_exits(
         state = states.get(rank)
         code = state.exit_code if state else None
         if code is None:
-            code = told.get(rank)
+            seen = state.parent_saw if state else None
+            code = told.get(rank) if seen is None else seen
             if code is None and len(states) == 1:
                 code = child_code
         exits.append(
@@ -80,20 +81,27 @@ def classify_trainer(
     oom: tuple[int | None, int | None],
     console: Sequence[str],
 ) -> End:
-    """The end of a trainer launch that ended by itself.
+    """The end of a trainer launch, or of what was left of it after a rank had failed.
 
-    Completed only if the command ended with 0 and every rank said its own good end.
+    Completed only if the command ended with 0 and every rank said its own good end. `child_code`
+    is None if the command did not end by itself.
     """
     good = [e for e in exits if e.code == 0]
     if child_code == 0 and len(good) == len(exits) == wanted:
         return End(status=LaunchStatus.COMPLETED)
+    if wanted > 1 and child_code is not None and child_code < 0:
+        cause = f"the ranks' parent was ended by {_signal_name(child_code)}, and they with it"
+        return End(status=LaunchStatus.CRASHED, cause=cause)
     culprit = _first_to_fail(ranks, exits)
     if culprit is None:
         return _without_culprit(exits, child_code, wanted, console)
     if culprit.signal is not None:
         return _ended_by_signal(culprit, oom)
     status = _BY_CODE.get(culprit.code or 1, LaunchStatus.CRASHED)
-    what = culprit.reason or _last_error(console) or f"exit code {culprit.code}"
+    if culprit.code is None:
+        what = "its process is gone, and nobody knows how"
+    else:
+        what = culprit.reason or _last_error(console) or f"exit code {culprit.code}"
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     return End(status=status, cause=f"{rank} ended{after}: {what}", culprit_rank=culprit.rank)
@@ -177,7 +185,8 @@ def _without_culprit(
         cause = f"ended with 0, but ranks {silent} never said that they were done"
         return End(status=LaunchStatus.CRASHED, cause=cause)
     what = _last_error(console)
-    cause = f"ended with {_signal_name(child_code) or f'code {child_code}'}"
+    word = "nothing" if child_code is None else _signal_name(child_code) or f"code {child_code}"
+    cause = f"ended with {word}"
     return End(status=LaunchStatus.CRASHED, cause=f"{cause}: {what}" if what else cause)
 
 

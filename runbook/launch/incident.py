@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,20 +18,22 @@ from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, process_state
 
-__all__ = ["collect_incident"]
+__all__ = ["busy_ranks", "collect_stacks", "write_summary"]
+
+_STACK_NAME = re.compile(r"^stackdump_rank(\d+)_")
+_FRAME = re.compile(r'^  File "([^"]*)", line \d+ in (\S+)', re.MULTILINE)
+
 
 _STACKS_WITHIN_S = 1.0
 _TOOL_WITHIN_S = 3.0
 
 
-def collect_incident(
-    run_dir: Path, ranks: Sequence[RankState], *, token: str, cause: str
-) -> list[Path]:
-    """Write what can be known of every rank into `run_dir` and return the files.
+def collect_stacks(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> list[Path]:
+    """Have the Python stacks of all ranks written into `run_dir` and return the files.
 
-    Python stacks come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck
-    in native code answers too). A rank that cannot answer, because it is frozen, is read from
-    outside by py-spy where that is installed.
+    They come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck in
+    native code answers too). A rank that cannot answer, because it is frozen, is read from outside
+    by py-spy where that is installed.
     """
     alive = [state for state in ranks if state.pid is not None and state.died_at is None]
     able = [state for state in alive if process_state(state.pid) not in STOPPED]
@@ -41,8 +44,29 @@ def collect_incident(
     files = _wait_for_stacks(run_dir, before)
     silent = [state for state in alive if not any(f"rank{state.rank}_" in p.name for p in files)]
     files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
-    files.append(_write_summary(run_dir, ranks, cause))
     return files
+
+
+def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
+    """Ranks whose main thread is in code of its own: not inside torch, waiting for the others."""
+    busy = set()
+    for path in files:
+        match = _STACK_NAME.match(path.name)
+        innermost = _innermost_file(path.read_text("utf-8", "replace")) if match else ""
+        if match and innermost and "/torch/" not in innermost:
+            busy.add(int(match.group(1)))
+    return frozenset(busy)
+
+
+def _innermost_file(dump: str) -> str:
+    """The file of the newest frame of the main thread, in the last dump that the text holds."""
+    found = ""
+    for thread in re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)[1:]:
+        frames = _FRAME.findall(thread)
+        # The main thread is the one that was entered through a module.
+        if frames and frames[-1][1] in ("<module>", "_run_module_as_main"):
+            found = frames[0][0]
+    return found
 
 
 def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
@@ -86,7 +110,8 @@ def _read_from_outside(run_dir: Path, state: RankState) -> Path | None:
     return path
 
 
-def _write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
+def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
+    """Write `incident.json`: the cause, and of each rank its state and last heartbeats."""
     document = {
         "schema_version": 1,
         "cause": cause,

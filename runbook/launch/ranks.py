@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runbook.launch.endings import exit_code_of
 from runbook.launch.reaper import environment_holds
 from runbook.read.heartbeats import heartbeat_files
 
@@ -27,16 +28,17 @@ class RankState:
     pid: int | None = None
     handle: int | None = None
     died_at: float | None = None
+    parent_saw: int | None = None
     event: str = ""
     phase: str = "init"
     step: int = 0
     changed_at: float = 0.0
+    spoke_mono: float | None = None
     exit_code: int | None = None
     exit_reason: str = ""
     steps_done: int | None = None
     toks_per_s: float | None = None
     longest_step_s: float = 0.0
-    signal: str | None = None
     offset: int = 0
     pending: bytes = b""
     step_started_mono: float | None = None
@@ -106,6 +108,7 @@ class RankWatch:
         if isinstance(pid, int) and state.pid is None:
             self._adopt(state, pid)
         if isinstance(mono, int | float):
+            state.spoke_mono = float(mono)  # exact, but only fit for comparing ranks
             self._time_steps(state, float(mono))
         if state.event == "progress" and isinstance(record.get("toks_per_s"), int | float):
             state.toks_per_s = float(record["toks_per_s"])
@@ -135,8 +138,9 @@ class RankWatch:
             state.step_started_mono = None
 
     def note_deaths(self, readable: set[int]) -> None:
-        """Record which ranks' processes have ended."""
+        """Record which ranks' processes have ended, and how."""
         for state in self.ranks.values():
-            if state.handle in readable and state.handle is not None:
+            if state.handle in readable and state.handle is not None and state.pid is not None:
+                state.parent_saw = exit_code_of(state.pid, state.handle)
                 os.close(state.handle)
                 state.handle, state.died_at = None, time.monotonic()

@@ -13,6 +13,7 @@ __all__ = ["STOPPED", "Hang", "Watchdog", "blame", "process_state"]
 
 _SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
 _PHASE_ORDER = ("init", "first_step", "data", "step", "eval", "checkpoint", "exit")
+_EVENT_ORDER = ("step_start", "fetched", "progress", "step_end")
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 
@@ -62,8 +63,16 @@ class Watchdog:
             return None
         if all(seconds >= 0 for seconds in left.values()):
             return None
+        return self.name_culprit(ranks, now=now)
+
+    def name_culprit(
+        self, ranks: Sequence[RankState], *, now: float, busy: frozenset[int] = frozenset()
+    ) -> Hang:
+        """Who is to blame for a hang that was found; `busy` ranks are known from their stacks."""
+        alive = [state for state in ranks if not state.ended]
+        longest = max(state.longest_step_s for state in alive)
         states = {state.rank: process_state(state.pid) for state in alive}
-        culprit = blame(alive, states)
+        culprit = blame(alive, states, busy)
         cause = _describe(culprit, states[culprit.rank], self._budgets, longest, now)
         return Hang(rank=culprit.rank, cause=cause)
 
@@ -75,20 +84,24 @@ class Watchdog:
         return budget - (now - since)
 
 
-def blame(alive: Sequence[RankState], states: Mapping[int, str]) -> RankState:
+def blame(
+    alive: Sequence[RankState], states: Mapping[int, str], busy: frozenset[int] = frozenset()
+) -> RankState:
     """The rank that the others wait for.
 
     In this order: one that the kernel holds stopped; the one that is fewest steps along; the one
-    that is least far in its step; the one that has been silent longest.
+    that is least far in its step; one whose stack is in its own code while the others' are in a
+    collective (`busy`); the one that has been silent longest.
     """
 
-    def key(state: RankState) -> tuple[bool, int, int, float]:
-        order = _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3
+    def key(state: RankState) -> tuple[bool, int, int, int, bool, float]:
         return (
             states.get(state.rank, "") not in STOPPED,
             state.step,
-            order,
-            state.changed_at,
+            _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3,
+            _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
+            state.rank not in busy,
+            state.spoke_mono or state.changed_at,
         )
 
     return min(alive, key=key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,7 +20,9 @@ from runbook.files import make_private_dir, write_atomic
 from runbook.launch import Budgets
 from runbook.launch.classify import classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.command import build_command, free_port
+from runbook.launch.endings import exit_code_of
 from runbook.launch.environment import build_environment, redacted
+from runbook.launch.incident import busy_ranks
 from runbook.launch.oom import oom_kills
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import carriers, environment_holds, kill_all, signal_owned
@@ -173,6 +176,32 @@ def test_who_is_to_blame(ranks: list[RankState], states: dict[int, str], culprit
     assert blame(ranks, states).rank == culprit
 
 
+def test_among_equals_the_one_in_its_own_code_is_to_blame(tmp_path: Path) -> None:
+    """All ranks are in backward; one sleeps in a layer, the others wait for its gradients."""
+    frames = {
+        0: ["/x/torch/autograd/graph.py", "/x/nsa/train/engine.py", "<frozen runpy>"],
+        1: ["/x/nsa/attention/selected.py", "/x/torch/autograd/graph.py", "<frozen runpy>"],
+    }
+    files = []
+    for number, names in frames.items():
+        thread = "".join(f'  File "{name}", line 7 in f\n' for name in names[:-1])
+        text = (
+            'Thread 0x1 (most recent call first):\n  File "/x/nsa/train/process.py", line 1 in w\n'
+            '  File "/x/threading.py", line 2 in run\n\n'
+            f"Current thread 0x2 (most recent call first):\n{thread}"
+            f'  File "{names[-1]}", line 3 in _run_module_as_main\n'
+        )
+        path = tmp_path / f"stackdump_rank{number}_99.txt"
+        path.write_text(text)
+        files.append(path)
+    assert busy_ranks(files) == {1}
+    ranks = [rank(0, age=5), rank(1, age=4)]
+    assert blame(ranks, {}, busy_ranks(files)).rank == 1
+    assert blame(ranks, {}).rank == 0  # without the stacks: the one that is silent longest
+    late = [rank(0, age=4, step=4), rank(1, age=4)]
+    assert blame(late, {}, busy_ranks(files)).rank == 0  # being behind says more than a stack
+
+
 def test_a_hang_is_found_at_its_budget_and_not_before() -> None:
     watchdog = Watchdog(Budgets(step_s=3), wanted=2)
     for age, found in ((2.9, False), (3.1, True)):
@@ -295,3 +324,24 @@ def test_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700] * 2
     with pytest.raises(FileExistsError):
         make_private_dir(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize(("act", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])
+@pytest.mark.parametrize("waited_for", [False, True])
+def test_how_a_process_ended_is_known_without_being_its_parent(
+    act: str, code: int, waited_for: bool
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", f"import os; {act}"])
+    handle = os.pidfd_open(child.pid)
+    try:
+        poller = select.poll()
+        poller.register(handle, select.POLLIN)
+        assert poller.poll(10_000)
+        if waited_for:
+            child.wait()
+        found = exit_code_of(child.pid, handle)
+    finally:
+        os.close(handle)
+        child.wait()
+    # Once its parent has waited for it, only kernels since 6.15 remember.
+    assert found == code or (waited_for and found is None)

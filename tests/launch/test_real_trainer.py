@@ -1,0 +1,108 @@
+"""The bundled trainer under torchrun: the same promises on the real process tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runbook.launch import run_launch
+from runbook.launch.reaper import carriers
+from runbook.observer import SilentObserver
+from runbook.read import read_launch
+from runbook.records import Launch, LaunchResult, LaunchStatus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+STALL_S = 3.0
+
+
+def trainer(steps: int) -> Launch:
+    words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"
+    return Launch(
+        name="real",
+        phase="baseline",
+        kind="trainer",
+        argv=(*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", str(steps)),
+        env={"NSA_PREFILL_BATCHED": "1", "NSA_WATCH_HEARTBEAT_STALL_S": f"{STALL_S:g}"},
+        run_dir="baseline/real",
+        nproc=2,
+        steps=steps,
+        timeout_s=120,
+    )
+
+
+class Planter(SilentObserver):
+    """Does something to the run, once, when rank 0 comes to its sixth step."""
+
+    def __init__(self, folder: Path, act: Callable[[Path], None]) -> None:
+        self.folder, self.act, self.at = folder, act, 0.0
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        if step >= 6 and not self.at:
+            self.at = time.monotonic()
+            self.act(self.folder)
+
+
+def pid_of(folder: Path, rank: int) -> int:
+    line = (folder / f"heartbeat_rank{rank}.jsonl").read_text().splitlines()[-1]
+    return int(json.loads(line)["pid"])
+
+
+def plant(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, float]:
+    launch = trainer(100_000)
+    planter = Planter(tmp_path / launch.run_dir, act)
+    result = run_launch(launch, tmp_path, observer=planter, retry=False)
+    took = time.monotonic() - planter.at
+    assert planter.at
+    assert carriers(result.run_token) == []
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.training is not None and len(evidence.training.frame) >= 5
+    return result, took
+
+
+def test_a_healthy_run(tmp_path: Path) -> None:
+    launch = trainer(8)
+    result = run_launch(launch, tmp_path, observer=SilentObserver())
+    assert result.status is LaunchStatus.COMPLETED, result
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.problems == ()
+    assert evidence.training is not None and evidence.training.frame["step"].tolist() == [
+        *range(1, 9)
+    ]
+    assert {rank.param_hash for rank in evidence.ranks} != {None}
+    assert len({rank.param_hash for rank in evidence.ranks}) == 1
+
+
+def test_a_frozen_rank_is_named_with_a_stack(tmp_path: Path) -> None:
+    result, took = plant(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGSTOP))
+    assert (result.status, result.culprit_rank) == (LaunchStatus.HUNG, 1)
+    assert result.cause.startswith("frozen: rank 1 is stopped")
+    assert took < STALL_S + 4  # threshold, evidence, end; with room for a busy machine
+    stacks = [path for path in result.evidence if "stackdump_rank0" in path]
+    assert stacks and "nsa/train" in (tmp_path / stacks[0]).read_text()
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    result, took = plant(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGKILL))
+    assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
+    assert "SIGKILL" in result.cause
+    assert took < 5
+
+
+def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
+    def kill_torchrun(folder: Path) -> None:
+        status = Path(f"/proc/{pid_of(folder, 1)}/status").read_text()
+        parent = next(line for line in status.splitlines() if line.startswith("PPid:"))
+        os.kill(int(parent.split()[1]), signal.SIGKILL)
+
+    result, took = plant(tmp_path, kill_torchrun)
+    assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, None)
+    assert "parent was ended by SIGKILL" in result.cause
+    assert took < 5
