@@ -158,7 +158,7 @@ def test_everything_wrong_with_the_options_at_once(capsys: pytest.CaptureFixture
 
 def test_the_command_line_module_imports_nothing_heavy() -> None:
     code = (
-        "import sys, runbook.cli.decide;"
+        "import sys, runbook.cli.decide, runbook.cli.replay;"
         "sys.exit(any(m in sys.modules for m in ('numpy','pandas','scipy','pydantic','yaml')))"
     )
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
