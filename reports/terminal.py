@@ -131,8 +131,7 @@ def _problem_lines(view: ReportView, paint: _Painter) -> list[str]:
     lines: list[str] = []
     for rows in _alike(view.problems):
         row = rows[0]
-        mark = "" if row.required else " (not required)"
-        lines.append(f"{paint(row.outcome)}  {_subject(rows)}{mark}  {one_line(row.reason)}")
+        lines += _heading(rows, paint)
         if row.outcome == Outcome.SKIPPED and not row.remedy:
             continue
         for path in row.evidence:
@@ -144,13 +143,27 @@ def _problem_lines(view: ReportView, paint: _Painter) -> list[str]:
 
 
 def _alike(problems: Sequence[CheckRow]) -> list[list[CheckRow]]:
-    """Rows without evidence that say the same are told once: fifty phases not run are one fact."""
+    """Rows that send the reader to the same place with the same advice, each group told once.
+
+    One crash leaves a dozen rows without evidence, and eight phases not run are one fact.
+    """
     groups: dict[tuple[object, ...], list[CheckRow]] = {}
-    for index, row in enumerate(problems):
-        same = (row.outcome, row.reason, row.remedy, row.required)
-        alone = bool(row.evidence) or row.outcome != Outcome.INCOMPLETE
-        groups.setdefault((index,) if alone else same, []).append(row)
+    for row in problems:
+        where = (row.phase, row.evidence) if row.evidence else row.reason
+        groups.setdefault((row.outcome, row.required, row.remedy, where), []).append(row)
     return list(groups.values())
+
+
+def _heading(rows: Sequence[CheckRow], paint: _Painter) -> list[str]:
+    row = rows[0]
+    mark = "" if row.required else " (not required)"
+    if len({other.reason for other in rows}) == 1:
+        return [f"{paint(row.outcome)}  {_subject(rows)}{mark}  {one_line(row.reason)}"]
+    indent = " " * len(row.outcome)
+    return [
+        f"{indent if number else paint(row.outcome)}  {other.id}{mark}  {one_line(other.reason)}"
+        for number, other in enumerate(rows)
+    ]
 
 
 def _subject(rows: Sequence[CheckRow]) -> str:

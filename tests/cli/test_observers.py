@@ -157,3 +157,19 @@ def test_durations(seconds: float, text: str) -> None:
 def test_a_phase_without_checks_says_so() -> None:
     phase = samples.preflight().model_copy(update={"checks": ()})
     assert headline(phase) == "no checks"
+
+
+def test_after_an_interruption_the_way_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "artifacts" / "a-run"
+    folder.mkdir(parents=True)
+    (folder / "report.md").write_text("x")
+    out = io.StringIO()
+    print_summary(Console(stdout=out, stderr=io.StringIO()), samples.incomplete(), folder)
+    assert out.getvalue().splitlines() == [
+        "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        "resume  runbook run --resume artifacts/a-run",
+        "report  artifacts/a-run/report.md",
+    ]
