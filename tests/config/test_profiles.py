@@ -1,0 +1,216 @@
+"""Profiles: the seeds' numbers are in them, each with its source, and every mistake is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nsa.passthrough import PASSTHROUGH_NAMES
+from nsa.toggles import TOGGLES
+from phases.registry import PHASES, known_checks
+from runbook.config import load_profile, load_profile_document, profile_names
+from runbook.errors import UsageError
+from runbook.resources import data_path
+
+# What the seeds ask for on two A100, word by word (seeds 000, 002, 003).
+SEED_LIMITS = {
+    "throughput": (">=", 39.0, "000"),
+    "throughput_aim_low": ("", 45.0, "000"),
+    "throughput_aim_high": ("", 55.0, "000"),
+    "gpu_utilisation": (">", 80.0, "002"),
+    "memory_headroom": (">", 20.0, "003"),
+    "memory_gib": ("<", 60.0, "002"),
+}
+
+
+def test_the_four_profiles_are_shipped() -> None:
+    assert profile_names() == ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_number_and_setting_names_its_source(name: str) -> None:
+    profile = load_profile(name)
+    assert all(limit.source for limit in profile.limits.values())
+    assert all(default.source for default in profile.env.values())
+    assert all(settings.source for settings in profile.phases.values())
+    assert profile.hardware.source and profile.workload.source
+
+
+@pytest.mark.parametrize("limit", SEED_LIMITS)
+def test_the_seeds_limits_stand_as_written(limit: str) -> None:
+    found = load_profile("a100x2_pcie4").limit(limit)
+    comparator, value, seed = SEED_LIMITS[limit]
+    assert (found.comparator.value, found.value) == (comparator, value)
+    assert f"seed {seed}" in found.source
+
+
+def test_generation_3_changes_the_link_and_the_throughput_only() -> None:
+    old, new = load_profile("a100x2_pcie3"), load_profile("a100x2_pcie4")
+    assert (old.limit("throughput").value, old.hardware.pcie_gen) == (35.0, 3)
+    assert [old.limit(f"throughput_aim_{end}").value for end in ("low", "high")] == [35.0, 40.0]
+    same = {name for name in new.limits if old.limits[name] == new.limits[name]}
+    assert set(new.limits) - same == {"throughput", "throughput_aim_low", "throughput_aim_high"}
+    assert old.required == new.required and old.phases == new.phases
+
+
+def test_only_lower_bounds_of_throughput_gate() -> None:
+    for name in profile_names():
+        profile = load_profile(name)
+        assert not profile.limit("throughput_aim_low").gated
+        assert not profile.limit("throughput_aim_high").gated
+        assert "baseline.throughput_aim" not in profile.required
+
+
+TIMING = {
+    "baseline.throughput",
+    "baseline.mfu",
+    "bucket_sweep.best",
+    "v2_parity.faster",
+    "nvtx.python_share",
+    "nvtx.python_hotspot",
+    "single_gpu.scaling",
+    "long_run.steady",
+}
+
+
+def test_cpu_requires_no_timing_and_one_gpu_no_scaling() -> None:
+    cpu, h200, a100 = (load_profile(name) for name in ("cpu", "h200x1", "a100x2_pcie4"))
+    assert not cpu.throughput_gated and not TIMING & set(cpu.required)
+    assert cpu.scope == "profile cpu: function only, throughput not gated"
+    assert TIMING - set(h200.required) == {"single_gpu.scaling"}
+    assert set(a100.required) >= TIMING
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_each_phase_has_a_required_row_that_says_it_ran(name: str) -> None:
+    profile = load_profile(name)
+    for phase in PHASES.values():
+        required = [check for check in profile.required if check.startswith(f"{phase.name}.")]
+        assert bool(required) != phase.optional
+    trained = [
+        check.split(".")[0] for check in known_checks(profile) if check.endswith(".completed")
+    ]
+    assert {f"{phase}.completed" for phase in trained if phase != "fineweb"} <= set(
+        profile.required
+    )
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_settings_and_configs_exist(name: str) -> None:
+    profile = load_profile(name)
+    for config in (profile.config, profile.config_single):
+        assert (data_path("configs") / config).is_file()
+    for variable, default in profile.env.items():
+        if variable in TOGGLES:
+            assert TOGGLES[variable].parse(default.value) is not None
+        else:
+            assert variable in PASSTHROUGH_NAMES or variable.startswith("OMP_")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_the_workload_is_that_of_the_trainers_config(name: str) -> None:
+    profile = load_profile(name)
+    config = yaml.safe_load((data_path("configs") / profile.config).read_text())
+    work, train = profile.workload, config["train"]
+    assert (work.seq_len, work.global_batch) == (train["seq_len"], train["batch_size"])
+    assert work.accumulation == train["accumulate_grad_batches"]
+    assert work.dtype == config["runtime"]["precision"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_survives_its_own_record(name: str) -> None:
+    profile = load_profile(name)
+    assert load_profile_document(profile.model_dump(mode="json")) == profile
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_a_profile_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
+    mine = load_profile(
+        written(tmp_path, "extends: cpu\nname: mine\nenv: {NSA_DDP_COMPRESS: null}\nranks: 1\n")
+    )
+    base = load_profile("cpu")
+    assert (mine.name, mine.ranks) == ("mine", 1)
+    assert set(base.env) - set(mine.env) == {"NSA_DDP_COMPRESS"}
+    assert mine.limits == base.limits
+
+
+def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
+    text = """
+extends: a100x2_pcie4
+ranq: 2
+ranks: many
+hardware: {gpu_nam: A100, gpus: -1}
+limits: {throughput: {valu: 3}}
+phases: {baseline: {step: 5}}
+"""
+    with pytest.raises(UsageError) as caught:
+        load_profile(written(tmp_path, text))
+    message = str(caught.value)
+    for part in (
+        "ranq: unknown key (did you mean 'ranks'?)",
+        "ranks: Input should be a valid integer, got 'many'",
+        "hardware.gpu_nam: unknown key (did you mean 'gpu_name'?)",
+        "hardware.gpus: Input should be greater than or equal to 0, got -1",
+        "limits.throughput.valu: unknown key (did you mean 'value'?)",
+        "phases.baseline.step: unknown key (did you mean 'steps'?)",
+    ):
+        assert part in message
+    assert len(caught.value.problems) == 6
+
+
+def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> None:
+    names = {
+        "phases: {basline: {timeout_s: 1, source: x}}": "no such phase (did you mean 'baseline'?)",
+        "limits: {throughputt: {value: 1, source: x}}": "(did you mean 'throughput'?)",
+        "required: [baseline.thruput]": "no check 'baseline.thruput'",
+        "limits: {throughput: null}": "limits.throughput: missing",
+        "phases: {nvtx: null}": "phases.nvtx: missing",
+    }
+    for text, part in names.items():
+        with pytest.raises(UsageError) as caught:
+            load_profile(written(tmp_path, f"extends: cpu\n{text}\n"))
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("name: [", "not valid YAML"),
+        ("name: a\nname: b\n", "key 'name' repeats line 1"),
+        ("- a\n", "expected a mapping of keys, got list"),
+        ("extends: 3\n", "expected the name of a profile, got 3"),
+        ("extends: cpuu\n", "did you mean 'cpu'?"),
+        ("extends: cpu\nlimits: {throughput: {source: ''}}\n", "limits.throughput.source"),
+        ("extends: cpu\nranks: yes\n", "ranks: Input should be a valid integer, got 'yes'"),
+        ("extends: h200x1\nranks: 4\n", "ranks 4 need that many GPUs, not 1"),
+        ("extends: cpu\nhardware: {gpus: 2}\n", "cpu has 0, cuda has 1+"),
+        ("extends: cpu\nrequired: []\n", "required"),
+        ("extends: cpu\nrequired: [nvtx.completed, nvtx.completed]\n", "required names twice"),
+    ],
+)
+def test_a_broken_profile_is_refused_with_the_reason(tmp_path: Path, text: str, part: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(part)):
+        load_profile(written(tmp_path, text))
+
+
+def test_profiles_must_not_extend_each_other_in_a_circle(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {path}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="circle"):
+        load_profile(str(path))
+
+
+def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"a100x2_pcie3.*ending in \.yaml") as caught:
+        load_profile("a100x2_pci4")
+    assert "did you mean 'a100x2_pcie4'?" in str(caught.value)
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_profile(str(tmp_path / "absent.yaml"))
