@@ -42,7 +42,7 @@ def parameter_count(cfg: ModelConfig) -> int:
     attention += (a.dim + 1) * a.n_heads * 3
     if a.phi == "mlp":
         for width in (a.d_k, a.d_v):
-            attention += a.l * width + (a.l * width + 1) * 2 * width + (2 * width + 1) * width
+            attention += a.l * width + (a.l * width + 1) * 2 * width + 2 * width * width
     layer = attention + 3 * a.dim * cfg.mlp_hidden + 2 * a.dim
     embeddings = cfg.vocab_size * a.dim * (1 if cfg.tie_embeddings else 2)
     return cfg.n_layers * layer + a.dim + embeddings

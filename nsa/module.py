@@ -41,8 +41,10 @@ class BlockCompressor(nn.Module):
         super().__init__()
         self.l, self.d = cfg.l, cfg.d
         self.position = nn.Parameter(torch.randn(cfg.l, width) * 0.02)
+        # No bias at the end: one vector added to every key changes no softmax, so it could not
+        # learn.
         self.net = nn.Sequential(
-            nn.Linear(cfg.l * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+            nn.Linear(cfg.l * width, 2 * width), nn.GELU(), nn.Linear(2 * width, width, bias=False)
         )
 
     def forward(self, x: Tensor) -> Tensor:

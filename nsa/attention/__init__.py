@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from nsa.attention.api import nsa_attention, select_blocks
 from nsa.attention.choice import PathChoice, choose_path
+from nsa.attention.decode import KVCache, decode_step
 from nsa.attention.ranges import block_map, ranges_v1, ranges_v2
 
 __all__ = [
+    "KVCache",
     "PathChoice",
     "block_map",
     "choose_path",
+    "decode_step",
     "nsa_attention",
     "ranges_v1",
     "ranges_v2",

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nsa.attention.cpu.workspace import Workspace
 
-# Scores of one piece should stay in the second-level cache.
-PIECE_BYTES = 3 << 19
+# Scores of one piece, and as much again, should stay in the second-level cache.
+PIECE_BYTES = 3 << 18
 MIN_TOKENS, MAX_TOKENS = 32, 128
 
 

@@ -1,0 +1,138 @@
+"""A second reference, in NumPy, one position at a time, from the paper's equations.
+
+It shares no line with the package, not even with the shipped tests' oracle: that one works out
+equation 9 from the tokens two blocks share, this one from the equation's printed double sum,
+made 0-based. float64 throughout. Gradients are checked against finite differences of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The paper's letters: G groups of h heads, l, d, l' (lp), n, w."""
+
+    groups: int
+    heads: int
+    d_k: int
+    d_v: int
+    l: int  # noqa: E741 - the paper's letter
+    d: int
+    lp: int
+    n: int
+    w: int
+
+
+def softmax(x: Array) -> Array:
+    """Along the last axis."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Equation 1 for heads q [h,dk] on keys k [m,dk], values v [m,dv]: (probabilities, out)."""
+    if len(k) == 0:
+        return np.zeros((len(q), 0)), np.zeros((len(q), v.shape[1]))
+    p = softmax(q @ k.T / np.sqrt(q.shape[1]))
+    return p, p @ v
+
+
+def compress(x: Array, t: int, s: Shape) -> Array:
+    """Equation 7 with phi the mean: the blocks of x [S,D] that end at or before t."""
+    blocks = []
+    i = 0
+    while i * s.d + s.l - 1 <= t:
+        blocks.append(x[i * s.d : i * s.d + s.l].mean(0))
+        i += 1
+    return np.array(blocks).reshape(len(blocks), x.shape[1])
+
+
+def block_importance(p: Array, j: int, s: Shape) -> float:
+    """Equation 9: selection block j gathers p[(l'/d) j + m - n] over m < l'/d and n < l/d."""
+    total = 0.0
+    for m in range(s.lp // s.d):
+        for n in range(s.l // s.d):
+            i = (s.lp // s.d) * j + m - n
+            if 0 <= i < len(p):
+                total += p[i]
+    return total
+
+
+def select(p: Array, t: int, s: Shape) -> tuple[list[int], float]:
+    """Equations 10 to 12 for probabilities p [h,N]: the blocks, and the margin of the choice.
+
+    The margin is the gap between the last block taken and the first one left out by score: where
+    it is tiny but not 0, rounding may choose the other one. Exact ties go to the lower index.
+    """
+    group = p.sum(0)
+    last = t // s.lp
+    taken = {0, last}
+    if last > 0:
+        taken.add(last - 1)
+    open_ = [(block_importance(group, j, s), j) for j in range(last + 1) if j not in taken]
+    open_.sort(key=lambda pair: (-pair[0], pair[1]))
+    room = s.n - len(taken)
+    margin = np.inf
+    if 0 < room < len(open_):
+        margin = open_[room - 1][0] - open_[room][0] or np.inf
+    return sorted(taken | {j for _, j in open_[: max(0, room)]}), float(margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """out [B,S,H,Dv], blocks [B][S][G] lists, and the smallest margin of any choice."""
+
+    out: Array
+    blocks: list[list[list[list[int]]]]
+    margin: float
+
+
+def nsa(
+    x: dict[str, Array], s: Shape, *, compressed: bool = False, fixed: Result | None = None
+) -> Result:
+    """Equation 5. compressed: k_cmp, v_cmp are already compressed [B,N,G,D].
+
+    fixed: take the blocks from an earlier result (for finite differences across a choice).
+    """
+    batch, length = x["q"].shape[:2]
+    out = np.zeros((batch, length, s.groups * s.heads, s.d_v))
+    blocks: list[list[list[list[int]]]] = []
+    margin = np.inf
+    for b in range(batch):
+        blocks.append([])
+        for t in range(length):
+            blocks[b].append([])
+            for g in range(s.groups):
+                mine = range(g * s.heads, (g + 1) * s.heads)
+                q, gate = x["q"][b, t, mine], x["gates"][b, t, mine]
+                kc, vc = x["k_cmp"][b, :, g], x["v_cmp"][b, :, g]
+                if compressed:
+                    ended = sum(1 for i in range(len(kc)) if i * s.d + s.l - 1 <= t)
+                    kc, vc = kc[:ended], vc[:ended]
+                else:
+                    kc, vc = compress(kc, t, s), compress(vc, t, s)
+                p, o = attention(q, kc, vc)
+                total = gate[:, [0]] * o
+                chosen, gap = select(p, t, s)
+                if fixed is not None:
+                    chosen = fixed.blocks[b][t][g]
+                margin = min(margin, gap)
+                blocks[b][t].append(chosen)
+                tokens = [i for i in range(t + 1) if i // s.lp in chosen]
+                total += (
+                    gate[:, [1]]
+                    * attention(q, x["k_sel"][b, tokens, g], x["v_sel"][b, tokens, g])[1]
+                )
+                near = [i for i in range(t + 1) if t - i < s.w]
+                total += (
+                    gate[:, [2]] * attention(q, x["k_win"][b, near, g], x["v_win"][b, near, g])[1]
+                )
+                out[b, t, mine] = total
+    return Result(out=out, blocks=blocks, margin=margin)

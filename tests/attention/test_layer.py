@@ -1,0 +1,193 @@
+"""The layer and the model: phi "mlp" against NumPy, sizes, gates, checkpointing, types."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import nsa
+from nsa.attention import choose_path, nsa_attention
+from nsa.config import ModelConfig
+from nsa.errors import NSAError
+from nsa.flops import parameter_count
+from nsa.model import NSALanguageModel
+from nsa.module import BlockCompressor
+from nsa.projection import PARTS, Columns
+from nsa.ranges import profile_range
+
+TINY = nsa.NSAConfig(
+    dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
+)
+
+
+def model(**changes: object) -> NSALanguageModel:
+    torch.manual_seed(0)
+    settings = {"vocab_size": 11, "n_layers": 2, "attention": TINY} | changes
+    return NSALanguageModel(ModelConfig(**settings))
+
+
+def test_learned_phi_is_the_papers() -> None:
+    """phi(block) = W2 gelu(W1 [k_i + e_i, ...] + b1): position embedding inside the block."""
+    torch.manual_seed(1)
+    cfg = nsa.NSAConfig(**{**vars(TINY), "phi": "mlp"})
+    phi = BlockCompressor(4, cfg).double()
+    x = torch.randn(2, 3, 20, 4, dtype=torch.float64)
+    got = phi(x).detach().numpy()
+    (w1, b1), w2 = (phi.net[0].weight, phi.net[0].bias), phi.net[2].weight
+    w1, b1, w2, e = (t.detach().numpy() for t in (w1, b1, w2, phi.position))
+    assert got.shape == (2, 3, cfg.n_compressed(20), 4)
+    for i in range(cfg.n_compressed(20)):
+        block = x.numpy()[:, :, i * 3 : i * 3 + 6] + e
+        hidden = block.reshape(2, 3, -1) @ w1.T + b1
+        erf = np.vectorize(math.erf)(hidden / math.sqrt(2))
+        expected = (hidden * 0.5 * (1 + erf)) @ w2.T
+        assert np.abs(got[:, :, i] - expected).max() <= 1e-12
+
+
+def test_keys_and_values_are_compressed_separately() -> None:
+    layer = nsa.NSAAttention(nsa.NSAConfig(**{**vars(TINY), "phi": "mlp"}))
+    assert layer.compress_k.position.shape == (6, 6) and layer.compress_v.position.shape == (6, 5)
+    ours = {id(p) for p in layer.compress_k.parameters()}
+    assert ours.isdisjoint({id(p) for p in layer.compress_v.parameters()})
+
+
+def test_the_layer_is_its_parts() -> None:
+    """Projections, turns, gates and core put together by hand give the layer's output."""
+    torch.manual_seed(2)
+    layer = nsa.NSAAttention(TINY).double()
+    torch.nn.init.normal_(layer.gate_bias)
+    x = torch.randn(2, 29, 16, dtype=torch.float64)
+    columns, y = Columns(cfg=TINY), x @ layer.in_proj.weight.T
+    parts = {p: y[..., s].unflatten(-1, columns.shape(p)) for p, s in columns.slices.items()}
+    angle = torch.arange(29.0, dtype=torch.float64)[:, None] * 10_000.0 ** (
+        -torch.arange(0, 6, 2, dtype=torch.float64) / 6
+    )
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    for name in PARTS[:4]:
+        a, b = parts[name][..., 0::2], parts[name][..., 1::2]
+        parts[name] = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
+    parts["gates"] = torch.sigmoid(parts["gates"] + layer.gate_bias.view(4, 3))
+    out = nsa_attention(**parts, cfg=TINY, path="reference")
+    difference = layer(x) - layer.out_proj(out.flatten(2))
+    assert float(difference.detach().abs().max()) <= 1e-12
+
+
+def test_branches_have_their_own_projections() -> None:
+    slices = Columns(cfg=TINY).slices
+    covered = [i for s in slices.values() for i in range(s.start, s.stop)]
+    assert covered == list(range(Columns(cfg=TINY).total)), "rows are shared or missing"
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tie", "millions"), [(256, True, 78.4), (50_304, True, 116.8), (256, False, 78.6)]
+)
+def test_production_size(vocab: int, tie: bool, millions: float) -> None:
+    cfg = ModelConfig(vocab_size=vocab, n_layers=12, tie_embeddings=tie)
+    assert round(parameter_count(cfg) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("phi", ["avg", "mlp"])
+@pytest.mark.parametrize("tie", [True, False])
+def test_parameter_formula_counts_the_real_model(phi: str, tie: bool) -> None:
+    made = model(attention=nsa.NSAConfig(**{**vars(TINY), "phi": phi}), tie_embeddings=tie)
+    assert made.n_parameters() == parameter_count(made.cfg)
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    tokens = torch.randint(11, (2, 40))
+    grads = []
+    for on in (False, True):
+        made = model(gradient_checkpointing=on).double()
+        made(tokens).square().mean().backward()
+        grads.append([p.grad for p in made.parameters()])
+    assert all(float((a - b).abs().max()) <= 1e-15 for a, b in zip(*grads, strict=True))
+
+
+def test_the_model_is_causal() -> None:
+    made, tokens = model().double(), torch.randint(11, (1, 40))
+    other = tokens.clone()
+    other[:, 25:] = (other[:, 25:] + 1) % 11
+    a, b = made(tokens), made(other)
+    assert float((a - b)[:, :25].detach().abs().max()) <= 1e-12
+    assert float((a - b)[:, 25:].detach().abs().max()) > 1e-6
+
+
+def test_gate_statistics() -> None:
+    made = model()
+    with pytest.raises(NSAError, match="forward pass"):
+        made.gate_stats()
+    with torch.no_grad():
+        for layer in made.layers:
+            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
+    made(torch.randint(11, (2, 40)))
+    stats = made.gate_stats()
+    assert stats.entropy == pytest.approx(1.0) and stats.max_gate == pytest.approx(1 / 3)
+    # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
+    assert stats.sel_blocks_mean == pytest.approx((6 + 12 + 84) / 40)
+    assert stats.sel_forced_share == pytest.approx(1.0)
+    with torch.no_grad():
+        for layer in made.layers:
+            layer.attention.gate_bias.view(4, 3).copy_(torch.tensor([-50.0, 50.0, -50.0]))
+    made(torch.randint(11, (2, 40)))
+    stats = made.gate_stats()
+    assert stats.entropy == pytest.approx(0.0, abs=1e-9) and stats.share_sel == pytest.approx(1.0)
+
+
+def test_autocast_keeps_scores_wide() -> None:
+    made, tokens = model(), torch.randint(11, (1, 64))
+    made(tokens)
+    exact = [layer.attention.last_blocks for layer in made.layers]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = made(tokens)
+    assert out.dtype == torch.bfloat16 and bool(out.isfinite().all())
+    assert exact[0].shape == made.layers[0].attention.last_blocks.shape
+    out.float().square().mean().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"d": 5}, ["l=32", "l_sel=64", "d=5"]),
+        ({"n_sel": 2}, ["n_sel=2", "at least 3"]),
+        ({"n_heads": 7, "l_sel": 65}, ["n_heads=7", "n_kv_groups=2", "l_sel=65"]),
+        ({"w": 0, "dim": -1, "phi": "agv"}, ["w=0", "dim=-1", "did you mean 'avg'"]),
+        ({"l": 2.5}, ["l=2.5", "whole number"]),
+    ],
+)
+def test_every_wrong_value_is_named_at_once(changes: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        nsa.NSAConfig(**changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_wrong_tensors_are_named_at_once() -> None:
+    x = {n: torch.zeros(1, 9, 2, 6) for n in ("k_cmp", "k_sel", "k_win")}
+    x |= {n: torch.zeros(1, 9, 2, 5) for n in ("v_cmp", "v_sel")}
+    x |= {"q": torch.zeros(1, 9, 4, 6), "v_win": torch.zeros(1, 9, 2, 6).double()}
+    with pytest.raises(ValueError) as caught:
+        nsa_attention(**x, gates=torch.zeros(1, 9, 4, 2), cfg=TINY, path="batch")
+    text = str(caught.value)
+    assert all(w in text for w in ("v_win", "gates", "did you mean 'batched'", "float64")), text
+
+
+def test_the_choice_is_said_with_its_reason() -> None:
+    cfg = nsa.NSAConfig()
+    assert str(choose_path(cfg, 1024)).startswith("cpu_dense (S=1024 <= n_sel*l_sel=1024")
+    assert choose_path(cfg, 1025).value == "cpu_block"
+    assert choose_path(cfg, 4096, device="cuda").value == "sdpa"
+    assert choose_path(cfg, 9, path="reference").value == "reference"
+
+
+def test_profiler_ranges_appear() -> None:
+    layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
+    for version in ("v1", "v2"):
+        layer.selection_ranges = version
+        with torch.profiler.profile() as seen, profile_range("outer"):
+            layer(x)
+        names = {event.key for event in seen.key_averages()}
+        wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}
+        assert wanted | {"nsa.sel.attend", "nsa.win", "nsa.gate", "outer"} <= names
