@@ -62,10 +62,15 @@ class Journal:
         event = {"seq": len(self.events) + 1, "ts": utc_text(), "event": name, **fields}
         line = json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n"
         data = line.encode()
-        while data:
-            data = data[os.write(self._file, data) :]
-        if sync:
-            os.fsync(self._file)
+        size = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            if sync:
+                os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
+            raise
         self.events.append(json.loads(line))
 
 

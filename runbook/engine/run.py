@@ -30,8 +30,9 @@ def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
 
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
     everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
-    written. Raises `UsageError` before anything is created if the options are wrong, and `OSError`
-    if the run's folder cannot be made or written.
+    written. If the disk refuses, the record is returned with that reason and is never GO. Raises
+    `UsageError` before anything is created if the options are wrong, and `OSError` if the run's
+    folder cannot be made.
     """
     return run_setup(prepare(options), observer=observer)
 
@@ -67,16 +68,38 @@ def continue_run(
             setup=setup, run_root=run_root, journal=journal, observer=observer, stop=stop
         )
         state.stop = stop
-        done = finished_phases(journal)
-        for phase in setup.phases:
-            if phase.name in done:
-                continue
-            if stop.requested:
-                break
-            record = PhaseRun(phase, state).run()
-            _keep_phase(state, record)
-            observer.phase_finished(record)
-        return _finish(state)
+        try:
+            _run_phases(state, stop)
+            return _finish(state)
+        except OSError as error:
+            return _not_written(state, error)
+
+
+def _run_phases(state: RunState, stop: StopRequest) -> None:
+    done = finished_phases(state.journal)
+    for phase in state.setup.phases:
+        if phase.name in done:
+            continue
+        if stop.requested:
+            return
+        record = PhaseRun(phase, state).run()
+        _keep_phase(state, record)
+        state.observer.phase_finished(record)
+
+
+def _not_written(state: RunState, error: OSError) -> RunRecord:
+    """The record of a run that its disk refused to keep: told, never GO, nothing pretended."""
+    what = f"{error.filename or state.run_root}: {error.strerror or error}"
+    state.observer.note(f"the run's files cannot be written: {what}")
+    record = derive_record(state.journal.events)
+    record = record.model_copy(
+        update={
+            "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
+            "reasons": (f"the run's files cannot be written ({what})", *record.reasons[:1]),
+        }
+    )
+    state.observer.run_finished(record, str(state.run_root))
+    return record
 
 
 def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
