@@ -11,12 +11,12 @@ from phases.common.finding import Finding, inconclusive, invalid, passed, skippe
 from phases.common.measure import derived, effective_rate
 from runbook.records import Reason
 
-__all__ = ["reproduces_baseline"]
+__all__ = ["LEAST", "prediction_interval", "reproduces_baseline"]
 
 # Two-sided error of the interval, and the least half-width: the worst launch-to-launch noise of a
 # healthy machine, so that three lucky launches do not make every later one invalid.
 _ERROR = 0.01
-_LEAST = 0.05
+LEAST = 0.05
 
 
 def reproduces_baseline(
@@ -63,5 +63,5 @@ def prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     mean = sum(logs) / count
     spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
     reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
-    half = max(reach, math.log1p(_LEAST))
+    half = max(reach, math.log1p(LEAST))
     return math.exp(mean - half), math.exp(mean + half)

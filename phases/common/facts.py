@@ -17,6 +17,8 @@ from phases.common.measure import holds
 from runbook.records import Measurement, Reason
 
 __all__ = [
+    "LONG_SEQUENCE",
+    "MEMORY_SHARE",
     "answered",
     "artifacts",
     "branch",
@@ -33,10 +35,10 @@ __all__ = [
 ]
 
 # From this length on, token-by-token prefill looks like a hang (seeds 000 and 001).
-_LONG_SEQUENCE = 1024
+LONG_SEQUENCE = 1024
 _MIB_PER_GIB = 1024.0
 # A card sold as 80 GB shows a little less than 80 GiB.
-_MEMORY_SHARE = 0.95
+MEMORY_SHARE = 0.95
 
 
 def recorded(case: Case, name: str) -> Finding:
@@ -146,7 +148,7 @@ def gpu_memory(case: Case) -> Finding:
         return _no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile names no memory")
     _, value = case.known("gpu.memory_total_mib")
     here = float(value.value) / _MIB_PER_GIB
-    if here < _MEMORY_SHARE * wanted:
+    if here < MEMORY_SHARE * wanted:
         return _wrong_hardware(f"{here:.0f} GiB, the profile needs {wanted:g}", value)
     return passed(f"{here:.0f} GiB", measurement=value)
 
@@ -241,7 +243,7 @@ def sequential_prefill(case: Case) -> Finding:
     batched = planned.get("NSA_PREFILL_BATCHED", "0") not in ("0", "false", "off", "no")
     override = case.context.config_overrides.get("train.seq_len")
     length = int(planned.get("NSA_SEQ_LEN") or override or case.profile.workload.seq_len)
-    if length >= _LONG_SEQUENCE and not batched:
+    if length >= LONG_SEQUENCE and not batched:
         return warned(f"sequential prefill at S={length}: loops over tokens in Python")
     how = "batched" if batched else "sequential"
     return passed(f"{how} prefill at S={length}")

@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["START_TOLERANCE", "check_plausible", "loss_problems", "time_problems", "token_problems"]
+__all__ = [
+    "FLOOR_SLACK",
+    "RATE_TOLERANCE",
+    "START_TOLERANCE",
+    "check_plausible",
+    "loss_problems",
+    "time_problems",
+    "token_problems",
+]
 
 # A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
 # any sane initialisation, narrow enough to see a resumed or a wrong model.
