@@ -17,6 +17,7 @@ _QUERY = (
     "clocks.sm,clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
 )
 _EVERY_MS = 1000
+_NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
 
 
 class GpuSampler:
@@ -53,12 +54,17 @@ class GpuSampler:
         self._mend()
 
     def _mend(self) -> None:
-        """nvidia-smi pads its fields and writes words for what a device lacks."""
+        """nvidia-smi pads its fields, writes words for what a device lacks, and errors as lines."""
         head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        words = ("[N/A]", "[Not Supported]", "N/A", "[Unknown Error]")
-        rows = []
-        for line in whole:
+        rows, said = [], []
+        for line in lines:
             fields = [field.strip() for field in line.split(",")]
-            rows.append(",".join("" if field in words else field for field in fields) + "\n")
+            if not line.endswith("\n"):
+                continue
+            if len(fields) == len(GPU_SAMPLES.columns):
+                rows.append(",".join("" if f in _NO_VALUE else f for f in fields) + "\n")
+            else:
+                said.append(line)
         self._path.write_text(head + "".join(rows), encoding="utf-8")
+        if said:
+            self._path.with_name("gpu_sampler.txt").write_text("".join(said), encoding="utf-8")
