@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from runbook.collect._drafts import Draft
-from runbook.collect.gpu_facts import gpu_drafts, no_gpu_drafts
+from runbook.collect.gpu_facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.collect.nvidia import NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.errors import RunbookError
 
@@ -153,3 +154,51 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     values = {draft.name: draft.value for draft in without}
     assert values.pop("gpu.count") == 0
     assert set(values.values()) == {None}
+
+
+def plant_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, run_root = tmp_path / "bin", tmp_path / "run"
+    tools.mkdir()
+    run_root.mkdir()
+    plant_nvidia_smi(
+        tools,
+        monkeypatch,
+        f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
+        f"exec cat {FIXTURES}/a100x2_busy.xml",
+    )
+    drafts = collect_gpus(run_root, torch_count=2, host_file="host.json")
+    facts = {draft.name: draft for draft in drafts}
+    assert facts["gpu.processes"].value == 1
+    assert facts["gpu.nvlink"].value is True
+    assert {draft.file for draft in drafts} == {"nvidia_smi.xml", "nvidia_topo.txt"}
+    kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
+    assert parse_nvidia_smi(kept) == load("a100x2_busy")
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        ("echo 'no driver' >&2; exit 9", "exit code 9: no driver"),
+        ("echo 'No devices were found'", "cannot be read"),
+    ],
+)
+def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
+) -> None:
+    plant_nvidia_smi(tmp_path, monkeypatch, script)
+    facts = {
+        draft.name: draft
+        for draft in collect_gpus(tmp_path, torch_count=None, host_file="host.json")
+    }
+    assert facts["gpu.count"].value is None
+    assert all(note in draft.note for draft in facts.values())
+    assert (tmp_path / "nvidia_smi.xml").is_file()
