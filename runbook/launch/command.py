@@ -17,6 +17,13 @@ from runbook.resources import data_path
 __all__ = ["Command", "build_command", "free_port", "resolve_config"]
 
 _CONFIG_FLAG = "--config"
+_PYTEST_SETTINGS = """\
+[pytest]
+markers =
+    gpu: needs a CUDA device
+    slow: more than about ten seconds
+    e2e: starts the real trainer in real processes
+"""
 _PYTEST_INI = """\
 [pytest]
 markers =

@@ -27,8 +27,9 @@ from runbook.launch.oom import oom_kills
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import carriers, environment_holds, kill_all, signal_owned
 from runbook.launch.watchdog import Watchdog, blame
+from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchStatus
-from tests.launch.helpers import fake_launch
+from tests.launch.helpers import fake_launch, run
 
 MACHINE = {
     "PATH": "/bin",
@@ -140,6 +141,35 @@ def test_arms_are_handed_over_as_a_file(tmp_path: Path) -> None:
     argv = build_command(trainer("python", schedule=schedule), tmp_path).argv
     assert argv[-2] == "--arms"
     assert json.loads(Path(argv[-1]).read_text())["blocks"][0]["arm"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "status"),
+    [
+        ("def test_a(): pass", 0, LaunchStatus.COMPLETED),
+        ("def test_a(): assert 0", 1, LaunchStatus.COMPLETED),
+        ("", 5, LaunchStatus.COMPLETED),
+        ("import nothing_of_that_name", 2, LaunchStatus.CRASHED),
+        ("import os; os._exit(0)", 0, LaunchStatus.CRASHED),
+    ],
+    ids=["passes", "fails", "nothing there", "broken", "ends before its report"],
+)
+def test_pytest_is_completed_if_its_report_can_say_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, code: int, status: LaunchStatus
+) -> None:
+    # A configuration of the current folder that no pytest could work with must not matter.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    monkeypatch.chdir(tmp_path)
+    test = tmp_path / "test_one.py"
+    test.write_text(body + "\n")
+    launch = trainer("python", "-m", "pytest", "-q", str(test), kind="pytest", timeout_s=60)
+    result = run(launch, tmp_path)
+    assert (result.status, result.exit_code) == (status, code)
+    evidence = read_launch(tmp_path, launch, result)
+    if status is LaunchStatus.COMPLETED:
+        assert evidence.junit is not None
+        statuses = [case.status for case in evidence.junit.cases]
+        assert statuses == {0: ["passed"], 1: ["failed"], 5: []}[code]
 
 
 def test_a_port_in_use_is_not_given_out() -> None:
