@@ -22,6 +22,7 @@ from runbook.journal import Journal, read_events
 from runbook.launch.reaper import carriers
 from runbook.manifest import check_manifest
 from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.verify import verify_run
 from tests.engine.toys import Toy, run, setup, three_launches
 from tests.launch.helpers import PYTHON
 
@@ -83,7 +84,9 @@ def test_a_signal_leaves_a_readable_report_and_no_process(
     assert record.phases[0].outcome is Outcome.PASS
     statuses = [entry.result.status for entry in record.phases[1].launches]
     assert statuses == ["interrupted", "not_run"]
-    assert check_manifest(folder) == []
+    phases = {phase.name: phase for phase in three_launches()}
+    asked = setup(tmp_path, *phases.values())
+    assert verify_run(folder, phases=phases, setup=asked).differences == ()
 
 
 def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
