@@ -135,9 +135,10 @@ BY_REASON: dict[Reason, str] = {
 def remedy_for(topic: str, code: Reason) -> str:
     """The remedy of a topic, or of a reason where the topic is about something else.
 
-    A launch that never ended well is mended first; only then the topic's own advice applies.
+    A launch that never ended well, or was compared with another one's settings, is mended first;
+    only then the topic's own advice applies.
     """
-    ended_badly = {
+    mended_first = {
         Reason.CRASH,
         Reason.HANG,
         Reason.TIMEOUT,
@@ -149,7 +150,8 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.DAMAGED_ARTIFACT,
         Reason.MISSING_ARTIFACT,
         Reason.TOO_FEW_SAMPLES,
+        Reason.NOT_COMPARABLE,
     }
-    if topic in BY_TOPIC and code not in ended_badly:
+    if topic in BY_TOPIC and code not in mended_first:
         return BY_TOPIC[topic]
     return BY_REASON.get(code, "")

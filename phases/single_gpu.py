@@ -43,6 +43,7 @@ class SingleGpu(RowPhase):
     source = "seed 000, Single-GPU Isolation (Production Config)"
     question = "How near to linear is the scaling?"
     reads = ("baseline",)
+    needs = ("baseline",)
     limits = ("scaling",)
 
     def plan(self, context: PlanContext) -> list[Launch]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from phases.base import Judgement, Phase, PlanContext
 from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, incomplete, invalid, skipped
+from phases.common.finding import Finding, Unanswerable, invalid
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
 from runbook.evidence import PhaseEvidence
@@ -34,10 +34,12 @@ class Row:
 class RowPhase(Phase):
     """A phase whose checks are exactly its declared rows, in their order.
 
-    `limits` names the profile's limits that the phase reads.
+    `limits` names the profile's limits that the phase reads; `needs` the phases without which
+    running this one again answers nothing.
     """
 
     limits: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def rows(self, context: PlanContext) -> Sequence[Row]:
@@ -62,29 +64,13 @@ class RowPhase(Phase):
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(details, checks=tuple(checks))
 
-    def unjudged(
-        self,
-        context: PlanContext,
-        *,
-        reason: str,
-        code: Reason = Reason.NOT_RUN,
-        evidence: Sequence[str] = (),
-    ) -> tuple[Check, ...]:
-        """All rows without evidence, for a phase that was not run or whose judgement broke.
-
-        INCOMPLETE, or SKIPPED where `code` says that the question does not arise.
-        """
-        unasked = code in (Reason.NOT_ASKED_FOR, Reason.NEEDS_CUDA, Reason.NEEDS_GPUS)
-        say = skipped if unasked else incomplete
-        finding = say(code, reason, evidence=evidence)
-        return tuple(self._check(row, finding, context) for row in self.rows(context))
-
     def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:
         check_id = f"{self.name}.{row.what}"
         mended = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
         needs_advice = not mended or finding.code is Reason.WARNING
         remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
-        command = f"runbook run --phase {self._rerun_phases()} --profile {context.profile.name}"
+        together = ",".join((*self.needs, self.name))
+        command = f"runbook run --phase {together} --profile {context.profile.name}"
         return Check(
             id=check_id,
             phase=self.name,
@@ -101,9 +87,6 @@ class RowPhase(Phase):
             rerun="" if mended else command,
             required=check_id in context.profile.required,
         )
-
-    def _rerun_phases(self) -> str:
-        return self.name
 
 
 def _answer(row: Row, case: Case) -> Finding:
