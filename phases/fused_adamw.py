@@ -233,6 +233,9 @@ class FusedAdamW(RowPhase):
             n=max(decision.n, 1),
             interval=decision.interval,
         )
+        if case.context.aa and decision.outcome.value == "DROP":
+            reason = f"an A/A run found a difference between equal arms: {decision.reason}"
+            return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
         if not case.profile.throughput_gated and decision.outcome.as_check != "PASS":
             reason = f"stable, took effect, learns alike; speed: {decision.reason}"
             where = f"not gated on profile {case.profile.name}"

@@ -237,6 +237,15 @@ def test_an_a_b_of_identical_code_is_invalid(arm: str) -> None:
     assert judgement.choices == {}
 
 
+def test_an_a_a_of_the_optimizer_must_not_find_a_difference() -> None:
+    where = builder.context(aa=True)
+    judgement = judged("fused_adamw", {"baseline": 1e5, "again": 0.8e5}, where)
+    assert said(get(judgement, "fused_adamw.keep")) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    equal = judged("fused_adamw", {}, where)
+    assert get(equal, "fused_adamw.keep").outcome is Outcome.PASS
+    assert judgement.choices == equal.choices == {}
+
+
 def test_fused_that_learns_otherwise_is_dropped() -> None:
     def worse(table: Any) -> Any:
         return table["loss"] + 0.3 * (table["arm"] == "fused")
