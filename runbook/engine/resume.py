@@ -42,15 +42,7 @@ def resume_run(
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
-        if any(event["event"] == "run_finished" for event in journal.events):
-            raise UsageError(
-                f"{run_root.name} is finished: {record.verdict}", hint="start a new run instead"
-            )
-        if record.tool_version != __version__:
-            raise UsageError(
-                f"{run_root.name} was made by version {record.tool_version}, this is {__version__}",
-                hint="continue it with the version that began it",
-            )
+        _refuse_if_pointless(record, journal)
         setup = make_setup(record)
         done = finished_phases(journal)
         state = RunState(
@@ -65,6 +57,18 @@ def resume_run(
         journal.append("run_resumed", sync=True)
         (run_root / MANIFEST_FILE).unlink(missing_ok=True)
         return continue_run(setup, run_root, journal, observer, state=state)
+
+
+def _refuse_if_pointless(record: RunRecord, journal: Journal) -> None:
+    if any(event["event"] == "run_finished" for event in journal.events):
+        raise UsageError(
+            f"{record.run_id} is finished: {record.verdict}", hint="start a new run instead"
+        )
+    if record.tool_version != __version__:
+        raise UsageError(
+            f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
+            hint="continue it with the version that began it",
+        )
 
 
 def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:

@@ -151,26 +151,17 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     Raises `OSError` if the file cannot be read at all.
     """
     collector = _Collector(rank)
-    digest = hashlib.sha256()
-    tail = b""
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            block = tail + block
-            cut = block.rfind(b"\n") + 1
-            tail = block[cut:]
-            for record in _records(block[:cut], collector):
-                collector.take(record)
+    sha256, torn = _collect(path, collector)
+    name = path.relative_to(relative_to) if path.is_relative_to(relative_to) else path
     problems = collector.problems()
     damaged = bool(problems)
-    if tail:
-        problems.append(f"a torn last line was dropped ({len(tail)} bytes)")
-    name = path.relative_to(relative_to) if path.is_relative_to(relative_to) else path
+    if torn:
+        problems.append(f"a torn last line was dropped ({torn} bytes)")
     ended = collector.last("exit")
     return RankLog(
         rank=rank,
         path=name.as_posix(),
-        sha256=digest.hexdigest(),
+        sha256=sha256,
         events=collector.events,
         tokens=frozenset(collector.tokens),
         first_step=collector.steps[0],
@@ -188,10 +179,25 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         halt_reason=_halt_reason(collector),
         gate_entropy_last=collector.gates.get("gate_entropy"),
         max_gate_last=collector.gates.get("max_gate"),
-        dropped_lines=collector.dropped + bool(tail),
+        dropped_lines=collector.dropped + bool(torn),
         problems=tuple(problems),
         damaged=damaged,
     )
+
+
+def _collect(path: Path, collector: _Collector) -> tuple[str, int]:
+    """Fold the whole file in; its digest, and the length of a torn last line."""
+    digest = hashlib.sha256()
+    tail = b""
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+            block = tail + block
+            cut = block.rfind(b"\n") + 1
+            tail = block[cut:]
+            for record in _records(block[:cut], collector):
+                collector.take(record)
+    return digest.hexdigest(), len(tail)
 
 
 def _halt_reason(collector: _Collector) -> str | None:
