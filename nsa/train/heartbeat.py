@@ -41,9 +41,12 @@ class Heartbeat:
         self._pid = os.getpid()
         self._file: LineFile | None = None
         self._early: list[dict[str, Any]] = []
+        self.run_dir: Path | None = None
+        self.on_exit: Callable[[], None] | None = None
 
     def open(self, run_dir: Path) -> None:
         """Create `heartbeat_rank{r}.jsonl`. Raises FileExistsError for an earlier launch's."""
+        self.run_dir = run_dir
         self._file = LineFile(run_dir / f"heartbeat_rank{self.rank}.jsonl")
         for line in self._early:
             self._file.append(json.dumps(line | {"token": self.token}))

@@ -54,6 +54,7 @@ def open_stackdump(run_dir: Path, rank: int) -> IO[str]:
 
 class Termination:
     """SIGTERM and SIGINT: the first asks the loop to end after the step, the second ends now.
+    SIGUSR2 calls `on_usr2` in the thread that reads the signals, whatever the main thread does.
 
     The main thread may be stuck in a collective, where no Python handler runs. The wake-up pipe
     is written by the C handler, and the thread that reads it ends the process in any case: at the
@@ -65,6 +66,7 @@ class Termination:
         self.grace_s = GRACE_S
         self.in_loop = False
         self.on_forced_exit: Callable[[str], None] | None = None
+        self.on_usr2: Callable[[], None] | None = None
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._read_fd, True)
 
@@ -73,6 +75,7 @@ class Termination:
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
+        signal.signal(signal.SIGUSR2, _nothing)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def _note(self, number: int, _frame: object) -> None:
@@ -98,9 +101,15 @@ class Termination:
             number = os.read(self._read_fd, 1)[0]
             if number in (signal.SIGTERM, signal.SIGINT):
                 return signal.Signals(number).name
+            if number == signal.SIGUSR2 and self.on_usr2:
+                self.on_usr2()
 
     def _exit_now(self, reason: str) -> None:
         if self.on_forced_exit:
             self.on_forced_exit(reason)
         sys.stderr.flush()
         os._exit(ExitCode.PREEMPTED)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """A handler that Python has, so that the signal is written to the wake-up pipe."""

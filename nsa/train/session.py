@@ -19,6 +19,7 @@ from nsa.train.book import End
 from nsa.train.engine import Engine
 from nsa.train.envfile import effective, write_env
 from nsa.train.exits import ExitCode
+from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
 from nsa.train.launch import LaunchPlan
 from nsa.train.log import say, shout
@@ -46,6 +47,8 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     termination.on_forced_exit = lambda why: _write_exit(
         beat, _Ending(end=End(code=ExitCode.PREEMPTED, reason=why), steps_done=beat.step)
     )
+    if plan.ddp and plan.place.world_size > 1:
+        beat.on_exit = termination.on_usr2 = lambda: _write_flight(beat)
     ending = _Ending(end=End(code=ExitCode.CRASH, reason="unknown"))
     try:
         _Session(plan, termination, beat, ending).run()
@@ -79,7 +82,18 @@ def _crash(error: Exception) -> End:
     return End(code=ExitCode.CRASH, reason=text)
 
 
+def _write_flight(beat: Heartbeat) -> None:
+    if beat.run_dir is None:
+        return
+    try:
+        write_flight(beat.run_dir, rank=beat.rank, token=beat.token, reason=beat.phase)
+    except OSError as error:
+        shout(f"[rank {beat.rank}] the flight record could not be written: {error}")
+
+
 def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
+    if beat.on_exit is not None:
+        beat.on_exit()
     beat.phase = "exit"
     try:
         beat.write(

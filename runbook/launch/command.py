@@ -112,8 +112,8 @@ def _pytest_options(run_dir: Path) -> list[str]:
 def _executable(words: list[str], port: int | None) -> list[str]:
     first, rest = words[0], words[1:]
     if first == "torchrun":
-        rendezvous = ["--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1"]
-        return [sys.executable, "-m", "torch.distributed.run", *rendezvous, *rest]
+        rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+        return [sys.executable, "-m", "nsa.loopback", *rendezvous, *rest]
     if first in ("python", "python3"):
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")

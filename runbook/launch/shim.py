@@ -27,8 +27,9 @@ def main(argv: list[str]) -> int:
     if os.getppid() != parent:
         # The harness died before the signal was set; nobody is left to work for.
         os.kill(os.getpid(), signal.SIGKILL)
-    # A stack request that comes before the trainer has a handler must not kill it.
+    # A request for stacks or records that comes before the trainer has a handler must not kill it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell
     except OSError as error:
