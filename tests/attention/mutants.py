@@ -1,0 +1,327 @@
+"""Known defects and off-by-one errors, planted one at a time in a copy of the package.
+
+    python -m tests.attention.mutants [NAME ...]
+
+Each must be killed: some test must fail. A mutant is a piece of text that occurs exactly once in
+a file, and what replaces it. The copy is tested in a forked process, so that torch is imported
+once for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Quick ones that between them see everything; slow ones (gradcheck) are left out.
+TESTS = (
+    "tests/attention/test_proofs.py",
+    "tests/attention/test_layer.py",
+    "nsa/tests/test_selection_v2_equiv.py",
+    "tests/attention/test_equations.py",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One planted defect. path: below nsa/."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+def _mutant(name: str, path: str, old: str, new: str) -> Mutant:
+    return Mutant(name=name, path=path, old=old, new=new)
+
+
+MUTANTS = (
+    # What the origin of the seeds really did.
+    _mutant(
+        "compressed branch returns V of block 0",
+        "attention/token.py",
+        'o_cmp = torch.einsum("bgchn,bgnd->bgchd", p_cmp, v_cmp)',
+        "o_cmp = (p_cmp.sum(-1) > 0)[..., None] * v_cmp[:, :, None, :1].sum(3, keepdim=True)",
+    ),
+    _mutant(
+        "selected branch returns V of its first key",
+        "attention/token.py",
+        'return torch.einsum("bgcht,bgtd->bgchd", logits.softmax(-1), values)',
+        'return torch.einsum("bgcht,bgtd->bgchd", 0 * logits.softmax(-1) + 1, values)[..., :] * 0'
+        " + values[:, :, None, :1]",
+    ),
+    _mutant(
+        "window branch sees only its first key",
+        "attention/token.py",
+        "logits.softmax(-1), x.v_win)",
+        "logits[..., :1].softmax(-1), x.v_win[:, :1])",
+    ),
+    _mutant(
+        "positions are not turned",
+        "rope.py",
+        "positions.to(torch.float64)[:, None] * frequency",
+        "positions.to(torch.float64)[:, None] * 0 * frequency",
+    ),
+    _mutant(
+        "the current block is not selected",
+        "attention/selection.py",
+        "(block <= current) & (block > current - FORCED_LOCAL_BLOCKS)",
+        "(block < current) & (block >= current - FORCED_LOCAL_BLOCKS)",
+    ),
+    _mutant(
+        "the values of the pieces get no gradient",
+        "attention/cpu/dense.py",
+        "dv.baddbmm_(p.transpose(1, 2), grad)",
+        "dv.add_(0)",
+    ),
+    _mutant(
+        "selected queries see the rest of their block",
+        "attention/cpu/schedule.py",
+        "_ahead(cfg.l_sel, dtype)",
+        "Edge.hiding(torch.zeros(cfg.l_sel, cfg.l_sel) > 0, slice(None), dtype)",
+    ),
+    # Equation 9.
+    _mutant(
+        "equation 9 read 1-based scores the neighbour",
+        "attention/compression.py",
+        "pairs.append((offset, shared))",
+        "pairs.append((offset - 1, shared))",
+    ),
+    _mutant(
+        "equation 9 without weights",
+        "attention/compression.py",
+        "pairs.append((offset, shared))",
+        "pairs.append((offset, 1))",
+    ),
+    _mutant(
+        "equation 9 forgets the block before",
+        "attention/compression.py",
+        "for offset in range(1 - per_block, per_sel):",
+        "for offset in range(0, per_sel):",
+    ),
+    # Compression and visibility.
+    _mutant(
+        "a compressed block is visible one token early",
+        "attention/compression.py",
+        "torch.div(positions + 1 - cfg.l, cfg.d",
+        "torch.div(positions + 2 - cfg.l, cfg.d",
+    ),
+    _mutant(
+        "a compressed block is visible one token late",
+        "attention/compression.py",
+        "torch.div(positions + 1 - cfg.l, cfg.d",
+        "torch.div(positions - cfg.l, cfg.d",
+    ),
+    _mutant(
+        "a compressed block is visible one token early on the CPU",
+        "attention/cpu/schedule.py",
+        "+ 1 - cfg.l) // cfg.d + 1",
+        "+ 2 - cfg.l) // cfg.d + 1",
+    ),
+    _mutant(
+        "invisible compressed keys take part in the softmax",
+        "attention/compression.py",
+        "hidden = ~visible & (count > 0)",
+        "hidden = visible & (count < 0)",
+    ),
+    _mutant(
+        "the mean is over the stride", "attention/compression.py", "total / cfg.l", "total / cfg.d"
+    ),
+    # Selection.
+    _mutant(
+        "the initial block is not forced",
+        "attention/selection.py",
+        "forced = (block == 0) | (",
+        "forced = (block < 0) | (",
+    ),
+    _mutant(
+        "only one local block is forced",
+        "attention/selection.py",
+        "(block > current - FORCED_LOCAL_BLOCKS)",
+        "(block > current - 1)",
+    ),
+    _mutant(
+        "three local blocks are forced",
+        "attention/selection.py",
+        "(block > current - FORCED_LOCAL_BLOCKS)",
+        "(block > current - 3)",
+    ),
+    _mutant(
+        "the next block fills a free place",
+        "attention/selection.py",
+        "order.masked_fill(order > current, n_blocks)",
+        "order.masked_fill(order > current + 1, n_blocks)",
+    ),
+    _mutant(
+        "ties go to the higher index",
+        "attention/selection.py",
+        "order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :taken]",
+        "order = (n_blocks - 1 - scores.flip(-1).sort(dim=-1, descending=True, stable=True)"
+        ".indices)[..., :taken]",
+    ),
+    _mutant(
+        "heads of a group are not summed",
+        "attention/selection.py",
+        "block_scores(p.sum(3), n_blocks, cfg)",
+        "block_scores(p[:, :, :, 0], n_blocks, cfg)",
+    ),
+    _mutant(
+        "heads of a group are not summed on the CPU",
+        "attention/cpu/forward.py",
+        "split_dim(p, 1, heads).sum(2)",
+        "split_dim(p, 1, heads)[:, :, 0]",
+    ),
+    # Ranges.
+    _mutant(
+        "v2 looks one token ahead",
+        "attention/ranges.py",
+        "torch.minimum((safe + 1) * cfg.l_sel, times + 1)",
+        "torch.minimum((safe + 1) * cfg.l_sel, times + 2)",
+    ),
+    _mutant(
+        "v1 looks one token ahead",
+        "attention/ranges.py",
+        "min((block + 1) * l_sel, t + 1)",
+        "min((block + 1) * l_sel, t + 2)",
+    ),
+    _mutant(
+        "v2 merges over gaps",
+        "attention/ranges.py",
+        "ordered - before > 1",
+        "ordered - before > 2",
+    ),
+    # Window.
+    _mutant(
+        "the window is one too long in the reference",
+        "attention/reference.py",
+        "positions > positions[:, None] - cfg.w",
+        "positions >= positions[:, None] - cfg.w",
+    ),
+    _mutant(
+        "the window is one too short token by token",
+        "attention/token.py",
+        "max(0, t + 1 - cfg.w)",
+        "max(0, min(t, t + 2 - cfg.w))",
+    ),
+    _mutant(
+        "the window is one too long in SDPA",
+        "attention/sdpa.py",
+        "(key > query - cfg.w)",
+        "(key >= query - cfg.w)",
+    ),
+    _mutant(
+        "the window is one too long on the CPU",
+        "attention/cpu/schedule.py",
+        "key <= query - w",
+        "key < query - w",
+    ),
+    _mutant(
+        "the window is one too long in decoding",
+        "attention/decode.py",
+        "[:, -self.cfg.w :]",
+        "[:, -self.cfg.w - 1 :]",
+    ),
+    # Arithmetic of the fast path.
+    _mutant(
+        "the softmax's row term is dropped",
+        "attention/cpu/backward.py",
+        "d_gate.mul_(gate)",
+        "d_gate.mul(0)",
+    ),
+    _mutant(
+        "key gradients are not scaled", "attention/cpu/function.py", "dk.mul_(plan.scale)", "dk"
+    ),
+    _mutant(
+        "partial results are not weighted by their maxima",
+        "attention/cpu/blocks.py",
+        "peak.sub_(highest).exp_()",
+        "peak.sub_(highest).mul_(0).exp_()",
+    ),
+    _mutant(
+        "a block is cached one token late",
+        "attention/decode.py",
+        "if self.length >= self.cfg.l and",
+        "if self.length > self.cfg.l and",
+    ),
+    _mutant(
+        "gates of two branches are swapped",
+        "attention/reference.py",
+        "gates[..., 1:2] * o_sel + gates[..., 2:3] * o_win",
+        "gates[..., 2:3] * o_sel + gates[..., 1:2] * o_win",
+    ),
+    _mutant("gates are not a sigmoid", "projection.py", ".sigmoid_()", ".tanh_()"),
+)
+
+
+def plant(mutant: Mutant, folder: Path) -> None:
+    """Copy the package and its tests to `folder` and apply the mutant; its text must be there."""
+    for part in ("nsa", "tests/attention"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests/__init__.py").touch()
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    target = folder / "nsa" / mutant.path
+    text = target.read_text()
+    count = text.count(mutant.old)
+    if count != 1:
+        raise ValueError(f"{mutant.name}: its text occurs {count} times in {mutant.path}, not once")
+    target.write_text(text.replace(mutant.old, mutant.new))
+
+
+def _test_copy(folder: Path) -> int:
+    """In the child: forget the package, take the copy, and stop at the first failing test."""
+    for name in [m for m in sys.modules if m.split(".")[0] in ("nsa", "tests")]:
+        del sys.modules[name]
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    quiet = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return int(pytest.main([*quiet, "-k", "not gradcheck", *TESTS]))
+
+
+def is_killed(mutant: Mutant) -> bool:
+    """Whether some test fails with the mutant in place."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        plant(mutant, folder)
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                with Path(os.devnull).open("w") as nowhere:
+                    os.dup2(nowhere.fileno(), 1)
+                    os.dup2(nowhere.fileno(), 2)
+                with contextlib.suppress(SystemExit):
+                    code = _test_copy(folder)
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # 1: tests ran and failed. Anything else but 0 is no proof: nothing was collected or run.
+    if code not in (0, 1):
+        raise RuntimeError(f"{mutant.name}: the tests did not run, exit code {code}")
+    return code == 1
+
+
+def main(names: list[str]) -> int:
+    """Print one line per mutant; the number of survivors decides the exit code."""
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    survivors = 0
+    for mutant in chosen:
+        killed = is_killed(mutant)
+        survivors += not killed
+        print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.name}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))
