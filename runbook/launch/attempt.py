@@ -14,11 +14,13 @@ from pathlib import Path
 
 from runbook.files import utc_text, write_atomic
 from runbook.launch.budgets import Budgets
+from runbook.launch.bundle import bundle
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
 from runbook.launch.environment import build_environment, redacted
 from runbook.launch.gpu import GpuSampler
-from runbook.launch.incident import busy_ranks, collect_stacks, write_summary
+from runbook.launch.flight import last_numbers, read_flights
+from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
 from runbook.launch.oom import oom_kills
 from runbook.launch.processes import Reaper, spawn
 from runbook.launch.ranks import RankState, RankWatch
@@ -35,7 +37,6 @@ _POLL_S = 0.1
 _TERM_GRACE_S = 2.0
 # After one rank has failed, what the others and torchrun may still take before they are ended.
 _FAILED_GRACE_S = 1.0
-_AGREED_GRACE_S = 15.0
 _AGREED_CODES = (0, 10, 11, 13)
 _LOOK_EVERY_S = 0.5
 
@@ -128,7 +129,7 @@ class Attempt:
             if end is not None:
                 return end
             if self._has_failed(time.monotonic()):
-                return None
+                return self._stuck_at_exit()
             self._look()
 
     def _sleep_until_something_ends(self, child: subprocess.Popen[bytes]) -> None:
@@ -175,9 +176,12 @@ class Attempt:
         return self._incident(LaunchStatus.SILENT, cause, culprit)
 
     def _hung(self, ranks: list[RankState], now: float) -> End:
-        """The stacks first: where all ranks are equally far, only they tell who is waited for."""
-        stacks = collect_stacks(self.run_dir, ranks, token=self.options.token)
-        hang = self.watchdog.name_culprit(ranks, now=now, busy=busy_ranks(stacks))
+        """The evidence first: where all ranks are equally far, only it tells who is waited for."""
+        token = self.options.token
+        flights = collect_flights(self.run_dir, ranks, token=token)
+        stacks = collect_stacks(self.run_dir, ranks, token=token)
+        entered = last_numbers(read_flights(self.run_dir, token=token)) if flights else None
+        hang = self.watchdog.name_culprit(ranks, now=now, busy=busy_ranks(stacks), entered=entered)
         return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks)
 
     def _incident(
@@ -204,8 +208,17 @@ class Attempt:
                 return False  # the watchdog sees to those that go on
             self._failed_at = now
         agreed = all(state.exit_code in _AGREED_CODES for state in ended)
-        grace = _AGREED_GRACE_S if agreed else _FAILED_GRACE_S
+        grace = self.options.budgets.exit_s if agreed else _FAILED_GRACE_S
         return now - self._failed_at > grace
+
+    def _stuck_at_exit(self) -> End | None:
+        """None if a rank failed; a hang if all were done and the command still does not end."""
+        states = list(self.watch.ranks.values())
+        if any(state.exit_code != 0 for state in states):
+            return None
+        waited = f"{self.options.budgets.exit_s:g} s"
+        cause = f"hang at exit: every rank was done, but the command did not end within {waited}"
+        return self._incident(LaunchStatus.HUNG, cause, None)
 
     def _interrupted(self, child: subprocess.Popen[bytes]) -> End:
         """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
@@ -261,6 +274,10 @@ class Attempt:
         elif end is None:
             junit = (self.run_dir / "junit.xml").is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
+        notes: tuple[str, ...] = ()
+        if self.launch.kind == "trainer":
+            end, found, notes = bundle(self.run_dir, states, end, token=self.options.token)
+            self.evidence += [path for path in found if path not in self.evidence]
         files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
@@ -274,4 +291,5 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.options.token,
             steps=self.command.steps,
+            notes=notes,
         )

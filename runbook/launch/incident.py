@@ -14,17 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runbook.files import write_atomic
+from runbook.launch.flight import flight_files
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, process_state
 
-__all__ = ["busy_ranks", "collect_stacks", "write_summary"]
+__all__ = ["busy_ranks", "collect_flights", "collect_stacks", "write_summary"]
 
 _STACK_NAME = re.compile(r"^stackdump_rank(\d+)_")
 _FRAME = re.compile(r'^  File "([^"]*)", line \d+ in (\S+)', re.MULTILINE)
 
 
 _STACKS_WITHIN_S = 1.0
+_FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
 
 
@@ -45,6 +47,30 @@ def collect_stacks(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> 
     silent = [state for state in alive if not any(f"rank{state.rank}_" in p.name for p in files)]
     files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
     return files
+
+
+def collect_flights(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> list[Path]:
+    """Have every rank that can answer write its flight record (SIGUSR2); return the fresh ones.
+
+    A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
+    that is frozen, or holds the interpreter's lock, does not.
+    """
+    able = [
+        state
+        for state in ranks
+        if state.pid is not None
+        and state.died_at is None
+        and process_state(state.pid) not in STOPPED
+    ]
+    before = {rank: path.stat().st_mtime_ns for rank, path in flight_files(run_dir).items()}
+    asked = {s.rank for s in able if s.pid and signal_owned(s.pid, token, signal.SIGUSR2)}
+    deadline = time.monotonic() + _FLIGHTS_WITHIN_S
+    while True:
+        now = flight_files(run_dir)
+        fresh = {r for r in asked & now.keys() if now[r].stat().st_mtime_ns != before.get(r)}
+        if fresh == asked or time.monotonic() > deadline:
+            return [now[rank] for rank in sorted(fresh)]
+        time.sleep(0.01)
 
 
 def busy_ranks(files: Sequence[Path]) -> frozenset[int]:

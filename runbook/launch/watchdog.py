@@ -66,13 +66,21 @@ class Watchdog:
         return self.name_culprit(ranks, now=now)
 
     def name_culprit(
-        self, ranks: Sequence[RankState], *, now: float, busy: frozenset[int] = frozenset()
+        self,
+        ranks: Sequence[RankState],
+        *,
+        now: float,
+        busy: frozenset[int] = frozenset(),
+        entered: Mapping[int, int] | None = None,
     ) -> Hang:
-        """Who is to blame for a hang that was found; `busy` ranks are known from their stacks."""
+        """Who is to blame for a hang that was found; `busy` ranks are known from their stacks.
+
+        `entered` is the last collective that each rank entered, from its flight record.
+        """
         alive = [state for state in ranks if not state.ended]
         longest = max(state.longest_step_s for state in alive)
         states = {state.rank: process_state(state.pid) for state in alive}
-        culprit = blame(alive, states, busy)
+        culprit = blame(alive, states, busy, entered)
         cause = _describe(culprit, states[culprit.rank], self._budgets, longest, now)
         return Hang(rank=culprit.rank, cause=cause)
 
@@ -85,21 +93,28 @@ class Watchdog:
 
 
 def blame(
-    alive: Sequence[RankState], states: Mapping[int, str], busy: frozenset[int] = frozenset()
+    alive: Sequence[RankState],
+    states: Mapping[int, str],
+    busy: frozenset[int] = frozenset(),
+    entered: Mapping[int, int] | None = None,
 ) -> RankState:
     """The rank that the others wait for.
 
     In this order: one that the kernel holds stopped; the one that is fewest steps along; the one
-    that is least far in its step; one whose stack is in its own code while the others' are in a
+    that is least far in its step; the one that entered fewest collectives, where all ranks have
+    told (`entered`); one whose stack is in its own code while the others' are in a
     collective (`busy`); the one that has been silent longest.
     """
 
-    def key(state: RankState) -> tuple[bool, int, int, int, bool, float]:
+    told = entered if entered and all(state.rank in entered for state in alive) else {}
+
+    def key(state: RankState) -> tuple[bool, int, int, int, int, bool, float]:
         return (
             states.get(state.rank, "") not in STOPPED,
             state.step,
             _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3,
             _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
+            told.get(state.rank, 0),
             state.rank not in busy,
             state.spoke_mono or state.changed_at,
         )

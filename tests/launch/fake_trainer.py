@@ -182,6 +182,7 @@ def start_ranks(options: argparse.Namespace) -> int:
                     peer.kill()
                 return 1
         if all(child.poll() == 0 for child in children):
+            time.sleep(600 if options.fault == "linger" else 0)
             return 0
         time.sleep(0.01)
 

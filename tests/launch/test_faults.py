@@ -111,6 +111,13 @@ def test_a_command_that_says_nothing_at_all(tmp_path: Path) -> None:
     assert "no heartbeat of ranks [0, 1]" in result.cause
 
 
+def test_a_command_that_does_not_end_after_its_ranks(tmp_path: Path) -> None:
+    budgets = Budgets(exit_s=1.0)
+    result = run(fake_launch("--fault", "linger"), tmp_path, budgets=budgets)
+    assert result.status is LaunchStatus.HUNG
+    assert result.cause.startswith("hang at exit: every rank was done")
+
+
 def test_a_launch_that_is_only_too_slow_times_out(tmp_path: Path) -> None:
     result = run(fake_launch(steps=1000, timeout_s=1.0), tmp_path)
     assert result.status is LaunchStatus.TIMED_OUT

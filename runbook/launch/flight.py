@@ -1,0 +1,237 @@
+"""The ranks' flight records: which collective each one entered, when, and where they part.
+
+A record is written by the rank itself (SIGUSR2, every bad end, the end of a run). Ranks of one
+launch run the same collectives in the same order; that alone tells a desynchronised rank (same
+number, other operation or shape) from one that never came and from one that comes late.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "Collective",
+    "Desync",
+    "Flight",
+    "Straggler",
+    "find_desync",
+    "find_straggler",
+    "flight_files",
+    "last_numbers",
+    "read_flights",
+]
+
+_NAME = re.compile(r"^flight_rank(\d+)\.json$")
+_LARGEST_BYTES = 64 << 20
+_LONGEST_PERIOD = 256
+_CONTEXT = 12
+# A lag that every step has, of this size at least, is no scheduling noise.
+_LAG_S, _LAG_SHARE, _SAME_RANK_SHARE, _FEWEST_STEPS = 0.010, 0.05, 0.8, 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One collective as one rank saw it."""
+
+    seq: int
+    op: str
+    sizes: str
+    created_s: float
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What must be equal on all ranks."""
+        return self.op, self.sizes
+
+    def text(self) -> str:
+        """`all_reduce [[1000]] Float`."""
+        return f"{self.op} {self.sizes}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """The last collectives of one rank, oldest first."""
+
+    rank: int
+    path: Path
+    collectives: tuple[Collective, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desync:
+    """The first collective in which the ranks differ. `rank` is the one that left the pattern."""
+
+    seq: int
+    rank: int | None
+    seen: Mapping[int, str]
+
+    def text(self) -> str:
+        """For a cause: number, and operation of each rank."""
+        ops = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(self.seen.items()))
+        return f"desync at collective {self.seq}: {ops}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggler:
+    """The rank that the others wait for in step after step, and how long (median, s)."""
+
+    rank: int
+    lag_s: float
+    steps: int
+    step_s: float
+
+    def text(self) -> str:
+        """For a note."""
+        return (
+            f"straggler: rank {self.rank} comes {self.lag_s * 1000:.0f} ms late in each of "
+            f"{self.steps} steps of {self.step_s * 1000:.0f} ms"
+        )
+
+
+def flight_files(run_dir: Path) -> dict[int, Path]:
+    """The records of a run directory, by rank."""
+    found = {}
+    for path in run_dir.iterdir():
+        match = _NAME.match(path.name)
+        if match and path.is_file():
+            found[int(match.group(1))] = path
+    return dict(sorted(found.items()))
+
+
+def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
+    """The readable records of one launch; anything else in the files is left out."""
+    flights = {}
+    for rank, path in flight_files(run_dir).items():
+        try:
+            if path.stat().st_size > _LARGEST_BYTES:
+                continue
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(document, dict) and document.get("token") == token:
+            entries = document.get("entries")
+            rows = entries if isinstance(entries, list) else []
+            read = tuple(c for c in map(_collective, rows) if c is not None)
+            flights[rank] = Flight(rank=rank, path=path, collectives=read)
+    return flights
+
+
+def _collective(row: Any) -> Collective | None:
+    if not isinstance(row, list) or len(row) < 5:
+        return None
+    seq, op, sizes, dtypes, created = row[:5]
+    if not isinstance(seq, int) or not isinstance(created, int):
+        return None
+    kinds = " ".join(map(str, dtypes)) if isinstance(dtypes, list) else str(dtypes)
+    text = f"{json.dumps(sizes)} {kinds}".strip()
+    return Collective(seq=seq, op=str(op), sizes=text, created_s=created / 1e9)
+
+
+def last_numbers(flights: Mapping[int, Flight]) -> dict[int, int]:
+    """The number of the last collective that each rank has entered."""
+    return {r: f.collectives[-1].seq for r, f in flights.items() if f.collectives}
+
+
+def find_desync(flights: Mapping[int, Flight]) -> Desync | None:
+    """The first number under which the ranks ran different things; None if they agree."""
+    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
+    if len(by_rank) < 2:
+        return None
+    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
+    for index, seq in enumerate(common):
+        kinds = {rank: seen[seq].kind for rank, seen in by_rank.items()}
+        if len(set(kinds.values())) > 1:
+            first = next(iter(by_rank.values()))
+            before = [first[number].kind for number in common[:index]]
+            seen = {rank: by_rank[rank][seq].text() for rank in by_rank}
+            return Desync(seq=seq, rank=_who_left(before, kinds), seen=seen)
+    return None
+
+
+def _who_left(
+    before: Sequence[tuple[str, str]], kinds: Mapping[int, tuple[str, str]]
+) -> int | None:
+    """The rank that did not do what came next in the pattern of earlier steps.
+
+    With three ranks or more the odd one out is known without a pattern.
+    """
+    counts = {kind: list(kinds.values()).count(kind) for kind in kinds.values()}
+    odd = [rank for rank, kind in kinds.items() if counts[kind] == 1]
+    if len(kinds) > 2 and len(odd) == 1:
+        return odd[0]
+    wanted = _expected(before)
+    wrong = [rank for rank, kind in kinds.items() if kind != wanted]
+    return wrong[0] if wanted is not None and len(wrong) == 1 else None
+
+
+def _expected(before: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """What followed the last time that the longest possible recent context occurred."""
+    for length in range(min(_CONTEXT, len(before) - 1), 0, -1):
+        context = list(before[-length:])
+        for end in range(len(before) - 1, length - 1, -1):
+            if list(before[end - length : end]) == context:
+                return before[end]
+    return None
+
+
+def find_straggler(flights: Mapping[int, Flight]) -> Straggler | None:
+    """The rank that enters the collectives later than all others in nearly every step.
+
+    Needs at least 12 whole steps; a step is one period of the pattern of collectives.
+    """
+    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
+    if len(by_rank) < 2:
+        return None
+    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
+    first = next(iter(by_rank.values()))
+    period = _period([first[seq].kind for seq in common])
+    if period is None or len(common) // period < _FEWEST_STEPS:
+        return None
+    # From the end: the beginning of a run is not periodic.
+    steps = [common[end - period : end] for end in range(len(common), period - 1, -period)]
+    steps = steps[: _steps_alike(steps, first)]
+    if len(steps) < _FEWEST_STEPS:
+        return None
+    lags = [_lags(step, by_rank) for step in steps]
+    latest = [max(lag, key=lambda rank: lag[rank]) for lag in lags]
+    rank = statistics.mode(latest)
+    lag_s = statistics.median(lag[rank] for lag in lags)
+    begin, end = first[steps[-1][0]].created_s, first[steps[0][-1]].created_s
+    step_s = (end - begin) / len(steps)
+    steady = latest.count(rank) >= _SAME_RANK_SHARE * len(latest)
+    if not steady or lag_s < max(_LAG_S, _LAG_SHARE * step_s):
+        return None
+    return Straggler(rank=rank, lag_s=lag_s, steps=len(steps), step_s=step_s)
+
+
+def _lags(step: Sequence[int], by_rank: Mapping[int, Mapping[int, Collective]]) -> dict[int, float]:
+    """How late each rank was in a step, against the first one at each collective, s."""
+    lag = dict.fromkeys(by_rank, 0.0)
+    for seq in step:
+        earliest = min(seen[seq].created_s for seen in by_rank.values())
+        for rank, seen in by_rank.items():
+            lag[rank] = max(lag[rank], seen[seq].created_s - earliest)
+    return lag
+
+
+def _steps_alike(steps: Sequence[Sequence[int]], first: Mapping[int, Collective]) -> int:
+    pattern = [first[seq].kind for seq in steps[0]]
+    for number, step in enumerate(steps):
+        if [first[seq].kind for seq in step] != pattern:
+            return number
+    return len(steps)
+
+
+def _period(kinds: Sequence[tuple[str, str]]) -> int | None:
+    """The shortest period of the last part of a sequence that is there four times."""
+    for period in range(1, min(_LONGEST_PERIOD, len(kinds) // 4) + 1):
+        tail = kinds[-4 * period :]
+        if all(tail[i] == tail[i + period] for i in range(3 * period)):
+            return period
+    return None
