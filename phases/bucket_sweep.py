@@ -15,7 +15,7 @@ from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import decided, derived, effective_rate, rank_value
 from phases.common.rows import Row, RowPhase
 from phases.common.tables import optional
-from phases.common.training import toggles_row, training_rows
+from phases.common.training import require_sound, toggles_row, training_rows
 from runbook.evidence import TrainingLog
 from runbook.records import Launch, Measurement, Reason
 
@@ -191,6 +191,7 @@ class BucketSweep(RowPhase):
                 Reason.NO_EFFECT, f"no arm is comparable: {effect.reason}", evidence=effect.evidence
             )
         arms = list(self.arms(case.context))
+        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
         frame = samples(case, arms)
         blocks = case.context.protocol == "blocks"
         decision = best_arm_sequential(frame, final=True) if blocks else best_arm(frame)
@@ -239,6 +240,7 @@ class BucketSweep(RowPhase):
 
         if case.context.aa or self._buckets_differ(case).code is not Reason.OK:
             return None
+        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
         arms = self.arms(case.context)
         frame = samples(case, list(arms))
         blocks = case.context.protocol == "blocks"

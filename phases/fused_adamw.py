@@ -26,7 +26,7 @@ from phases.common.losses import loss_gap
 from phases.common.measure import decided, derived, effective_rate, rank_value, with_limit
 from phases.common.rows import Row, RowPhase
 from phases.common.tables import optional
-from phases.common.training import toggles_row, training_rows
+from phases.common.training import require_sound, toggles_row, training_rows
 from runbook.evidence import TrainingLog
 from runbook.records import Launch, Outcome, Reason
 
@@ -220,6 +220,7 @@ class FusedAdamW(RowPhase):
         if parity.code is Reason.WARNING:
             return warned(f"DROP: {parity.reason}", measurement=parity.measurement, topic="fused")
         arms = list(self.arms(case.context))
+        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
         frame = samples(case, arms)
         decision = self._decide(
             case.context, frame.pivot(index="block", columns="arm", values="value")

@@ -15,7 +15,7 @@ from phases.common.measure import decided, derived, effective_rate, not_gated, w
 from phases.common.rates import launch_last50, launch_rate, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.tables import gather, optional
-from phases.common.training import toggles_row, training_rows
+from phases.common.training import require_sound, toggles_row, training_rows
 from runbook.records import Launch, Reason, Table
 
 __all__ = ["SingleGpu"]
@@ -112,6 +112,7 @@ class SingleGpu(RowPhase):
         ranks = case.profile.ranks
         if ranks < 2:
             return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
+        require_sound(case, self.names(case))
         alone = [effective_rate(case.log(name)) for name in self.names(case)]
         before = case.earlier("baseline")
         together = [effective_rate(before.log(name)) for name in before.evidence.launches]

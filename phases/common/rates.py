@@ -26,6 +26,7 @@ from phases.common.measure import (
     with_limit,
 )
 from phases.common.tables import optional, rounded
+from phases.common.training import require_sound
 from runbook.records import Measurement, Reason, Table
 
 __all__ = [
@@ -72,6 +73,7 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
     from runbook.decide import meets_target
 
+    require_sound(case, names)
     rates = launch_rates(case, names)
     paths = tuple(rate.path for rate in rates)
     pooled = pooled_rate(case, names)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phases.common.case import Case, ending
+from phases.common.compare import alike
 from phases.common.effects import effect_problem, toggles_in_force
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from phases.common.measure import from_env, log_value, rank_value
@@ -15,7 +17,7 @@ from phases.common.rows import Row
 from runbook.evidence import LaunchEvidence
 from runbook.records import Outcome, Reason
 
-__all__ = ["Names", "first_problem", "toggles_row", "training_rows"]
+__all__ = ["Names", "first_problem", "require_sound", "toggles_row", "training_rows"]
 
 Names = Callable[[Case], Sequence[str]]
 
@@ -90,6 +92,23 @@ def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
             topic="plausible",
         ),
     )
+
+
+def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:
+    """Raise Unanswerable unless the launches ran as planned, plausibly, and alike.
+
+    A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
+    as a PASS. `but` as in `differences`.
+    """
+    found = (
+        first_problem(_as_planned, case, names),
+        first_problem(check_plausible, case, names),
+        alike(case, names, but=but),
+    )
+    for finding in found:
+        if finding.outcome is not Outcome.PASS:
+            reason = f"these launches do not count: {finding.reason}"
+            raise Unanswerable(replace(finding, reason=reason))
 
 
 def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:

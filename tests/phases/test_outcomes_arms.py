@@ -177,6 +177,21 @@ def test_one_launch_per_arm_and_round_is_judged_alike() -> None:
     assert len(judgement.tables[0].rows) == 12
 
 
+@pytest.mark.parametrize(("phase", "what"), [("bucket_sweep", "best"), ("fused_adamw", "keep")])
+def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None:
+    where = builder.context(protocol="launches")
+    last = PHASES[phase].plan(where)[-1].name
+
+    def newer(made: LaunchEvidence) -> LaunchEvidence:
+        found = dict(made.env or {})
+        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
+
+    found = builder.evidence(phase, where, change=newer, only=[last])
+    judgement = builder.judge(phase, found, where)
+    assert said(get(judgement, f"{phase}.{what}")) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert judgement.choices == {}
+
+
 def test_the_seeds_protocol_gives_a_table_and_no_decision() -> None:
     where = builder.context(protocol="seed")
     judgement = builder.judge("bucket_sweep", builder.evidence("bucket_sweep", where), where)

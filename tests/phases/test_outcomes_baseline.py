@@ -45,6 +45,17 @@ def test_throughput_clearly_below_the_floor_fails_with_the_playbooks_advice() ->
     assert "NSA_DDP_BUCKET_MB=50" in check.remedy
 
 
+def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
+    for change, code in (
+        (builder.effective(seq_len=128), Reason.MISMATCH),
+        (builder.columns(loss=2.9), Reason.NOT_PLAUSIBLE),
+    ):
+        found = builder.evidence("baseline", WHERE, change=change, only=["run2"], rate=847.0)
+        check = builder.row("baseline", "throughput", found, WHERE)
+        assert (check.outcome, check.code) == (Outcome.INVALID, code)
+        assert check.reason.startswith("these launches do not count: run2: ")
+
+
 def test_throughput_too_near_to_the_floor_is_undecided() -> None:
     check = run("throughput", 38.0, 40.0, 39.4)
     assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
