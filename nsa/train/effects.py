@@ -35,7 +35,6 @@ class Seen:
     engine: Engine
     toggles: ToggleSet
     ranges: Mapping[str, int]
-    forwards: int
     kernels: Mapping[str, str] | None
     wire: Mapping[str, Any] | None
     has_board: bool
@@ -59,10 +58,9 @@ def _judge(name: str, seen: Seen) -> Evidence:
 def _prefill(seen: Seen) -> Evidence:
     layers = seen.engine.plan.config.model.n_layers
     calls = sum(n for name, n in seen.ranges.items() if name.startswith("nsa.sel.ranges_"))
-    per_layer = calls / max(1, layers * seen.forwards)
-    # Batched prefill builds the ranges once per layer (twice when it is recomputed), the
-    # sequential one once per token.
-    path = "batched" if 0 < per_layer <= 2 else "sequential" if per_layer > 2 else "none"
+    per_layer = calls / layers
+    # Batched prefill builds the ranges once per layer, the sequential one once per token.
+    path = "batched" if per_layer == 1 else "sequential" if per_layer > 1 else "none"
     asked = "batched" if seen.toggles.flag("NSA_PREFILL_BATCHED") else "sequential"
     return path == asked, {"path": path, "range_calls_per_layer": per_layer}
 

@@ -109,15 +109,25 @@ class Engine:
             logits = call(tokens[:, :-1])
         return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
-    def compute(self, batches: list[Batch], clock: StepClock) -> StepOutcome:
-        """Forward and backward over the micro-batches, then the clipped gradient."""
+    def compute(
+        self,
+        batches: list[Batch],
+        clock: StepClock,
+        watch: AbstractContextManager[None] | None = None,
+    ) -> StepOutcome:
+        """Forward and backward over the micro-batches, then the clipped gradient.
+
+        watch: entered around the first forward pass only. A profiler must not be closed while a
+        collective that it saw begin is under way: that corrupts the heap.
+        """
+        watch = watch or nullcontext()
         if self.wrapped is None:
             raise RuntimeError("configure() comes before the first step")
         total: Tensor | None = None
         for number, batch in enumerate(batches, 1):
             tokens = batch.tokens.to(self.device, non_blocking=True)
             with self.wrapped.gradient_scope(last=number == len(batches)):
-                with clock.part("forward"):
+                with clock.part("forward"), watch if number == 1 else nullcontext():
                     loss = self.loss(tokens) / len(batches)
                 with clock.part("backward"):
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]

@@ -88,7 +88,7 @@ class BlockEvidence:
             self._audit = KernelAudit(engine.device.type)
 
     def watch(self) -> AbstractContextManager[None]:
-        """Around the compute part of a step; only the block's first one is looked at."""
+        """Around the first forward pass of a step; only the block's first one is looked at."""
         return nullcontext() if self._steps else self._first()
 
     @contextmanager
@@ -135,7 +135,6 @@ class BlockEvidence:
             engine=self.engine,
             toggles=self.block.toggles,
             ranges=self._ranges,
-            forwards=self.engine.plan.config.train.accumulate_grad_batches,
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
             has_board=self.has_board,

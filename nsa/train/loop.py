@@ -153,11 +153,10 @@ class Loop:
             batches = self._fetch()
         beat.phase = "step" if self.done else "first_step"
         beat.write("fetched")
-        with evidence.watch():
-            outcome = self.engine.compute(batches, clock)
-            posted = self._post(outcome)
-            rate = self.engine.update(self.step, clock)
-        if self.book.lag == 0:
+        outcome = self.engine.compute(batches, clock, evidence.watch())
+        posted = self._post(outcome)
+        rate = self.engine.update(self.step, clock)
+        if self.book.lag == 0 or (self.profiler and self.profiler.active):
             with clock.part("wait"):
                 posted.wait()
         self.position = batches[-1].position

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from nsa.train.launch import PROFILE_WARMUP_STEPS
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
 _TOP = 10
+_SETTLE_S = 0.1
 
 
 class StepProfiler:
@@ -55,6 +57,9 @@ class StepProfiler:
         """Count a step, and close what ends with it; says whether that took time."""
         self._done += 1
         if self._torch is not None and self._done == PROFILE_WARMUP_STEPS + self.steps:
+            # gloo's thread may still be inside the record of a collective that has just ended;
+            # closing the profiler under it corrupts the heap.
+            time.sleep(_SETTLE_S)
             self._torch.__exit__(None, None, None)
             self._torch.export_chrome_trace(str(self.run_dir / "trace_rank0.json.gz"))
             self.summary = summarise(self._torch, self.steps)
