@@ -18,8 +18,8 @@ from runbook.launch.bundle import bundle
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
 from runbook.launch.environment import build_environment, redacted
-from runbook.launch.gpu import GpuSampler
 from runbook.launch.flight import last_numbers, read_flights
+from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
 from runbook.launch.oom import oom_kills
 from runbook.launch.processes import Reaper, spawn

@@ -14,6 +14,8 @@ from runbook.records import LaunchStatus
 
 __all__ = ["bundle"]
 
+# Ends that are nobody's fault need no summary of every rank.
+_NO_INCIDENT = (LaunchStatus.CONFIG_ERROR, LaunchStatus.INTERRUPTED)
 # Ends that a desynchronised collective can have; in all others its record only repeats them.
 _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT)
 
@@ -36,6 +38,8 @@ def bundle(
     files += flight_files(run_dir).values()
     files += [p for name in (".anomaly_type", "anomalies.jsonl") if (p := run_dir / name).is_file()]
     summary = run_dir / "incident.json"
+    if end.status in _NO_INCIDENT:
+        return end, files, ()
     if not summary.exists():
         write_summary(run_dir, ranks, end.cause)
     return end, [*files, summary], ()

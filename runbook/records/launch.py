@@ -107,6 +107,7 @@ class LaunchResult(Record):
     """How a launch ended, and which rank is to blame if it ended badly.
 
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
+    `notes` are findings that did not end the launch, such as a rank that is always late.
     """
 
     status: LaunchStatus
@@ -120,6 +121,7 @@ class LaunchResult(Record):
     evidence: tuple[str, ...] = ()
     run_token: str = ""
     steps: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
