@@ -275,18 +275,18 @@ def plant(mutant: Mutant, folder: Path) -> None:
     target.write_text(text.replace(mutant.old, mutant.new))
 
 
-def _test_copy(folder: Path) -> int:
+def _test_copy(folder: Path, tests: tuple[str, ...]) -> int:
     """In the child: forget the package, take the copy, and stop at the first failing test."""
     for name in [m for m in sys.modules if m.split(".")[0] in ("nsa", "tests")]:
         del sys.modules[name]
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     quiet = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    return int(pytest.main([*quiet, "-k", "not gradcheck", *TESTS]))
+    return int(pytest.main([*quiet, "-k", "not gradcheck", *tests]))
 
 
-def is_killed(mutant: Mutant) -> bool:
-    """Whether some test fails with the mutant in place."""
+def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
+    """Whether one of `tests` fails with the mutant in place."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(mutant, folder)
@@ -298,7 +298,7 @@ def is_killed(mutant: Mutant) -> bool:
                     os.dup2(nowhere.fileno(), 1)
                     os.dup2(nowhere.fileno(), 2)
                 with contextlib.suppress(SystemExit):
-                    code = _test_copy(folder)
+                    code = _test_copy(folder, tests)
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attention.mutants import MUTANTS, Mutant, is_killed
+from tests.attention.mutants import MUTANTS, TESTS, Mutant, is_killed
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
 def test_an_unchanged_copy_lives() -> None:
     """Made to fail on purpose: without a defect nothing is killed, so killing means something."""
     same = Mutant(name="nothing", path="rope.py", old="angle =", new="angle  =")
-    assert not is_killed(same)
+    assert not is_killed(same, TESTS[:2])
 
 
 def test_a_mutant_without_its_text_is_refused() -> None:
