@@ -43,7 +43,7 @@ class Watchdog:
     def __init__(self, budgets: Budgets, *, wanted: int) -> None:
         self._budgets = budgets
         self._wanted = wanted
-        self._excused_at = 0.0
+        self._excused_at: dict[int, float] = {}
 
     def find_hang(self, ranks: Sequence[RankState], *, now: float) -> Hang | None:
         """The hang, if a rank has been silent for longer than its phase allows.
@@ -57,11 +57,10 @@ class Watchdog:
         if not alive or len(ranks) < self._wanted:
             return None
         longest = max(state.longest_step_s for state in alive)
-        left = {state.rank: self._left(state, longest, now) for state in alive}
-        if any(left[s.rank] >= 0 and s.phase in _SLOW_PHASES for s in alive):
-            self._excused_at = now
-            return None
-        if all(seconds >= 0 for seconds in left.values()):
+        for state in alive:
+            if self._waits_for_a_slow_one(state, alive, longest, now):
+                self._excused_at[state.rank] = now
+        if all(self._left(state, longest, now) >= 0 for state in alive):
             return None
         return self.name_culprit(ranks, now=now)
 
@@ -84,11 +83,23 @@ class Watchdog:
         cause = _describe(culprit, states[culprit.rank], self._budgets, longest, now)
         return Hang(rank=culprit.rank, cause=cause)
 
+    def _waits_for_a_slow_one(
+        self, state: RankState, alive: Sequence[RankState], longest: float, now: float
+    ) -> bool:
+        """Nobody waits for a rank that is further on: then the late one itself is to blame."""
+        return any(
+            other.rank != state.rank
+            and other.phase in _SLOW_PHASES
+            and other.step <= state.step
+            and self._left(other, longest, now) >= 0
+            for other in alive
+        )
+
     def _left(self, state: RankState, longest: float, now: float) -> float:
         budget = self._budgets.of_phase(state.phase, longest_step_s=longest)
         since = state.changed_at
         if state.phase not in _SLOW_PHASES:
-            since = max(since, self._excused_at)
+            since = max(since, self._excused_at.get(state.rank, 0.0))
         return budget - (now - since)
 
 

@@ -193,7 +193,7 @@ def test_the_secrets_of_the_environment_are_in_no_artifact(
     canary = "canary-5a1f77"
     for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, canary)
-    _, folder = run(tmp_path, Toy("baseline", words=("--fault", "hang")))
+    _, folder = run(tmp_path, Toy("baseline", words=("--fault", "sigkill")))
     assert sum(1 for path in folder.rglob("*") if path.is_file()) > 8
     for path in folder.rglob("*"):
         if path.is_file():

@@ -256,6 +256,13 @@ def test_waiting_for_a_slow_rank_is_excused_also_right_after() -> None:
     assert watchdog.find_hang(late, now=1003.2) is not None
 
 
+def test_a_rank_that_is_behind_is_not_excused_by_one_that_is_ahead() -> None:
+    watchdog = Watchdog(Budgets(init_s=3, first_step_s=600), wanted=2)
+    ranks = [rank(0, age=4, phase="first_step", step=1), rank(1, age=4, phase="init", step=0)]
+    hang = watchdog.find_hang(ranks, now=1000.0)
+    assert hang is not None and hang.rank == 1
+
+
 def test_a_hung_checkpoint_is_found_too() -> None:
     watchdog = Watchdog(Budgets(step_s=3, checkpoint_s=10), wanted=2)
     ranks = [rank(0, age=11, phase="checkpoint"), rank(1, age=12)]
