@@ -80,7 +80,13 @@ def test_a_plan_holds_everything_that_the_seed_types(phase: str) -> None:
         assert same.items() <= flags.items()
         assert flags["--config"] == "configs/m7c_125m_2xa100_production.yaml"
     total, wanted = sum(launch.steps for launch in launches), int(seed_flags["--steps"])
-    assert 0.95 * wanted <= total <= wanted
+    schedule = launches[0].schedule
+    if schedule is None:
+        assert 0.95 * wanted <= total <= wanted
+    else:
+        # Looks stop early: the seed's budget pays for the first ones, hard cases go on.
+        per_round = schedule.total_steps // len(schedule.rounds)
+        assert min(4, len(schedule.rounds)) * per_round <= wanted <= total
 
 
 def test_baseline_is_printed_as_this() -> None:
