@@ -98,7 +98,7 @@ def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
 def _phase_facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
-    return f"{phase.passed} of {len(phase.rows)} checks passed"
+    return f"checks: {phase.passed}"
 
 
 def _acceptance_lines(view: ReportView, paint: _Painter) -> list[str]:

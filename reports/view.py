@@ -70,9 +70,12 @@ class PhaseView:
     measured: tuple[Measurement, ...]
 
     @property
-    def passed(self) -> int:
-        """How many checks are PASS."""
-        return sum(row.outcome == Outcome.PASS for row in self.rows)
+    def passed(self) -> str:
+        """How many checks are PASS; skips that nobody required are counted apart."""
+        passed = sum(row.outcome == Outcome.PASS for row in self.rows)
+        skipped = sum(row.outcome == Outcome.SKIPPED and not row.required for row in self.rows)
+        text = f"{passed} of {len(self.rows) - skipped}"
+        return f"{text}, {skipped} skipped" if skipped else text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reports.text import plain_number
 from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord
 
 __all__ = ["headline", "short_duration"]
@@ -22,8 +23,7 @@ def headline(record: PhaseRecord) -> str:
 
 def _rate(check: Check, measured: Measurement) -> str:
     spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
-    value = measured.value if isinstance(measured.value, str) else f"{measured.value:.4g}"
-    text = f"{value}{spread} {measured.unit} (n={measured.n})"
+    text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"
     if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
         text += f" {check.comparator.value} {check.limit:g}"
     return text
