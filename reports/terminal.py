@@ -89,7 +89,7 @@ def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
     digits = len(str(total))
     return [
         f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
-        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<24}  "
+        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<26}  "
         f"{seconds(phase.record.duration_s)}"
         for phase in view.phases
     ]
