@@ -223,8 +223,10 @@ def _in(module: str) -> Callable[[JUnitCase], bool]:
 def _imports(case: Case) -> Finding:
     fact, value = case.known("trainer.imports")
     if fact.value is True:
-        return passed("nsa.train imports", measurement=value)
-    return failed(Reason.CRASH, f"nsa.train does not import: {fact.note}", measurement=value)
+        return passed(f"{case.profile.trainer} imports", measurement=value)
+    return failed(
+        Reason.CRASH, f"{case.profile.trainer} does not import: {fact.note}", measurement=value
+    )
 
 
 def _infiniband(case: Case) -> Finding:

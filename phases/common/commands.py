@@ -87,7 +87,7 @@ def trainer_launch(
     total = schedule.total_steps if schedule else steps
     argv = (
         *start,
-        *("-m", "nsa.train", "--config", config),
+        *("-m", profile.trainer, "--config", config),
         *("--dataset", dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
         *extra,
     )

@@ -33,7 +33,11 @@ class NoteTaker(Protocol):
 
 
 def collect_preflight(
-    run_root: Path, *, expected_branch: str | None, observer: NoteTaker
+    run_root: Path,
+    *,
+    expected_branch: str | None,
+    observer: NoteTaker,
+    trainer: str = "nsa.train",
 ) -> dict[str, Fact]:
     """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
 
@@ -43,7 +47,7 @@ def collect_preflight(
     observer.note("preflight: checkout")
     drafts = _git_drafts(run_root, expected_branch)
     observer.note("preflight: torch and trainer (imports both, takes seconds)")
-    answers = ask_torch(cwd=run_root)
+    answers = ask_torch(trainer=trainer, cwd=run_root)
     drafts += _torch_drafts(run_root, answers)
     observer.note("preflight: GPUs, disk, ports, processes")
     drafts += collect_gpus(run_root, torch_count=answers.device_count, host_file=_HOST)

@@ -101,8 +101,9 @@ class PhaseSettings(Record):
 class Profile(Record):
     """One kind of machine, and what has to hold on it for a GO.
 
-    `config` and `config_single` are trainer configs, names inside `configs/` or paths. `required`
-    lists the checks that a GO needs. `scope` is printed with every verdict.
+    `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
+    the module that is started with `-m` and keeps the trainer's contract. `required` lists the
+    checks that a GO needs. `scope` is printed with every verdict.
     """
 
     schema_version: Literal[1] = 1
@@ -112,6 +113,7 @@ class Profile(Record):
     ranks: int = Field(ge=1)
     config: str = Field(pattern=r"\.ya?ml$")
     config_single: str = Field(pattern=r"\.ya?ml$")
+    trainer: str = Field(default="nsa.train", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
     branch: str | None = None
     hardware: Hardware
     workload: Workload

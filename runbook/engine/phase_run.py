@@ -111,8 +111,13 @@ class PhaseRun:
         from runbook.collect import collect_preflight
 
         state = self.state
-        branch = state.setup.profile.branch
-        facts = collect_preflight(state.run_root, expected_branch=branch, observer=state.observer)
+        profile = state.setup.profile
+        facts = collect_preflight(
+            state.run_root,
+            expected_branch=profile.branch,
+            observer=state.observer,
+            trainer=profile.trainer,
+        )
         with state.stop.deferred():
             state.facts |= facts
             write_facts(state.run_root, facts)
