@@ -31,6 +31,7 @@ COMMANDS = (
     "history",
     "decide",
     "replay",
+    "drill",
 )
 
 EXIT_USAGE = 2

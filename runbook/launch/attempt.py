@@ -30,6 +30,7 @@ from runbook.launch.watchdog import Watchdog
 from runbook.observer import Observer
 from runbook.read.documents import read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.watch import Monitor, Thresholds
 
 __all__ = ["Attempt", "AttemptOptions"]
 
@@ -53,6 +54,7 @@ class AttemptOptions:
     observer: Observer
     stop: StopRequest
     enough: Callable[[Path], bool] | None = None
+    watch: Thresholds | None = None
 
 
 class Attempt:
@@ -66,6 +68,8 @@ class Attempt:
         self.began = time.monotonic()
         self.watch = RankWatch(self.run_dir, options.token, self.began)
         self.watchdog = Watchdog(options.budgets, wanted=launch.nproc)
+        self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
+        self.notes: list[str] = []
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._failed_at: float | None = None
@@ -241,12 +245,15 @@ class Attempt:
             )
 
     def _look(self) -> None:
-        """Ask after each block whether the launch may stop early."""
+        """Twice a second: the numbers, and after each block whether it may stop early."""
         now = time.monotonic()
-        schedule = self.launch.schedule
-        if self.options.enough is None or schedule is None or now < self._looked_at + _LOOK_EVERY_S:
+        if now < self._looked_at + _LOOK_EVERY_S:
             return
         self._looked_at = now
+        self._watch_numbers()
+        schedule = self.launch.schedule
+        if self.options.enough is None or schedule is None:
+            return
         first = self.watch.ranks.get(0)
         per_round = (schedule.steps + schedule.warmup_steps) * max(map(len, schedule.rounds))
         blocks = first.step // per_round if first else 0
@@ -255,9 +262,15 @@ class Attempt:
             if self.options.enough(self.run_dir / "training.csv"):
                 (self.run_dir / ".ENOUGH").touch()
 
+    def _watch_numbers(self) -> None:
+        for anomaly in self.monitor.look_and_record() if self.monitor else ():
+            self.notes.append(anomaly.line())
+            self.options.observer.note(f"{self.launch.name}: {anomaly.line()}")
+
     def _result(
         self, child_code: int | None, end: End | None, oom: tuple[int | None, int | None]
     ) -> LaunchResult:
+        self._watch_numbers()
         lines, _ = read_console(self.console)
         states = [state for _, state in sorted(self.watch.ranks.items())]
         own = self._ended_with
@@ -276,7 +289,9 @@ class Attempt:
             end = classify_pytest(child_code, junit=junit, console=lines)
         notes: tuple[str, ...] = ()
         if self.launch.kind == "trainer":
-            end, found, notes = bundle(self.run_dir, states, end, token=self.options.token)
+            end, found, notes = bundle(
+                self.run_dir, states, end, token=self.options.token, console=lines
+            )
             self.evidence += [path for path in found if path not in self.evidence]
         files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
@@ -291,5 +306,5 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.options.token,
             steps=self.command.steps,
-            notes=notes,
+            notes=(*self.notes, *notes),
         )

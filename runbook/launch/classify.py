@@ -19,6 +19,9 @@ _BY_CODE = {
     12: LaunchStatus.OUT_OF_MEMORY,
     13: LaunchStatus.PREEMPTED,
 }
+_AGREED = (10, 11)
+_ELSEWHERE = "another rank"
+_OTHER_RANK = re.compile(r"^\[rank\s?(\d+)\]")
 # torchrun says at once which of its children ended first, and how.
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _COMMUNICATION = re.compile(
@@ -98,10 +101,12 @@ def classify_trainer(
     if culprit.signal is not None:
         return _ended_by_signal(culprit, oom)
     status = _BY_CODE.get(culprit.code or 1, LaunchStatus.CRASHED)
+    if culprit.code in _AGREED and culprit.reason:
+        return End(status=status, cause=culprit.reason)  # all ranks decided it together
     if culprit.code is None:
         what = "its process is gone, and nobody knows how"
     else:
-        what = culprit.reason or _last_error(console) or f"exit code {culprit.code}"
+        what = culprit.reason or _wordless(culprit, console)
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     return End(status=status, cause=f"{rank} ended{after}: {what}", culprit_rank=culprit.rank)
@@ -156,8 +161,20 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
     named = [e for e in bad if e.signal is not None or e.code in _BY_CODE]
     for group in (named, bad, [e for e in exits if e.code == 13]):
         if group:
-            return min(group, key=lambda e: when.get(e.rank, 0.0))
+            return min(group, key=lambda e: (_ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
     return None
+
+
+def _wordless(culprit: RankExit, console: Sequence[str]) -> str:
+    """What is known of a rank that ended without its exit event: its code, its last error line."""
+    other = [
+        line
+        for line in console
+        if (m := _OTHER_RANK.match(line)) is None or int(m.group(1)) == culprit.rank
+    ]
+    code = f"exit code {culprit.code}"
+    word = _last_error(other)
+    return f"{code}: {word}" if word else code
 
 
 def _ended_by_signal(culprit: RankExit, oom: tuple[int | None, int | None]) -> End:

@@ -24,6 +24,7 @@ __all__ = [
     "find_straggler",
     "flight_files",
     "last_numbers",
+    "left_the_pattern",
     "read_flights",
 ]
 
@@ -31,6 +32,8 @@ _NAME = re.compile(r"^flight_rank(\d+)\.json$")
 _LARGEST_BYTES = 64 << 20
 _LONGEST_PERIOD = 256
 _CONTEXT = 12
+_TAIL = 8
+_RECENT = 4
 # A lag that every step has, of this size at least, is no scheduling noise.
 _LAG_S, _LAG_SHARE, _SAME_RANK_SHARE, _FEWEST_STEPS = 0.010, 0.05, 0.8, 12
 
@@ -170,6 +173,14 @@ def _who_left(
     return wrong[0] if wanted is not None and len(wrong) == 1 else None
 
 
+def left_the_pattern(flight: Flight) -> bool:
+    """Did this rank, by its own record, do something lately that its earlier steps did not?"""
+    kinds = [collective.kind for collective in flight.collectives]
+    recent = range(max(1, len(kinds) - _RECENT), len(kinds))
+    expected = {index: _expected(kinds[:index]) for index in recent}
+    return any(wanted is not None and kinds[i] != wanted for i, wanted in expected.items())
+
+
 def _expected(before: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
     """What followed the last time that the longest possible recent context occurred."""
     for length in range(min(_CONTEXT, len(before) - 1), 0, -1):
@@ -190,11 +201,12 @@ def find_straggler(flights: Mapping[int, Flight]) -> Straggler | None:
         return None
     common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
     first = next(iter(by_rank.values()))
-    period = _period([first[seq].kind for seq in common])
-    if period is None or len(common) // period < _FEWEST_STEPS:
+    found = _pattern([first[seq].kind for seq in common])
+    if found is None:
         return None
+    period, last = found
     # From the end: the beginning of a run is not periodic.
-    steps = [common[end - period : end] for end in range(len(common), period - 1, -period)]
+    steps = [common[end - period : end] for end in range(last, period - 1, -period)]
     steps = steps[: _steps_alike(steps, first)]
     if len(steps) < _FEWEST_STEPS:
         return None
@@ -228,10 +240,14 @@ def _steps_alike(steps: Sequence[Sequence[int]], first: Mapping[int, Collective]
     return len(steps)
 
 
-def _period(kinds: Sequence[tuple[str, str]]) -> int | None:
-    """The shortest period of the last part of a sequence that is there four times."""
-    for period in range(1, min(_LONGEST_PERIOD, len(kinds) // 4) + 1):
-        tail = kinds[-4 * period :]
-        if all(tail[i] == tail[i + period] for i in range(3 * period)):
-            return period
+def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
+    """The shortest period that is there four times, and where it ends.
+
+    The last few collectives of a run (the check of the parameters) are none of a step.
+    """
+    for last in range(len(kinds), max(0, len(kinds) - _TAIL), -1):
+        for period in range(1, min(_LONGEST_PERIOD, last // 4) + 1):
+            tail = kinds[last - 4 * period : last]
+            if all(tail[i] == tail[i + period] for i in range(3 * period)):
+                return period, last
     return None

@@ -19,10 +19,10 @@ from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, process_state
 
-__all__ = ["busy_ranks", "collect_flights", "collect_stacks", "write_summary"]
+__all__ = ["busy_ranks", "collect_flights", "collect_stacks", "python_place", "write_summary"]
 
 _STACK_NAME = re.compile(r"^stackdump_rank(\d+)_")
-_FRAME = re.compile(r'^  File "([^"]*)", line \d+ in (\S+)', re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
 
 
 _STACKS_WITHIN_S = 1.0
@@ -84,14 +84,28 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
     return frozenset(busy)
 
 
+def python_place(path: Path) -> str:
+    """`file.py:12 in name`: where the main thread of a dumped rank is, in code of its own."""
+    for name, line, function in _main_frames(path.read_text("utf-8", "replace")):
+        if "/torch/" not in name:
+            return f"{name}:{line} in {function}"
+    return ""
+
+
 def _innermost_file(dump: str) -> str:
     """The file of the newest frame of the main thread, in the last dump that the text holds."""
-    found = ""
+    frames = _main_frames(dump)
+    return frames[0][0] if frames else ""
+
+
+def _main_frames(dump: str) -> list[tuple[str, str, str]]:
+    """(file, line, function), the newest first, of the main thread in the text's last dump."""
+    found: list[tuple[str, str, str]] = []
     for thread in re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)[1:]:
         frames = _FRAME.findall(thread)
         # The main thread is the one that was entered through a module.
-        if frames and frames[-1][1] in ("<module>", "_run_module_as_main"):
-            found = frames[0][0]
+        if frames and frames[-1][2] in ("<module>", "_run_module_as_main"):
+            found = frames
     return found
 
 

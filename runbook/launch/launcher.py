@@ -16,10 +16,13 @@ from runbook.launch.stop import StopRequest
 from runbook.observer import Observer
 from runbook.read.documents import read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.watch import Thresholds
 
 __all__ = ["run_launch"]
 
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
+# Seed 000: the watchdog stands beside the stability long run.
+_WATCHED_PHASES = ("long_run",)
 _TOKEN_BYTES = 16
 
 
@@ -33,24 +36,28 @@ def run_launch(
     enough: Callable[[Path], bool] | None = None,
     retry: bool = True,
     machine: Mapping[str, str] | None = None,
+    watch: Thresholds | None = None,
 ) -> LaunchResult:
     """Run one launch to its end and say how it ended; nothing of it is alive afterwards.
 
     A stall or a failure of the collective library is tried once more, on another port and with
     `NCCL_DEBUG=INFO` (seed 000, Stability Long-Run); a wrong number never is. The files of the
     first attempt are kept beside the run directory, under its name with `.attempt1`.
-    `enough` is asked with the path of training.csv after each round of a schedule.
+    `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
+    the detectors of numbers; without it they run where the plan is the watched one (long_run).
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
     the children's lives hang on it.
     """
     stop = stop or StopRequest()
-    result = _attempt(launch, run_root, 1, observer, stop, budgets, enough, machine)
+    if watch is None and launch.phase in _WATCHED_PHASES:
+        watch = Thresholds.from_variables(launch.env)
+    result = _attempt(launch, run_root, 1, observer, stop, budgets, enough, machine, watch)
     if retry and not stop.requested and _worth_a_retry(launch, result, run_root):
         first = _set_aside(launch, result, run_root)
         observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
-        second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine)
+        second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine, watch)
         result = _joined(first, second)
     path = run_root / launch.run_dir / "result.json"
     write_atomic(path, result.model_dump_json(indent=2) + "\n")
@@ -66,6 +73,7 @@ def _attempt(
     budgets: Budgets | None,
     enough: Callable[[Path], bool] | None,
     machine: Mapping[str, str] | None,
+    watch: Thresholds | None,
 ) -> LaunchResult:
     run_dir = run_root / launch.run_dir
     make_private_dir(run_dir)
@@ -82,6 +90,7 @@ def _attempt(
         observer=observer,
         stop=stop,
         enough=enough,
+        watch=watch,
     )
     observer.launch_started(planned, number)
     with stop.deferred():

@@ -1,0 +1,144 @@
+"""`runbook drill`: plant real faults in real runs and see whether they are noticed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbook.cli._parser import add_output_flags
+from runbook.console import Console, console_for, printable
+
+if TYPE_CHECKING:
+    from runbook.drill import DrillReport, DrillRow
+
+__all__ = ["add_parser", "run"]
+
+_HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the sub-command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "drill",
+        help="plant real faults in real two-rank runs; is each one noticed, named and cleaned up?",
+        description=(
+            "Plant each fault in a real run of the trainer on two CPU ranks, with budgets of 3 s:\n"
+            "crashes, hangs, frozen ranks, desynchronised collectives, stragglers, data stalls,\n"
+            "bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed\n"
+            "launchers. A row is good if the fault was noticed in time, the right rank was named,\n"
+            "the evidence is there, no process is left and no written row is lost."
+        ),
+        epilog=(
+            "examples:\n"
+            "  runbook drill --list\n"
+            "  runbook drill --faults frozen,sigkill,nan\n"
+            "  runbook drill --repeat 5 --json > drill.json\n"
+            "exit codes: 0 every row good, 1 a row falls short, 2 usage, 3 interrupted"
+        ),
+    )
+    parser.add_argument("--faults", metavar="LIST", default="all", help="names, or all (default)")
+    parser.add_argument("--repeat", metavar="N", type=_count, default=1, help="times each (1)")
+    parser.add_argument("--jobs", metavar="N", type=_count, default=1, help="at a time (1)")
+    parser.add_argument("--list", action="store_true", help="list the faults and stop")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep every folder, not only those that fell short"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", default="", help="new folder (artifacts/drill-<time>)"
+    )
+    add_output_flags(parser, json_help="one JSON document on stdout")
+
+
+def _count(text: str) -> int:
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the drill and print its table."""
+    import time
+
+    from runbook.drill import run_drill, select
+    from runbook.errors import UsageError
+    from runbook.launch import StopRequest, stop_on_signals
+
+    console = console_for(args)
+    faults = select(args.faults)
+    if args.list:
+        return _list(console, faults, as_json=args.json)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    out = Path(args.out) if args.out else Path("artifacts") / f"drill-{stamp}"
+    total, done = len(faults) * args.repeat, 0
+
+    def told(row: DrillRow) -> None:
+        nonlocal done
+        done += 1
+        word = "good" if row.ok else "SHORT: " + "; ".join(row.problems)
+        took = "" if row.seconds is None else f" {row.seconds:.2f} s"
+        console.progress(printable(f"[{done}/{total}] {row.fault}{took} {word}"))
+
+    try:
+        with stop_on_signals(StopRequest()) as stop:
+            report = run_drill(
+                faults,
+                out.resolve(),
+                repeat=args.repeat,
+                jobs=args.jobs,
+                keep=args.keep,
+                stop=stop,
+                on_row=told,
+            )
+    except FileExistsError as error:
+        raise UsageError(f"{out} exists; a drill needs a new folder") from error
+    _print(console, report, as_json=args.json)
+    if report.interrupted:
+        return 3
+    return 0 if report.ok else 1
+
+
+def _list(console: Console, faults: Any, *, as_json: bool) -> int:
+    from runbook.cli._table import table
+
+    if as_json:
+        rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
+        console.json_document({"schema_version": 1, "faults": rows})
+    else:
+        cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
+        console.result(table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS PLANTED"), cells))
+    return 0
+
+
+def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
+    from runbook.cli._table import table
+
+    summary = report.summary()
+    if as_json:
+        rows = [row.document() for row in report.rows]
+        console.json_document({"schema_version": 1, "summary": summary, "rows": rows})
+        return
+    console.result(table(_HEADER, [_cells(row) for row in report.rows]))
+    for row in report.rows:
+        if not row.ok:
+            console.result(printable(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})"))
+    console.result(
+        f"{summary['good']} of {summary['faults']} good ({summary['kinds']} kinds); culprit right "
+        f"{summary['culprit_right']} of {summary['culprit_of']}; after the threshold "
+        f"{summary['median_over_threshold_s']} s median, {summary['max_over_threshold_s']} s at "
+        f"most; {summary['orphans']} orphans, {summary['rows_lost']} rows lost"
+    )
+
+
+def _cells(row: DrillRow) -> tuple[str, ...]:
+    return (
+        row.fault,
+        "yes" if row.detected else "NO",
+        "yes" if row.culprit_right else "NO",
+        "-" if row.seconds is None else f"{row.seconds:.2f}",
+        "-" if row.limit_s is None else f"{row.limit_s:g}",
+        str(len(row.evidence)),
+        str(row.orphans),
+        str(row.rows_lost),
+        "yes" if row.ok else "NO",
+    )

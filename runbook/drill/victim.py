@@ -1,0 +1,25 @@
+"""A harness to be killed: `-m runbook.drill.victim FAULT STEP ROOT` runs one planted launch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from runbook.drill.faults import FAULTS
+from runbook.drill.scene import run_planted
+from runbook.launch import StopRequest, stop_on_signals
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    """Run the launch under this program's own signal handlers."""
+    with stop_on_signals(StopRequest()) as stop:
+        fault = replace(FAULTS[argv[0]], step=int(argv[1]))
+        scene = run_planted(fault, Path(argv[2]), stop=stop)
+    return 0 if scene.result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
