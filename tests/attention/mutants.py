@@ -308,16 +308,22 @@ def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
     return code == 1
 
 
+# A change without a defect has to live, or else killing means nothing.
+CONTROL = Mutant(name="control", path="rope.py", old="angle =", new="angle  =")
+
+
 def main(names: list[str]) -> int:
-    """Print one line per mutant; the number of survivors decides the exit code."""
+    """Print one line per mutant, and for the control; survivors decide the exit code."""
     chosen = [m for m in MUTANTS if not names or m.name in names]
     survivors = 0
     for mutant in chosen:
         killed = is_killed(mutant)
         survivors += not killed
-        print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.name}", flush=True)
+        print(f"{'killed' if killed else 'survived'}\t{mutant.name}", flush=True)
+    unharmed = not is_killed(CONTROL, TESTS[:2])
+    print(f"{'survived' if unharmed else 'killed'}\t{CONTROL.name}", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
-    return 1 if survivors or not chosen else 0
+    return 1 if survivors or not chosen or not unharmed else 0
 
 
 if __name__ == "__main__":
