@@ -31,6 +31,9 @@ COMMANDS = (
     "history",
     "decide",
     "replay",
+    "watch",
+    "stacks",
+    "triage",
     "drill",
 )
 

@@ -394,6 +394,16 @@ def _slow_phases(planter: Planter) -> None:
     _at_step(first)(planter)
 
 
+def _only_with(name: str, value: str, act: Callable[[Any], None]) -> Callable[[Planter], None]:
+    """A fault that a toggle brings about: for the triage, which has to find the toggle."""
+
+    def act_if(engine: Any) -> None:
+        if os.environ.get(name) == value:
+            act(engine)
+
+    return _at_step(act_if)
+
+
 def _nothing(planter: Planter) -> None:
     _count_steps(planter)
 
@@ -441,6 +451,8 @@ KINDS: dict[str, Callable[[Planter], None]] = {
     "clock_jump": _at_step(_jump_clock),
     "clock_jump_hang": _at_step(_jump_clock_and_sleep),
     "slow_phases": _slow_phases,
+    "exit_with_static_graph": _only_with("NSA_DDP_STATIC_GRAPH", "1", lambda _engine: os._exit(7)),
+    "hang_with_compression": _only_with("NSA_DDP_COMPRESS", "bf16", _sleep),
 }
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runbook.files import write_atomic
@@ -30,7 +30,12 @@ _FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
 
 
-def collect_stacks(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> list[Path]:
+Send = Callable[[RankState, int], bool]
+
+
+def collect_stacks(
+    run_dir: Path, ranks: Sequence[RankState], *, token: str, send: Send | None = None
+) -> list[Path]:
     """Have the Python stacks of all ranks written into `run_dir` and return the files.
 
     They come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck in
@@ -41,15 +46,16 @@ def collect_stacks(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> 
     able = [state for state in alive if process_state(state.pid) not in STOPPED]
     before = {state.rank: _stack_files(run_dir, state.rank) for state in able}
     for state in able:
-        if state.pid is not None:
-            signal_owned(state.pid, token, signal.SIGUSR1)
+        (send or _to_owned(token))(state, signal.SIGUSR1)
     files = _wait_for_stacks(run_dir, before)
     silent = [state for state in alive if not any(f"rank{state.rank}_" in p.name for p in files)]
     files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
     return files
 
 
-def collect_flights(run_dir: Path, ranks: Sequence[RankState], *, token: str) -> list[Path]:
+def collect_flights(
+    run_dir: Path, ranks: Sequence[RankState], *, token: str, send: Send | None = None
+) -> list[Path]:
     """Have every rank that can answer write its flight record (SIGUSR2); return the fresh ones.
 
     A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
@@ -63,7 +69,8 @@ def collect_flights(run_dir: Path, ranks: Sequence[RankState], *, token: str) ->
         and process_state(state.pid) not in STOPPED
     ]
     before = {rank: path.stat().st_mtime_ns for rank, path in flight_files(run_dir).items()}
-    asked = {s.rank for s in able if s.pid and signal_owned(s.pid, token, signal.SIGUSR2)}
+    signal_to = send or _to_owned(token)
+    asked = {state.rank for state in able if signal_to(state, signal.SIGUSR2)}
     deadline = time.monotonic() + _FLIGHTS_WITHIN_S
     while True:
         now = flight_files(run_dir)
@@ -71,6 +78,11 @@ def collect_flights(run_dir: Path, ranks: Sequence[RankState], *, token: str) ->
         if fresh == asked or time.monotonic() > deadline:
             return [now[rank] for rank in sorted(fresh)]
         time.sleep(0.01)
+
+
+def _to_owned(token: str) -> Send:
+    """Only a process that carries the token gets a signal."""
+    return lambda state, number: state.pid is not None and signal_owned(state.pid, token, number)
 
 
 def busy_ranks(files: Sequence[Path]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.launch.endings import exit_code_of
-from runbook.launch.reaper import environment_holds
+from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import heartbeat_files
 
 __all__ = ["RankState", "RankWatch"]
@@ -95,7 +95,7 @@ class RankWatch:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and record.get("token") == self.token:
+            if isinstance(record, dict) and (record.get("token") or "") == self.token:
                 self._take(state, record)
 
     def _take(self, state: RankState, record: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ class RankWatch:
         except OSError:
             state.pid, state.died_at = pid, time.monotonic()
             return
-        if environment_holds(pid, self.token):
+        if environment_holds(pid, self.token) or holds_file(pid, str(state.path)):
             state.pid, state.handle = pid, handle
         else:
             # Gone already, or never ours: its heartbeats count, its number is not used.

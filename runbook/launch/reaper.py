@@ -31,6 +31,23 @@ def environment_holds(pid: int, token: str) -> bool:
     return f"{TOKEN_VARIABLE}={token}".encode() in variables
 
 
+def holds_file(pid: int, path: str) -> bool:
+    """Has the process this file open? Tells a rank that was started by hand, without a token."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        wanted = os.stat(path)  # noqa: PTH116 - starts without pathlib
+        for name in os.listdir(folder):  # noqa: PTH208
+            try:
+                seen = os.stat(f"{folder}/{name}")  # noqa: PTH116
+            except OSError:
+                continue
+            if (seen.st_dev, seen.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    except OSError:
+        return False
+    return False
+
+
 def carriers(token: str) -> list[int]:
     """Pids of all live processes with the token, without this one."""
     me = os.getpid()

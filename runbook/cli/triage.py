@@ -1,0 +1,135 @@
+"""`runbook triage`: the operator's ladder, climbed for real."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbook.cli._parser import add_output_flags
+from runbook.console import Console, console_for, printable
+
+if TYPE_CHECKING:
+    from runbook.triage import RungResult, Target, Triage
+
+__all__ = ["add_parser", "run"]
+
+_EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the sub-command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "triage",
+        help="run the failing command again with one change at a time, until it works",
+        description=(
+            "Climb the ladder of the operator's cheat sheet and the failure playbook: run the\n"
+            "failing command as it was, then with one change at a time, and stop at the first\n"
+            "change under which the failure is gone. RUN|CONFIG is a run's folder or id (its\n"
+            "first failed launch is taken), a launch's directory, or a trainer config."
+        ),
+        epilog=(
+            "examples:\n"
+            "  runbook triage                        the newest run\n"
+            "  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml\n"
+            "  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1\n"
+            "exit codes: 0 a rung helped, 1 none did, 2 usage, 3 it did not fail again"
+        ),
+    )
+    parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
+    parser.add_argument("--dry-run", action="store_true", help="show the ladder; start nothing")
+    parser.add_argument(
+        "--floor", metavar="TOKS_PER_S", type=_positive, help="climb for throughput: fast enough is"
+    )
+    parser.add_argument("--ranks", metavar="N", type=int, default=2, help="ranks for a config (2)")
+    parser.add_argument("--out", metavar="DIR", default="artifacts", help="where runs are")
+    add_output_flags(parser, json_help="one JSON document on stdout")
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Climb, or show the ladder."""
+    import time
+
+    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.triage import climb
+
+    console = console_for(args)
+    target = _target(args)
+    if args.dry_run:
+        _show_ladder(console, target, as_json=args.json)
+        return 0
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    out = (Path(args.out) / f"triage-{stamp}").resolve()
+    console.progress(printable(f"triage of {target.why}; evidence in {out}"))
+
+    def tell(result: RungResult) -> None:
+        console.progress(printable(f"{result.name}: {result.outcome}: {result.detail}"))
+
+    with stop_on_signals(StopRequest()) as stop:
+        triage = climb(target, out, stop=stop, tell=tell)
+    _show(console, triage, as_json=args.json)
+    return _EXIT[triage.outcome]
+
+
+def _target(args: argparse.Namespace) -> Target:
+    from runbook.cli._runs import find_run
+    from runbook.errors import RunbookError
+    from runbook.launch.command import resolve_config
+    from runbook.triage import find_target
+
+    text = args.target
+    path = Path(text) if text else find_run(None, Path(args.out))
+    if text and not path.exists():
+        try:
+            path = resolve_config(text)
+        except RunbookError:
+            path = find_run(text, Path(args.out))
+    return find_target(path, floor=args.floor, ranks=args.ranks)
+
+
+def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
+    from runbook.triage import LADDERS, applied
+
+    rungs = LADDERS[target.symptom]
+    rows = []
+    for number, rung in enumerate(rungs, start=1):
+        launch = applied(rung, target.launch, name=rung.name, steps=target.steps)
+        skipped = "" if rung.changes(target.launch) else "skipped: the command has this already"
+        rows.append((number, rung, launch.command_line(), skipped))
+    if as_json:
+        found = [
+            {"rung": n, "name": r.name, "title": r.title, "source": r.source, "command": c,
+             "note": s}
+            for n, r, c, s in rows
+        ]  # fmt: skip
+        console.json_document({"schema_version": 1, "symptom": target.symptom, "ladder": found})
+        return
+    first = applied(None, target.launch, name="as_it_was", steps=target.steps)
+    console.result(printable(f"triage of {target.why} (ladder: {target.symptom})"))
+    console.result(printable(f"0. the command as it was\n   {first.command_line()}"))
+    for number, rung, command, skipped in rows:
+        console.result(f"{number}. {rung.title} [{rung.source}]")
+        console.result(printable(f"   {skipped or command}"))
+
+
+def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
+    from runbook.cli._table import table
+
+    if as_json:
+        console.json_document(triage.document())
+        return
+    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.rungs]
+    console.result(printable(table(("RUNG", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)))
+    console.result(printable(f"finding: {triage.finding}"))
+    for line in triage.exports:
+        console.result(printable(line))

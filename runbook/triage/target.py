@@ -1,0 +1,131 @@
+"""What is to be triaged: a failed launch of a run, a run directory, or a config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runbook.errors import UsageError
+from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
+
+__all__ = ["Target", "find_target"]
+
+_TIMEOUT_S = 900.0
+_STEPS = {"failure": 30, "throughput": 80}
+_BEYOND = 10
+_NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The launch to climb with. `floor_toks_per_s` is what counts as fast enough."""
+
+    launch: Launch
+    symptom: str
+    why: str
+    steps: int
+    floor_toks_per_s: float | None = None
+
+
+def find_target(
+    path: Path, *, symptom: str = "auto", floor: float | None = None, ranks: int = 2
+) -> Target:
+    """Understand `path`: a run's folder, a launch's directory, or a trainer config.
+
+    Raises `UsageError` if it is none of them, or if nothing in the run failed.
+    """
+    if (path / "run.json").is_file():
+        return _of_run(path, symptom, floor)
+    if (path / "launch.json").is_file():
+        launch = _launch_of(path)
+        return _target(launch, symptom, floor, f"the launch in {path}", _failed_step(path))
+    if path.suffix in (".yaml", ".yml"):
+        return _target(_of_config(path, ranks), symptom, floor, f"config {path}", 0)
+    raise UsageError(
+        f"{path} cannot be triaged", hint="give a run's folder, a launch's directory or a config"
+    )
+
+
+def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
+    try:
+        record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+    except ValidationError as error:
+        raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+    bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
+    if bad and symptom in ("auto", "failure"):
+        entry = bad[0]
+        why = f"{entry.launch.phase}/{entry.launch.name} {entry.result.status.value}"
+        steps = max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)
+        return _target(entry.launch, "failure", floor, f"{why}: {entry.result.cause}", steps)
+    for phase in record.phases:
+        for check in phase.checks:
+            slow = check.code is Reason.BELOW_LIMIT and check.measurement is not None
+            trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
+            if (
+                slow
+                and trainers
+                and "toks/s" in (check.measurement.unit if check.measurement else "")
+            ):
+                limit = floor if floor is not None else _number(check.limit)
+                return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
+    raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
+
+
+def _failed(entry: LaunchEntry) -> bool:
+    return entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _launch_of(path: Path) -> Launch:
+    try:
+        document = json.loads((path / "launch.json").read_bytes())
+        launch = Launch.model_validate(document["launch"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}/launch.json cannot be read: {error}") from error
+    if launch.kind != "trainer":
+        raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
+    return launch
+
+
+def _failed_step(path: Path) -> int:
+    try:
+        document = json.loads((path / "result.json").read_bytes())
+        return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _of_config(path: Path, ranks: int) -> Launch:
+    start = ("torchrun", f"--nproc_per_node={ranks}") if ranks > 1 else ("python",)
+    ddp = "1" if ranks > 1 else "0"
+    config = str(path)
+    trainer = ("-m", "nsa.train", "--config", config, "--dataset", "synthetic", "--ddp", ddp)
+    return Launch(
+        name="triage",
+        phase="triage",
+        kind="trainer",
+        argv=(*start, *trainer),
+        env={"NSA_PREFILL_BATCHED": "1"},
+        run_dir="triage",
+        nproc=ranks,
+        steps=_STEPS["failure"],
+        timeout_s=_TIMEOUT_S,
+        config=config,
+    )
+
+
+def _target(
+    launch: Launch, symptom: str, floor: float | None, why: str, failed_step: int
+) -> Target:
+    if symptom == "auto":
+        symptom = "throughput" if floor is not None else "failure"
+    if symptom == "throughput" and floor is None:
+        raise UsageError("the ladder for low throughput needs --floor TOKS_PER_S")
+    steps = max(_STEPS[symptom], failed_step + _BEYOND)
+    return Target(launch=launch, symptom=symptom, why=why, steps=steps, floor_toks_per_s=floor)

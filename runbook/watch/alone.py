@@ -1,0 +1,125 @@
+"""The watchdog beside a run that somebody else started: seed 000, Stability Long-Run + Watchdog."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from runbook.launch.budgets import Budgets
+from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
+from runbook.launch.ranks import RankState
+from runbook.launch.watchdog import Watchdog
+from runbook.watch.anomaly import Anomaly, record_anomaly
+from runbook.watch.live import follow, send_checked
+from runbook.watch.monitor import Monitor
+from runbook.watch.thresholds import Thresholds
+
+__all__ = ["Watcher"]
+
+_GOOD_CODES = (0, 10, 13)
+
+
+class Watcher:
+    """Looks at one run directory: its numbers, and whether its ranks still speak.
+
+    Works on any directory with training.csv, gates.csv or heartbeats. The age of a heartbeat
+    counts from when it was first seen here, so a directory of yesterday is no sudden alarm.
+    """
+
+    def __init__(self, run_dir: Path, limits: Thresholds) -> None:
+        self.run_dir, self.limits = run_dir, limits
+        self.monitor = Monitor(run_dir, limits)
+        self.ranks = follow(run_dir)
+        stall_s = limits.heartbeat_stall_s
+        self._budgets = replace(Budgets(), step_s=stall_s, data_s=stall_s)
+        self._told: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """Has every rank said its exit, or died?"""
+        states = self.ranks.ranks.values()
+        return bool(states) and all(state.ended for state in states)
+
+    def look(self) -> list[Anomaly]:
+        """What is new; it is written into the directory, with `.HALT` if that is wanted."""
+        found = [*self.monitor.look(), *self._speech()]
+        for anomaly in found:
+            record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
+        return found
+
+    def run(self, *, interval_s: float, tell: Callable[[Anomaly], None]) -> int:
+        """Look every `interval_s` until the run is over; returns how many anomalies there were."""
+        count = 0
+        while True:
+            over = self.over
+            for anomaly in self.look():
+                count += 1
+                tell(anomaly)
+            if over:
+                return count
+            self._wait(interval_s)
+
+    def _wait(self, interval_s: float) -> None:
+        """Until it is time, or a rank's process ends."""
+        poller = select.poll()
+        for handle in self.ranks.handles():
+            poller.register(handle, select.POLLIN)
+        poller.poll(interval_s * 1000)
+
+    def _speech(self) -> list[Anomaly]:
+        """Silence and bad ends."""
+        if not self.ranks.token:
+            self.ranks.close()
+            self.ranks = follow(self.run_dir)  # the run may have begun since
+        self.ranks.update()
+        self.ranks.note_deaths(self._ended())
+        states = list(self.ranks.ranks.values())
+        found = [a for state in states if (a := self._bad_end(state)) is not None]
+        if found or not states or "heartbeat_stall" in self._told:
+            return found
+        watchdog = Watchdog(self._budgets, wanted=len(states))
+        now = time.monotonic()
+        if watchdog.find_hang(states, now=now) is not None:
+            self._told.add("heartbeat_stall")
+            found.append(self._stall(watchdog, states, now))
+        return found
+
+    def _ended(self) -> set[int]:
+        poller = select.poll()
+        for handle in self.ranks.handles():
+            poller.register(handle, select.POLLIN)
+        return {handle for handle, _ in poller.poll(0)}
+
+    def _bad_end(self, state: RankState) -> Anomaly | None:
+        name = f"end of rank {state.rank}"
+        if not state.ended or state.exit_code in _GOOD_CODES or name in self._told:
+            return None
+        self._told.add(name)
+        how = state.exit_reason or f"gone without a word at step {state.step}"
+        text = f"rank {state.rank} ended: {how}"
+        return Anomaly(kind="rank_ended", text=text, rank=state.rank, step=state.step)
+
+    def _stall(self, watchdog: Watchdog, states: list[RankState], now: float) -> Anomaly:
+        """Seed 000, Failure Playbook: a stall gets a stack dump before anything else."""
+        token = self.ranks.token
+
+        def send(state: RankState, number: int) -> bool:
+            return send_checked(state, token, number)
+
+        collect_flights(self.run_dir, states, token=token, send=send)
+        stacks = collect_stacks(self.run_dir, states, token=token, send=send)
+        hang = watchdog.name_culprit(states, now=now, busy=busy_ranks(stacks))
+        write_summary(self.run_dir, states, hang.cause)
+        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+
+
+def is_run_directory(path: Path) -> bool:
+    """Is there anything to watch in it?"""
+    if not path.is_dir():
+        return False
+    names = os.listdir(path)  # noqa: PTH208
+    return any(n in ("training.csv", "launch.json") or n.startswith("heartbeat_") for n in names)
