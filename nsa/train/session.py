@@ -62,8 +62,7 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
         ending.end = _crash(error)
         _write_exit(beat, ending)
         shout(f"[rank {plan.place.rank}] {ending.end.reason}")
-        if ending.end.code == ExitCode.CRASH:
-            raise
+        # Not raised again: tearing torch down would keep the other ranks waiting for half a second.
         traceback.print_exc(file=sys.stderr)
         return int(ending.end.code)
     _write_exit(beat, ending)
