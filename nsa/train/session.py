@@ -58,7 +58,7 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     except (DataError, checkpoint.CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {plan.place.rank}] {error}")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
         ending.end = _crash(error)
         _write_exit(beat, ending)
         shout(f"[rank {plan.place.rank}] {ending.end.reason}")

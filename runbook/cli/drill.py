@@ -10,7 +10,8 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable
 
 if TYPE_CHECKING:
-    from runbook.drill import DrillReport, DrillRow
+    from runbook.drill.runner import DrillReport
+    from runbook.drill.verdict import DrillRow
 
 __all__ = ["add_parser", "run"]
 
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the drill and print its table."""
     import time
 
-    from runbook.drill import run_drill, select
+    from runbook.drill.faults import select
+    from runbook.drill.runner import run_drill
     from runbook.errors import UsageError
     from runbook.launch import StopRequest, stop_on_signals
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runbook.launch.budgets import Budgets
+from runbook.launch.flight import last_numbers, read_flights
 from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
 from runbook.launch.ranks import RankState
 from runbook.launch.watchdog import Watchdog
@@ -111,8 +112,9 @@ class Watcher:
             return send_checked(state, token, number)
 
         collect_flights(self.run_dir, states, token=token, send=send)
+        entered = last_numbers(read_flights(self.run_dir, token=token))
         stacks = collect_stacks(self.run_dir, states, token=token, send=send)
-        hang = watchdog.name_culprit(states, now=now, busy=busy_ranks(stacks))
+        hang = watchdog.name_culprit(states, now=now, busy=busy_ranks(stacks), entered=entered)
         write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
 
