@@ -1,0 +1,155 @@
+"""Flight records made by hand: where ranks part, who left, who is late."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from runbook.launch.bundle import bundle
+from runbook.launch.classify import End
+from runbook.launch.flight import (
+    find_desync,
+    find_straggler,
+    last_numbers,
+    left_the_pattern,
+    read_flights,
+)
+from runbook.launch.ranks import RankState
+from runbook.launch.watchdog import blame
+from runbook.records import LaunchStatus
+
+TOKEN = "ab" * 16
+GRAD, BUS = ("all_reduce", [[1000]], ["Float"]), ("all_reduce", [[5]], ["Double"])
+START = [("broadcast", [[50]], ["Long"]), ("all_gather", [[1]], ["Long"])]
+Op = tuple[str, list[list[int]], list[str]]
+
+
+def write(folder: Path, rank: int, ops: list[Op], *, late: dict[int, float] | None = None) -> None:
+    """One step is GRAD then BUS, 10 ms apart; `late` seconds are added to single entries."""
+    entries = [
+        [seq, op, sizes, types, int((seq * 0.01 + (late or {}).get(seq, 0.0)) * 1e9), True]
+        for seq, (op, sizes, types) in enumerate(ops, start=1)
+    ]
+    document = {"schema_version": 1, "rank": rank, "token": TOKEN, "entries": entries}
+    (folder / f"flight_rank{rank}.json").write_text(json.dumps(document))
+
+
+def steps(count: int) -> list[Op]:
+    return [*START, *[GRAD, BUS] * count]
+
+
+def test_equal_records_are_no_desync(tmp_path: Path) -> None:
+    write(tmp_path, 0, steps(20))
+    write(tmp_path, 1, steps(19))  # one is behind, which is no difference
+    flights = read_flights(tmp_path, token=TOKEN)
+    assert find_desync(flights) is None
+    assert last_numbers(flights) == {0: 42, 1: 40}
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(
+    "strange",
+    [("all_gather", [[5]], ["Double"]), ("all_reduce", [[999]], ["Float"]), BUS,
+     ("all_reduce", [[1000]], ["Half"])],
+)  # fmt: skip
+def test_who_left_the_pattern_is_known_with_two_ranks(
+    tmp_path: Path, culprit: int, strange: Op
+) -> None:
+    write(tmp_path, 1 - culprit, steps(9))
+    write(tmp_path, culprit, [*steps(8), strange, BUS])
+    desync = find_desync(read_flights(tmp_path, token=TOKEN))
+    assert desync is not None
+    assert (desync.seq, desync.rank) == (19, culprit)
+    assert strange[0] in desync.seen[culprit] and "[[1000]] Float" in desync.seen[1 - culprit]
+    assert "desync at collective 19: rank 0:" in desync.text()
+
+
+def test_with_three_ranks_the_odd_one_out(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path, rank, [GRAD, BUS if rank != 2 else GRAD])
+    desync = find_desync(read_flights(tmp_path, token=TOKEN))
+    assert desync is not None and (desync.seq, desync.rank) == (2, 2)
+
+
+def test_without_a_pattern_nobody_is_accused(tmp_path: Path) -> None:
+    write(tmp_path, 0, [GRAD])
+    write(tmp_path, 1, [BUS])
+    desync = find_desync(read_flights(tmp_path, token=TOKEN))
+    assert desync is not None and desync.rank is None
+
+
+def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
+    ops = steps(30)
+    noise = random.Random(1)
+    late = {seq: 0.020 + noise.random() * 0.003 for seq in range(3, len(ops) + 1, 2)}
+    write(tmp_path, 0, [*ops, START[0]])
+    write(tmp_path, 1, [*ops, START[0]], late=late)
+    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
+    assert straggler is not None and straggler.rank == 1
+    assert 0.020 <= straggler.lag_s <= 0.023
+    assert "rank 1 comes 2" in straggler.text()
+
+
+def test_noise_and_turns_are_no_straggler(tmp_path: Path) -> None:
+    ops = steps(30)
+    noise = random.Random(2)
+    for rank in (0, 1):
+        write(tmp_path, rank, ops, late={s: noise.random() * 0.004 for s in range(len(ops) + 1)})
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    # Late by turns: both are slow in half of the steps, so neither is the straggler.
+    late = dict.fromkeys(range(3, len(ops) + 1, 4), 0.03)
+    other = dict.fromkeys(range(5, len(ops) + 1, 4), 0.03)
+    write(tmp_path, 0, ops, late=late)
+    write(tmp_path, 1, ops, late=other)
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    write(tmp_path, 0, steps(5))
+    write(tmp_path, 1, steps(5), late=dict.fromkeys(range(3, 13), 0.5))
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None  # too few steps
+
+
+def test_damaged_foreign_and_strange_records_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, 0, steps(3))
+    whole = (tmp_path / "flight_rank0.json").read_bytes()
+    for cut in range(0, len(whole), 7):
+        (tmp_path / "flight_rank1.json").write_bytes(whole[:cut])
+        assert set(read_flights(tmp_path, token=TOKEN)) == {0}
+    assert read_flights(tmp_path, token="cd" * 16) == {}
+    odd = {"token": TOKEN, "entries": [None, [], ["x"] * 6, [1, "op", 5, None, 7, True]]}
+    (tmp_path / "flight_rank1.json").write_text(json.dumps(odd))
+    assert len(read_flights(tmp_path, token=TOKEN)[1].collectives) == 1
+
+
+def test_the_rank_that_entered_fewer_collectives_is_waited_for(tmp_path: Path) -> None:
+    ranks = [
+        RankState(rank=rank, path=tmp_path, event="fetched", phase="step", step=7, spoke_mono=mono)
+        for rank, mono in ((0, 1.0), (1, 2.0))
+    ]
+    assert blame(ranks, {}).rank == 0  # silent longest
+    assert blame(ranks, {}, entered={0: 40, 1: 39}).rank == 1
+    assert blame(ranks, {}, entered={1: 39}).rank == 0  # not all have told
+
+
+def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> None:
+    """gloo ends the process that gets more bytes than it waits for; it leaves no record."""
+    write(tmp_path, 0, steps(9))
+    stack = 'Thread 0x1 (most recent call first):\n  File "/x/torch/d.py", line 3 in all_reduce\n'
+    stack += '  File "/y/nsa/bus.py", line 51 in wait\n  File "/y/m.py", line 9 in <module>\n'
+    (tmp_path / "stackdump_rank1_77.txt").write_text(stack)
+    console = ["what(): op.preamble.length <= op.nbytes. 16 vs 8. Received data size"]
+    end = End(status=LaunchStatus.CRASHED, cause="rank 1 was ended by SIGABRT", culprit_rank=1)
+    told, files, _ = bundle(tmp_path, [], end, token=TOKEN, console=console)
+    assert told.culprit_rank == 1
+    assert "desync at collective 20, sizes 16 for 8" in told.cause
+    assert "/y/nsa/bus.py:51 in wait" in told.cause
+    assert {path.name for path in files} == {
+        "stackdump_rank1_77.txt", "flight_rank0.json", "incident.json"
+    }  # fmt: skip
+    # The one that lives may be the one that strayed.
+    write(tmp_path, 0, [*steps(9), BUS])
+    assert left_the_pattern(read_flights(tmp_path, token=TOKEN)[0])
+    assert bundle(tmp_path, [], end, token=TOKEN, console=console)[0].culprit_rank == 0
+    plain = bundle(tmp_path, [], end, token=TOKEN, console=["nothing of the kind"])[0]
+    assert plain.cause == end.cause
