@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.budgets import Budgets
@@ -75,7 +76,7 @@ def _attempt(
     machine: Mapping[str, str] | None,
     watch: Thresholds | None,
 ) -> LaunchResult:
-    run_dir = run_root / launch.run_dir
+    run_dir = _inside(run_root, launch.run_dir)
     make_private_dir(run_dir)
     planned = launch
     if number > 1:
@@ -95,6 +96,17 @@ def _attempt(
     observer.launch_started(planned, number)
     with stop.deferred():
         return Attempt(planned, command, options).run()
+
+
+def _inside(run_root: Path, name: str) -> Path:
+    """The launch's folder; whatever a plan says, it lies below the run's."""
+    run_dir = run_root / name
+    root, wanted = run_root.resolve(), run_dir.resolve()
+    if wanted == root or not wanted.is_relative_to(root):
+        raise UsageError(
+            f"run_dir {name!r} leaves the run's folder {root}", hint="use a name like phase/run1"
+        )
+    return run_dir
 
 
 def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool:

@@ -1,0 +1,202 @@
+"""What may leave, enter and be touched: sockets, variables, folders, shells, other processes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nsa.strictyaml import load_strict
+from runbook.drill.faults import FAULTS
+from runbook.drill.scene import drill_launch
+from runbook.errors import UsageError
+from runbook.launch import run_launch
+from runbook.launch.environment import build_environment
+from runbook.launch.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
+from runbook.observer import SilentObserver
+from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.launch.helpers import fake_launch
+
+ROOT = Path(__file__).parents[2]
+CANARY = "canary-31d0c5e7f2"
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
+
+
+class Onlooker(SilentObserver):
+    """Looks, while the launch trains, at what its processes listen on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.listening: set[str] = set()
+        self.processes = 0
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        if step < 4 or self.listening:
+            return
+        token = json.loads((self.run_dir / "launch.json").read_text())["run_token"]
+        pids = carriers(token)
+        self.processes = len(pids)
+        self.listening = set(_listening(pids))
+
+
+def _listening(pids: list[int]) -> Iterator[str]:
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = str(link.readlink())
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if not Path(table).exists():
+            continue
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                yield fields[1].partition(":")[0]
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchResult, Onlooker]:
+    """A real run that crashes at step 12, on a machine whose environment is full of secrets."""
+    root = tmp_path_factory.mktemp("run")
+    fault = FAULTS["exception"]
+    launch = drill_launch(fault, name="run").model_copy(
+        update={
+            "argv": tuple("12" if w == "6" else w for w in drill_launch(fault, name="run").argv),
+            "env": {"NSA_PREFILL_BATCHED": "1", "HF_TOKEN": CANARY},
+        }
+    )
+    machine = {**os.environ, "OMP_NUM_THREADS": "1", **dict.fromkeys(SECRETS, CANARY)}
+    machine |= {"LD_PRELOAD": "/nowhere.so", "PYTHONSTARTUP": "/nowhere.py", "NSA_LR": "9"}
+    onlooker = Onlooker(root / "run")
+    result = run_launch(launch, root, observer=onlooker, retry=False, machine=machine)
+    return root, result, onlooker
+
+
+@pytest.mark.e2e
+def test_the_rendezvous_listens_on_the_loopback_only(
+    crashed: tuple[Path, LaunchResult, Onlooker],
+) -> None:
+    _, _, onlooker = crashed
+    assert onlooker.processes >= 3  # torchrun and two ranks
+    assert onlooker.listening == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+
+
+@pytest.mark.e2e
+def test_the_canary_is_in_no_byte_of_a_crashed_run(
+    crashed: tuple[Path, LaunchResult, Onlooker],
+) -> None:
+    root, result, _ = crashed
+    assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
+    assert CANARY not in result.model_dump_json()
+    files = [path for path in root.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for path in files:
+        assert CANARY.encode() not in path.read_bytes(), path
+    assert json.loads((root / "run" / "launch.json").read_text())["env"]["HF_TOKEN"] != CANARY
+
+
+@pytest.mark.e2e
+def test_artifacts_are_for_their_owner_only(crashed: tuple[Path, LaunchResult, Onlooker]) -> None:
+    root, _, _ = crashed
+    folders = [path for path in root.rglob("*") if path.is_dir()]
+    assert folders
+    for folder in folders:
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0, folder
+
+
+def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
+    machine = dict.fromkeys([*SECRETS, "LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV"], "x")
+    made = build_environment(
+        {**machine, "PATH": "/bin"}, {"NSA_NVTX": "1"}, token="ab", run_dir=tmp_path, loopback=True
+    )
+    assert made["PATH"] == "/bin" and made["GLOO_SOCKET_IFNAME"] == "lo"
+    assert set(made).isdisjoint(machine)
+    with pytest.raises(UsageError) as error:
+        build_environment(
+            {},
+            {"LD_PRELOAD": "x", "PATH": "x", "PYTHONPATH": "x", "NSA_NVTX": "1"},
+            token="ab",
+            run_dir=tmp_path,
+            loopback=False,
+        )
+    for name in ("LD_PRELOAD", "PATH", "PYTHONPATH"):
+        assert f"may not set {name}" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", ".", "a/../..", "link/run"])
+def test_a_launch_stays_in_its_runs_folder(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    launch = fake_launch().model_copy(update={"run_dir": name})
+    with pytest.raises(UsageError, match="leaves the run's folder"):
+        run_launch(launch, root, observer=SilentObserver())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
+
+
+def _sources() -> Iterator[tuple[Path, ast.Module]]:
+    for package in ("nsa", "runbook", "phases", "reports"):
+        for path in (ROOT / package).rglob("*.py"):
+            yield path, ast.parse(path.read_text())
+
+
+def test_there_is_no_shell_and_no_unsafe_loading() -> None:
+    forbidden = {"system", "popen", "getoutput", "getstatusoutput", "unsafe_load", "full_load"}
+    for path, tree in _sources():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            called = name if owner in ("os", "subprocess", "yaml", "") else ""
+            assert called not in forbidden, f"{path}:{node.lineno}"
+            shell = [k for k in node.keywords if k.arg == "shell"]
+            assert not shell, f"{path}:{node.lineno}"
+
+
+def test_processes_are_never_found_by_name() -> None:
+    """The origin's `pgrep -f train` also matched torchrun, editors and other people's runs."""
+    for path, tree in _sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = node.value.split()
+                assert not {"pkill", "killall", "pgrep"} & set(words[:1]), f"{path}:{node.lineno}"
+            if isinstance(node, ast.Attribute):
+                assert node.attr != "process_iter", f"{path}:{node.lineno}"
+
+
+def test_a_yaml_document_cannot_make_objects() -> None:
+    document, problems = load_strict("a: !!python/object/apply:os.getcwd []\n")
+    assert problems and not document
+
+
+def test_only_our_token_is_ever_killed() -> None:
+    def sleeper(token: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        return subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: token})
+
+    ours, other = sleeper("aa" * 8), sleeper("bb" * 8)
+    try:
+        time.sleep(0.3)
+        assert signal_owned(other.pid, "aa" * 8, 9) is False
+        assert kill_all("aa" * 8) == []
+        assert ours.wait(5) == -9
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
