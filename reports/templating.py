@@ -105,9 +105,10 @@ def _finalize(value: object) -> object:
 
 
 def blame(result: LaunchResult) -> str:
-    """Why a launch ended as it did, and the rank to blame; a dash for one that ran to its end."""
+    """Why a launch ended as it did, the rank to blame, and its notes; a dash if there is nothing."""
     rank = "" if result.culprit_rank is None else f" (rank {result.culprit_rank})"
-    return f"{result.cause}{rank}" if result.cause else "-"
+    cause = [f"{result.cause}{rank}"] if result.cause else []
+    return "; ".join([*cause, *(f"note: {note}" for note in result.notes)]) or "-"
 
 
 def seconds(value: float) -> str:

@@ -26,6 +26,7 @@ class RankState:
     rank: int
     path: Path
     pid: int | None = None
+    foreign_pid: int | None = None
     handle: int | None = None
     died_at: float | None = None
     parent_saw: int | None = None
@@ -105,7 +106,7 @@ class RankWatch:
         step, pid, mono = record.get("step"), record.get("pid"), record.get("mono")
         if isinstance(step, int):
             state.step = step
-        if isinstance(pid, int) and state.pid is None:
+        if isinstance(pid, int) and state.pid is None and pid != state.foreign_pid:
             self._adopt(state, pid)
         if isinstance(mono, int | float):
             state.spoke_mono = float(mono)  # exact, but only fit for comparing ranks
@@ -129,6 +130,7 @@ class RankWatch:
         else:
             # Gone already, or never ours: its heartbeats count, its number is not used.
             os.close(handle)
+            state.foreign_pid = pid
 
     def _time_steps(self, state: RankState, mono: float) -> None:
         if state.event == "step_start":

@@ -68,10 +68,10 @@ class _Loss:
         if len(self._recent) < _FEWEST:
             return None
         middle = statistics.median(self._recent)
+        if loss <= middle + self._limits.spike_share * abs(middle):
+            return None
         spread = _SPREAD_OF_MAD * statistics.median(abs(x - middle) for x in self._recent)
-        limits = self._limits
-        allowed = max(limits.spike_share * abs(middle), limits.spike_spreads * spread)
-        return middle if loss > middle + allowed else None
+        return middle if loss > middle + self._limits.spike_spreads * spread else None
 
 
 class _GradientNorm:
