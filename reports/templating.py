@@ -105,7 +105,7 @@ def _finalize(value: object) -> object:
 
 
 def blame(result: LaunchResult) -> str:
-    """Why a launch ended as it did, the rank to blame, and its notes; a dash if there is nothing."""
+    """Why a launch ended as it did, the rank to blame, and its notes; a dash if all is well."""
     rank = "" if result.culprit_rank is None else f" (rank {result.culprit_rank})"
     cause = [f"{result.cause}{rank}"] if result.cause else []
     return "; ".join([*cause, *(f"note: {note}" for note in result.notes)]) or "-"
