@@ -36,7 +36,7 @@ class Toggle:
     kind: Kind
     default: Value
     meaning: str
-    seed: str = "TRAINER"
+    seed: str = "-"
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -152,7 +152,7 @@ def _watch(name: str, kind: Kind, default: Value, meaning: str, top: float | Non
 _ROWS: tuple[Toggle, ...] = (
     _flag("PREFILL_BATCHED", False, "batched prefill instead of token by token", "000, 001, 002"),
     _flag("SEL_RANGES_V2", True, "vectorised selection ranges (0: plain loops)", "000", arm=True),
-    _flag("USE_TRITON_SEL", None, "Triton kernel for the selected branch", "TRAINER", arm=True),
+    _flag("USE_TRITON_SEL", None, "Triton kernel for the selected branch", "-", arm=True),
     _flag("SDPA_AUDIT", False, "record the kernel that really ran per branch", "000", arm=True),
     _flag("SDPA_FLASH_ONLY", False, "allow only the flash kernel", "000, 002", arm=True),
     _flag("SDPA_NO_FLASH", False, "forbid the flash kernel", "000, 002, 004", arm=True),
@@ -185,12 +185,12 @@ _ROWS: tuple[Toggle, ...] = (
     _flag("TB_DISABLE", True, "0 writes TensorBoard events to tb/", "000, 002"),
     _flag("DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "002"),
     _flag("DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "000, 002"),
-    _count("HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "TRAINER", minimum=1),
+    _count("HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "-", minimum=1),
     _count("MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "002"),
     _count("ACCUM", None, "micro-batches per optimizer step", "002", minimum=1),
     _real("LR", None, "learning rate", "002", minimum=0.0, maximum=10.0),
-    _count("SEQ_LEN", None, "tokens per sequence", "TRAINER", minimum=2),
-    _count("BATCH_SIZE", None, "global batch, sequences", "TRAINER", minimum=1),
+    _count("SEQ_LEN", None, "tokens per sequence", "-", minimum=2),
+    _count("BATCH_SIZE", None, "global batch, sequences", "-", minimum=1),
     _real("SCALER_INIT_SCALE", 65536.0, "first scale of the fp16 scaler", "002", minimum=1.0),
     _count("SCALER_GROWTH_INTERVAL", 2000, "good steps before the scale grows", "002", minimum=1),
     _real("SCALER_GROWTH_FACTOR", 2.0, "factor of that growth", "002", minimum=1.0),

@@ -20,7 +20,7 @@ from phases.common.arms import (
 from phases.common.case import Case, ending
 from phases.common.commands import environment, scaled, schedule, trainer_launch
 from phases.common.compare import alike
-from phases.common.effects import effect_problem
+from phases.common.effects import effect_problem, proof_text
 from phases.common.finding import Finding, invalid, passed, warned
 from phases.common.losses import loss_gap
 from phases.common.measure import decided, derived, effective_rate, rank_value, with_limit
@@ -175,7 +175,9 @@ class FusedAdamW(RowPhase):
         paths = [rank.path for rank in first.ranks[:1]]
         if found:
             return invalid(Reason.NO_EFFECT, "; ".join(dict.fromkeys(found)), evidence=paths)
-        proofs = {effect.arm or "launch": str(effect.evidence) for effect in first.effects(_TOGGLE)}
+        proofs = {
+            effect.arm or "launch": proof_text(effect.evidence) for effect in first.effects(_TOGGLE)
+        }
         text = "; ".join(f"{arm}: {proof}" for arm, proof in proofs.items())
         return passed(text, measurement=rank_value(first.ranks[0], "optimizer_kernel", text or "-"))
 

@@ -118,7 +118,7 @@ def _no_halt(case: Case) -> Finding:
         why = reasons[0] if reasons else launch.result.cause or "no reason recorded"
         return failed(Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence)
     case.completed(_LAUNCH)
-    value = rank_value(launch.ranks[0], "halts", 0.0) if launch.ranks else None
+    value = rank_value(launch.ranks[0], "halts", 0.0, "halts") if launch.ranks else None
     return passed("no .HALT", measurement=value)
 
 
@@ -210,7 +210,7 @@ def _memory_plateau(case: Case) -> Finding:
         float(case.profile.workload.production_steps),
         limit.value * _MIB_PER_GIB,
     )
-    value = _from_decision(log_value(log, "memory_projected", 0.0, "MiB"), decision)
+    value = _from_decision(log_value(log, "memory_projected", 0.0, "MiB projected"), decision)
     finding = decided(decision, value)
     code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
     return Finding(**{**vars(finding), "code": code})

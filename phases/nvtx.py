@@ -156,7 +156,7 @@ def _range_present(case: Case) -> Finding:
     if count == 0:
         reason = f"{_RANGE} never ran; the trace has {', '.join(sorted(ranges))}"
         return failed(Reason.MISMATCH, reason, measurement=_value(launch, _RANGE, 0.0))
-    value = _value(launch, _RANGE, float(count), n=count)
+    value = _value(launch, _RANGE, float(count), n=count).model_copy(update={"unit": "calls"})
     return passed(f"{_RANGE} ran {count} times", measurement=value)
 
 

@@ -113,7 +113,10 @@ BY_REASON: dict[Reason, str] = {
     Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
     Reason.WRONG_ENVIRONMENT: "mend what the row names, or choose the profile of this machine",
     Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",
-    Reason.MISSING_ARTIFACT: "check the launch's console.log and free disk space, then rerun",
+    Reason.MISSING_ARTIFACT: (
+        "the row says what is missing: of a launch, read its console.log and check free disk "
+        "space; of the machine, install the tool named or choose its profile; then rerun"
+    ),
     Reason.CRASH: "read the end of console.log and the culprit rank's stack, mend, rerun",
     Reason.HANG: BY_TOPIC["stall"],
     Reason.TIMEOUT: "if it was making progress, run fewer steps (--steps-scale 0.5) or allow more",

@@ -87,9 +87,10 @@ def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
     width = max((len(one_line(phase.record.name)) for phase in view.phases), default=0)
     total = len(view.phases)
     digits = len(str(total))
+    facts = max((len(_phase_facts(phase)) for phase in view.phases), default=0)
     return [
         f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
-        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<26}  "
+        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<{facts}}  "
         f"{seconds(phase.record.duration_s)}"
         for phase in view.phases
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phases.common.case import Case
-from phases.common.effects import effect_problem
+from phases.common.effects import effect_problem, proof_text
 from phases.common.finding import Finding, invalid, passed, skipped
 from phases.common.measure import rank_value
 from phases.common.training import first_problem
@@ -36,4 +36,6 @@ def _active(case: Case, name: str) -> Finding:
         return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
     proof = next(effect for effect in launch.effects(_TOGGLE) if effect.took_effect)
     value = rank_value(launch.ranks[0], "gradient_compression", wanted)
-    return passed(f"{line!r} logged; {proof.evidence}", measurement=value, evidence=paths)
+    return passed(
+        f"{line!r} logged; {proof_text(proof.evidence)}", measurement=value, evidence=paths
+    )

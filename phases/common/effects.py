@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from nsa.errors import NSAError
 from nsa.toggles import TOGGLES
 from runbook.evidence import Effect, LaunchEvidence
 
-__all__ = ["effect_problem", "effects_of", "same_value", "toggles_in_force"]
+__all__ = ["effect_problem", "effects_of", "proof_text", "same_value", "toggles_in_force"]
 
 # Toggles that switch logging, watching or limits; their absence changes no number.
 _PASSIVE = frozenset(
@@ -52,6 +53,21 @@ def effects_of(
     )
 
 
+def proof_text(evidence: Any) -> str:
+    """The trainer's evidence as a reader wants it: `fused yes, state_entries 16`.
+
+    >>> proof_text({"hook": "bf16", "fused": [True, True], "bytes_after": 2773392})
+    'hook bf16, fused yes/yes, bytes_after 2773392'
+    """
+    if isinstance(evidence, Mapping):
+        return ", ".join(f"{name} {proof_text(value)}" for name, value in evidence.items())
+    if isinstance(evidence, list | tuple):
+        return "/".join(proof_text(value) for value in evidence) or "none"
+    if isinstance(evidence, bool):
+        return "yes" if evidence else "no"
+    return str(evidence)
+
+
 def effect_problem(
     launch: LaunchEvidence, toggle: str, value: str, *, arm: str | None = None
 ) -> str:
@@ -67,7 +83,7 @@ def effect_problem(
         return f"{toggle}={value}{where}: no proof that it took effect{seen}"
     refused = [effect for effect in found if effect.took_effect is False]
     if refused:
-        return f"{toggle}={value}{where}: did nothing ({refused[0].evidence})"
+        return f"{toggle}={value}{where}: did nothing ({proof_text(refused[0].evidence)})"
     if not any(effect.took_effect for effect in found):
         return f"{toggle}={value}{where}: the trainer cannot tell whether it took effect"
     return ""

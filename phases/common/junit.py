@@ -48,7 +48,8 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     if left_out:
         return _skipped(left_out, tests, what, report.path)
     value = count_of(report, "tests_passed", len(tests), n=len(tests))
-    return passed(f"{len(tests)} tests of {what} passed", measurement=value)
+    plural = "" if len(tests) == 1 else "s"
+    return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
 
 
 def _skipped(

@@ -85,15 +85,14 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
 
 
 def _total(estimates: Sequence[Estimate]) -> str:
+    count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
     limit = short_duration(sum(estimate.timeout_s for estimate in estimates))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     if not known:
-        return f"{len(estimates)} launches, at most {limit}"
+        return f"{count}, at most {limit}"
     missing = len(estimates) - len(known)
-    without = f" without the {missing} launches that have no estimate" if missing else ""
-    return (
-        f"{len(estimates)} launches, about {short_duration(sum(known))}{without}, at most {limit}"
-    )
+    without = f" without the {missing} that have no estimate" if missing else ""
+    return f"{count}, about {short_duration(sum(known))}{without}, at most {limit}"
 
 
 def _document(

@@ -73,7 +73,7 @@ class Estimator:
 
     def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
         if seconds > launch.timeout_s:
-            text = f"longer than allowed: {short_duration(seconds)} ({source})"
+            text = f"would take {short_duration(seconds)} ({source}), longer than it may"
             return Estimate(seconds=launch.timeout_s, timeout_s=launch.timeout_s, text=text)
         text = f"about {short_duration(seconds)} ({source})"
         return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         profile = load_profile_document(record.profile_document, where="run.json")
     judged = judge_again(record, folder, profile)
-    text = render(judged, _format(args), color=console.color_out, location=str(folder))
+    text = render(judged, _format(args), color=console.color_out)
     console.result(text.rstrip("\n"))
     return judged.verdict.exit_code
 

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         ),
         epilog=(
             "examples:\n"
-            "  runbook watch artifacts/m7c_125m_2xa100_prod --halt --interval 30\n"
+            "  runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30\n"
             "  runbook watch artifacts/cpu_smoke/latest --once --json\n"
             "exit codes: 0 nothing found, 1 something found, 2 usage, 130 Ctrl-C"
         ),
@@ -73,10 +73,14 @@ def run(args: argparse.Namespace) -> int:
 
     console = console_for(args)
     folder = Path(args.directory)
-    if not folder.is_dir() or (args.once and not is_run_directory(folder)):
+    if not folder.is_dir():
         raise UsageError(
-            f"{folder} is no run directory", hint="it holds training.csv or heartbeat_rank*.jsonl"
+            f"no such directory: {folder}", hint="start the run first; it makes its own"
         )
+    above = (folder / "latest").is_dir()
+    if not is_run_directory(folder) and (args.once or above):
+        hint = f"{folder}/latest is" if above else "one has training.csv or heartbeat_rank*.jsonl"
+        raise UsageError(f"{folder} is no run directory", hint=hint)
     limits = Thresholds.from_variables(os.environ)
     if args.halt is not None:
         limits = replace(limits, halt=args.halt == "1")

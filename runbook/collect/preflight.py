@@ -20,6 +20,8 @@ from runbook.evidence import Fact
 __all__ = ["collect_preflight"]
 
 _HOST = "host.json"
+# Processes that a note names one by one; a busy machine has dozens, and the count says how many.
+_LISTED = 3
 _COLLECT_ENV = "collect_env.txt"
 _SHA = "git_sha.txt"
 _STATUS = "git_status.txt"
@@ -167,7 +169,10 @@ def _process_drafts(processes: Sequence[TokenProcess]) -> list[Draft]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]
-        note = redact_text("; ".join(str(process) for process in chosen))
+        listed = [str(process) for process in chosen[:_LISTED]]
+        if len(chosen) > _LISTED:
+            listed.append(f"and {len(chosen) - _LISTED} more")
+        note = redact_text("; ".join(listed))
         drafts.append(Draft(name=name, value=len(chosen), file=_HOST, note=note))
     return drafts
 
