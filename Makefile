@@ -28,7 +28,7 @@ demo: $(VENV)/.runtime
 	$(BIN)/runbook run --phase all
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
