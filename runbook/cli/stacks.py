@@ -62,8 +62,16 @@ def run(args: argparse.Namespace) -> int:
             )
             console.result(printable(head))
             console.result(printable(stack.stack.rstrip() or "  (no stack could be read)"))
+            if stack.path:
+                console.result(printable(f"(kept in {stack.path})"))
     if not found:
-        console.progress(f"no rank of {args.run_folder} is alive")
+        why = "its ranks have ended" if folders else "it has no heartbeat files"
+        console.progress(
+            printable(
+                f"no rank of {args.run_folder} is alive: {why}; "
+                "stacks of the past are in its stackdump_rank*.txt"
+            )
+        )
         return _UNDECIDED
     return 0 if all(stack.stack for _, stack in found) else 1
 

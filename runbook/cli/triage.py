@@ -41,7 +41,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--floor", metavar="TOKS_PER_S", type=_positive, help="climb for throughput: fast enough is"
     )
-    parser.add_argument("--ranks", metavar="N", type=int, default=2, help="ranks for a config (2)")
+    parser.add_argument("--ranks", metavar="N", type=_whole, help="ranks for a config (2)")
+    parser.add_argument(
+        "--profile", metavar="NAME|FILE", help="ranks and variables for a config; alone: its config"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="a variable or config key that every try has, as for `runbook run`; repeatable",
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=_whole, help="steps of each try (30; past the failing one)"
+    )
     parser.add_argument("--out", metavar="DIR", default="artifacts", help="where runs are")
     add_output_flags(parser, json_help="one JSON document on stdout")
 
@@ -54,6 +68,12 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return value
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,22 +102,33 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace) -> Target:
+    from runbook.config import load_profile, parse_settings
+    from runbook.triage import find_target, with_choices
+
+    settings = parse_settings(args.settings)
+    profile = load_profile(args.profile) if args.profile else None
+    path = _path(args.target or (profile.config if profile else None), Path(args.out))
+    target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
+    return with_choices(target, settings, steps=args.steps)
+
+
+def _path(text: str | None, out: Path) -> Path:
     from runbook.cli._runs import find_run
     from runbook.errors import RunbookError
     from runbook.launch.command import resolve_config
-    from runbook.triage import find_target
 
-    text = args.target
-    path = Path(text) if text else find_run(None, Path(args.out))
-    if text and not path.exists():
-        try:
-            path = resolve_config(text)
-        except RunbookError:
-            path = find_run(text, Path(args.out))
-    return find_target(path, floor=args.floor, ranks=args.ranks)
+    if text is None:
+        return find_run(None, out)
+    if Path(text).exists():
+        return Path(text)
+    try:
+        return resolve_config(text)
+    except RunbookError:
+        return find_run(text, out)
 
 
 def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
+    from runbook.cli._paste import pasteable
     from runbook.triage import LADDERS, applied
 
     rungs = LADDERS[target.symptom]
@@ -105,7 +136,7 @@ def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
     for number, rung in enumerate(rungs, start=1):
         launch = applied(rung, target.launch, name=rung.name, steps=target.steps)
         skipped = "" if rung.changes(target.launch) else "skipped: the command has this already"
-        rows.append((number, rung, launch.command_line(), skipped))
+        rows.append((number, rung, pasteable(launch).line, skipped))
     if as_json:
         found = [
             {"rung": n, "name": r.name, "title": r.title, "source": r.source, "command": c,
@@ -114,9 +145,11 @@ def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
         ]  # fmt: skip
         console.json_document({"schema_version": 1, "symptom": target.symptom, "ladder": found})
         return
-    first = applied(None, target.launch, name="as_it_was", steps=target.steps)
+    first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
     console.result(printable(f"triage of {target.why} (ladder: {target.symptom})"))
-    console.result(printable(f"0. the command as it was\n   {first.command_line()}"))
+    for note in first.notes:
+        console.result(printable(f"every try {note}"))
+    console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
     for number, rung, command, skipped in rows:
         console.result(f"{number}. {rung.title} [{rung.source}]")
         console.result(printable(f"   {skipped or command}"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from runbook.triage.climb import RungResult, Triage, climb
 from runbook.triage.ladder import LADDERS, Rung, applied
-from runbook.triage.target import Target, find_target
+from runbook.triage.target import Target, find_target, with_choices
 
-__all__ = ["LADDERS", "Rung", "RungResult", "Target", "Triage", "applied", "climb", "find_target"]
+__all__ = [
+    "LADDERS", "Rung", "RungResult", "Target", "Triage", "applied", "climb", "find_target",
+    "with_choices",
+]  # fmt: skip

@@ -19,6 +19,7 @@ PARITY_ARGV = (
 class Rung:
     """One change to the failing command. `set` and `unset` are environment variables.
 
+    Those in `unset` are switches: 0 is the same as not set.
     `single` runs one process without DDP. `parity` runs the parity tests beside it. `always` runs
     it although it changes no setting (another port is another attempt).
     """
@@ -35,7 +36,7 @@ class Rung:
     def changes(self, launch: Launch) -> bool:
         """Does it change anything about this launch?"""
         changed = any(launch.env.get(name) != value for name, value in self.set.items())
-        removed = any(name in launch.env for name in self.unset)
+        removed = any(launch.env.get(name, "0") != "0" for name in self.unset)
         return changed or removed or self.always or (self.single and launch.nproc > 1)
 
     def exports(self) -> list[str]:

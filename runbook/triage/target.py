@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from runbook.config.profile import Profile
+from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 
-__all__ = ["Target", "find_target"]
+__all__ = ["Target", "find_target", "with_choices"]
 
 _TIMEOUT_S = 900.0
 _STEPS = {"failure": 30, "throughput": 80}
 _BEYOND = 10
+_RANKS = 2
 _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
 
 
@@ -31,22 +34,45 @@ class Target:
 
 
 def find_target(
-    path: Path, *, symptom: str = "auto", floor: float | None = None, ranks: int = 2
+    path: Path,
+    *,
+    symptom: str = "auto",
+    floor: float | None = None,
+    ranks: int | None = None,
+    profile: Profile | None = None,
 ) -> Target:
     """Understand `path`: a run's folder, a launch's directory, or a trainer config.
 
-    Raises `UsageError` if it is none of them, or if nothing in the run failed.
+    `profile` gives a config its ranks and variables; a run has its own. Raises `UsageError` if the
+    path is none of the three, or if nothing in the run failed.
     """
+    if path.suffix in (".yaml", ".yml"):
+        launch = _of_config(path, ranks, profile)
+        return _target(launch, symptom, floor, f"config {path}", 0)
+    if profile is not None or ranks is not None:
+        raise UsageError(
+            f"--profile and --ranks go with a config; {path} says itself how it was launched",
+            hint="leave them out, or name a trainer config",
+        )
     if (path / "run.json").is_file():
         return _of_run(path, symptom, floor)
     if (path / "launch.json").is_file():
         launch = _launch_of(path)
         return _target(launch, symptom, floor, f"the launch in {path}", _failed_step(path))
-    if path.suffix in (".yaml", ".yml"):
-        return _target(_of_config(path, ranks), symptom, floor, f"config {path}", 0)
     raise UsageError(
         f"{path} cannot be triaged", hint="give a run's folder, a launch's directory or a config"
     )
+
+
+def with_choices(target: Target, settings: Settings, *, steps: int | None = None) -> Target:
+    """The target with `--set` and `--steps` applied: every rung, and the first try, has them."""
+    launch = target.launch.model_copy(
+        update={
+            "env": {**target.launch.env, **settings.toggles},
+            "config_overrides": {**target.launch.config_overrides, **settings.config_overrides},
+        }
+    )
+    return replace(target, launch=launch, steps=target.steps if steps is None else steps)
 
 
 def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
@@ -101,17 +127,20 @@ def _failed_step(path: Path) -> int:
         return 0
 
 
-def _of_config(path: Path, ranks: int) -> Launch:
+def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:
+    ranks = wanted or (profile.ranks if profile else _RANKS)
+    env = {name: setting.value for name, setting in profile.env.items()} if profile else {}
     start = ("torchrun", f"--nproc_per_node={ranks}") if ranks > 1 else ("python",)
     ddp = "1" if ranks > 1 else "0"
     config = str(path)
-    trainer = ("-m", "nsa.train", "--config", config, "--dataset", "synthetic", "--ddp", ddp)
+    module = profile.trainer if profile else "nsa.train"
+    trainer = ("-m", module, "--config", config, "--dataset", "synthetic", "--ddp", ddp)
     return Launch(
         name="triage",
         phase="triage",
         kind="trainer",
         argv=(*start, *trainer),
-        env={"NSA_PREFILL_BATCHED": "1"},
+        env={"NSA_PREFILL_BATCHED": "1", **env},
         run_dir="triage",
         nproc=ranks,
         steps=_STEPS["failure"],
