@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +62,8 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
         _write_exit(beat, ending)
         shout(f"[rank {plan.place.rank}] {ending.end.reason}")
         # Not raised again: tearing torch down would keep the other ranks waiting for half a second.
-        traceback.print_exc(file=sys.stderr)
+        # Through the hook, because torch's puts the rank before every line.
+        sys.excepthook(type(error), error, error.__traceback__)
         return int(ending.end.code)
     _write_exit(beat, ending)
     return int(ending.end.code)

@@ -54,9 +54,11 @@ def rank_exits(
     for rank in sorted(states.keys() | told.keys()):
         state = states.get(rank)
         code = state.exit_code if state else None
-        if code is None:
+        if code in (None, 0):
+            # Also after a good last word: a rank may still be killed, or crash, on its way out.
             seen = state.parent_saw if state else None
-            code = told.get(rank) if seen is None else seen
+            seen = told.get(rank) if seen is None else seen
+            code = code if seen is None else seen
             if code is None and len(states) == 1:
                 code = child_code
         exits.append(

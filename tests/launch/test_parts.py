@@ -382,3 +382,25 @@ def test_how_a_process_ended_is_known_without_being_its_parent(
         child.wait()
     # Once its parent has waited for it, only kernels since 6.15 remember.
     assert found == code or (waited_for and found is None)
+
+
+def test_a_rank_that_is_killed_after_its_good_last_word_is_named() -> None:
+    ranks = [
+        RankState(rank=rank, path=Path("x"), exit_code=0, steps_done=15, died_at=1.0)
+        for rank in (0, 1)
+    ]
+    ranks[1].parent_saw = -9
+    exits = rank_exits(ranks, 1, [])
+    assert [(e.code, e.signal) for e in exits] == [(0, None), (-9, "SIGKILL")]
+    end = classify_trainer(ranks, exits, child_code=1, wanted=2, oom=(0, 0), console=[])
+    assert (end.status, end.culprit_rank) == (LaunchStatus.CRASHED, 1)
+
+
+def test_the_word_of_a_rank_without_an_exit_event_is_its_own() -> None:
+    ranks = [RankState(rank=rank, path=Path("x"), died_at=1.0 + rank) for rank in (0, 1)]
+    ranks[0].parent_saw = 7
+    console = ["[rank0]: OSError: mine", "[rank1]: RuntimeError: Connection closed by peer"]
+    end = classify_trainer(
+        ranks, rank_exits(ranks, 1, console), child_code=1, wanted=2, oom=(0, 0), console=console
+    )
+    assert end.cause == "rank 0 ended: exit code 7: [rank0]: OSError: mine"
