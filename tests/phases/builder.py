@@ -311,7 +311,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
 
 
 _FACTS: dict[str, tuple[Any, str]] = {
-    "git.branch": ("feat/nsa-training-breakthrough-stable-a100", "host.json"),
+    "git.branch": ("main", "host.json"),
     "git.sha": ("1" * 40, "git_sha.txt"),
     "git.dirty": (False, "git_status.txt"),
     "trainer.imports": (True, "host.json"),

@@ -27,7 +27,7 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
 @pytest.mark.parametrize(
     ("what", "facts"),
     [
-        ("branch", {"git_branch": "main"}),
+        ("branch", {"git_branch": "topic"}),
         ("clean_tree", {"git_dirty": True}),
         ("gpus", {"gpu_count": 1.0}),
         ("gpus", {"gpu_names": "NVIDIA A100 80GB PCIe, Tesla T4"}),
