@@ -61,18 +61,18 @@ def main() -> None:
                     f"{s},5.5,0.1,{9000 + 7.31 * (s % 11):.3f},64,0.1,1.0,300.0,,0,0,0.0,0.0\n"
                     for s in piece
                 )
-            began = time.perf_counter()
+            began = time.process_time()
             watch.update()
             assert monitor.look() == []
             assert watchdog.find_hang(list(watch.ranks.values()), now=time.monotonic()) is None
-            spent += time.perf_counter() - began
+            spent += time.process_time() - began
             sizes.append(resident_mib())
         assert watch.ranks[1].step == steps
     settled = sizes[len(sizes) // 5 :]
     print(f"{steps} steps: {max(sizes):.1f} MiB at most; after a fifth of the run "
           f"{min(settled):.1f} to {max(settled):.1f} MiB "
           f"(+-{(max(settled) - min(settled)) / 2 / max(settled):.2%}); "
-          f"{spent / steps * 1e6:.1f} us of the harness per step of both ranks")  # fmt: skip
+          f"{spent / steps * 1e6:.1f} us of processor per step of both ranks")  # fmt: skip
 
 
 if __name__ == "__main__":

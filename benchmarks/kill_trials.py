@@ -1,4 +1,4 @@
-"""kill -9 at random times: python benchmarks/kill_trials.py [TRIALS] [AT_A_TIME]
+"""kill -9 at random times: python benchmarks/kill_trials.py [TRIALS] [AT_A_TIME] [VICTIM...]
 
 A plan of three launches in two phases, each with a grandchild in a session of its own, over the
 small fake trainer of the tests. Killed are in turn the harness, the launches' parent and a rank.
@@ -80,7 +80,7 @@ def trial(kind: str, seed: int) -> dict[str, object]:
         while not list(out.glob("*/baseline/run1/launch.json")):
             time.sleep(0.01)
         folder = next(out.glob("*/baseline/run1/launch.json")).parents[2]
-        time.sleep(chance.uniform(0.0, 2.5))
+        time.sleep(chance.uniform(0.0, 1.6))
         pid = harness.pid if kind == "harness" else None
         while pid is None and harness.poll() is None:
             pid = victim_pid(kind, out, chance)  # between two launches there is none
@@ -93,7 +93,10 @@ def trial(kind: str, seed: int) -> dict[str, object]:
         if kind != "harness":
             record = RunRecord.model_validate_json((folder / "run.json").read_text())
             told = any("SIGKILL" in e.result.cause for p in record.phases for e in p.launches)
-            return {"kind": kind, "seed": seed, "orphans": orphans, "told": told}
+            ends = [
+                f"{e.result.status}: {e.result.cause}" for p in record.phases for e in p.launches
+            ]
+            return {"kind": kind, "seed": seed, "orphans": orphans, "told": told, "ends": ends}
         events, _ = read_events(folder / "events.jsonl")
         if any(event["event"] == "run_finished" for event in events):
             return {"kind": kind, "seed": seed, "missed": True, "orphans": orphans}
@@ -122,10 +125,11 @@ def after(kind: str, hit: list[dict[str, object]]) -> str:
 def main() -> None:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     jobs = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    plan = [(kind, seed) for kind in VICTIMS for seed in range(trials)]
+    victims = tuple(sys.argv[3:]) or VICTIMS
+    plan = [(kind, seed) for kind in victims for seed in range(trials)]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         results = list(pool.map(lambda item: trial(*item), plan))
-    for kind in VICTIMS:
+    for kind in victims:
         mine = [r for r in results if r["kind"] == kind]
         hit = [r for r in mine if not r.get("missed")]
         orphans = sum(int(str(result["orphans"])) for result in mine)
