@@ -12,7 +12,7 @@ from runbook.collect import git, host
 from runbook.collect._drafts import Draft, finish
 from runbook.collect.gpu_facts import collect_gpus
 from runbook.collect.processes import TokenProcess, find_token_processes
-from runbook.collect.redact import recorded_environment, redact_text
+from runbook.collect.redact import recorded_environment, redact_diff, redact_text
 from runbook.collect.torch_env import TorchFacts, ask_torch
 from runbook.collect.variables import environment_notes, environment_problems
 from runbook.evidence import Fact
@@ -73,7 +73,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     state = git.read_git(checkout)
     _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
     _write(run_root / _STATUS, state.status)
-    _write(run_root / _DIFF, redact_text(state.diff))
+    _write(run_root / _DIFF, redact_diff(state.diff))
     problem = "; ".join(state.problems)
     changed = len(state.status.splitlines())
     wanted = f"expected {expected_branch}" if expected_branch else ""

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDACTED", "is_secret_name", "recorded_environment", "redact_text"]
+__all__ = ["REDACTED", "is_secret_name", "recorded_environment", "redact_diff", "redact_text"]
 
 REDACTED = "[redacted]"
 
@@ -55,6 +55,14 @@ _URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
+# `DB_PASSWORD: "..."` in a file, with a value that is written out: it has no dot, bracket or comma,
+# as an expression has. Only for diffs; a log may say "token: 12345678" of a tokenizer.
+_ASSIGNED = re.compile(
+    r"(?P<name>[\w.-]*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|API_?KEY|ACCESS_?KEY|_TOKEN|AUTH_?KEY"
+    r"|PRIVATE_?KEY|CREDENTIAL)[\w.-]*['\"]?\s*(?:=|:)\s*)"
+    r"(?P<value>'[^'\n]{6,}'|\"[^\"\n]{6,}\"|[^\s'\"()\[\]{},.]{8,}(?=\s*(?:#.*)?$))",
+    re.IGNORECASE | re.MULTILINE,
+)
 # Shorter values would blank ordinary words and numbers all over a log.
 _SHORTEST_VALUE = 6
 
@@ -76,6 +84,11 @@ def redact_text(text: str, environ: Mapping[str, str] | None = None) -> str:
     text = _PRIVATE_KEY.sub(REDACTED, text)
     text = _URL_LOGIN.sub(rf"\g<scheme>{REDACTED}@", text)
     return _SHAPES.sub(REDACTED, text)
+
+
+def redact_diff(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """A diff as `redact_text` leaves it, and without values written out beside a secret's name."""
+    return _ASSIGNED.sub(rf"\g<name>{REDACTED}", redact_text(text, environ))
 
 
 def recorded_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

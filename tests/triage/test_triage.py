@@ -146,3 +146,51 @@ def test_dry_run_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["name"] for row in document["ladder"]] == [r.name for r in LADDERS["failure"]]
     assert document["ladder"][6]["note"].startswith("skipped")
     assert main(["triage", "nonsense.yaml"]) == 2
+
+
+DRY_RUN = """\
+triage of config {config} (ladder: throughput)
+every try runs with a copy of the config in which train.seq_len=64
+0. the command as it was [it has to fail again]
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} --ddp 1 --steps 9
+1. buckets of 50 MiB [seed 000, Failure Playbook: low throughput]
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} --ddp 1 --steps 9
+2. flash kernel not disabled [seed 000, Failure Playbook: low throughput]
+   skipped: the command has this already
+3. no NVTX, no TensorBoard, no audit [seed 000, Failure Playbook: low throughput]
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_NVTX=0 NSA_TB_DISABLE=1 NSA_SDPA_AUDIT=0 \
+{start} --ddp 1 --steps 9
+4. no auxiliary statistics [seed 000, NVTX Profiling]
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} --ddp 1 --steps 9
+"""
+
+
+def test_dry_run_word_for_word(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["triage", str(SMOKE), "--floor", "39", "--set", "train.seq_len=64"]
+    words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--ranks", "3", "--dry-run"]
+    assert main(words) == 0
+    start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
+    assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start)
+
+
+def test_a_profile_gives_its_config_ranks_and_variables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["triage", "--profile", "a100x2_pcie4", "--dry-run", "--json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["ladder"]
+    assert "m7c_125m_2xa100_production.yaml" in first["command"]
+    assert "NCCL_ALGO=Ring" in first["command"] and "NSA_DDP_BUCKET_MB=100" in first["command"]
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["triage", str(SMOKE), "--set", "NSA_DDP_COMPRES=off", "--dry-run"]) == 2
+    assert "NSA_DDP_COMPRESS" in capsys.readouterr().err
+    assert main(["triage", str(SMOKE), "--steps", "0", "--dry-run"]) == 2
+    assert main(["triage", str(tmp_path), "--profile", "cpu"]) == 2
+    assert "go with a config" in capsys.readouterr().err
+
+
+def test_a_switch_that_is_zero_is_not_set() -> None:
+    zero = fake_launch().model_copy(update={"env": {"NSA_OPT_FUSED": "0"}})
+    (fused,) = (rung for rung in LADDERS["failure"] if rung.name == "fused_unset")
+    assert not fused.changes(zero)
