@@ -149,6 +149,9 @@ def _ranks_alive(case: Case, name: str) -> Finding:
         return incomplete(Reason.MISSING_ARTIFACT, f"{name}: no rank left a heartbeat")
     if missing:
         reason = f"{name}: no heartbeat of rank {', '.join(missing)} of {wanted}"
+        end = ending(launch)
+        if end.outcome is Outcome.INCOMPLETE:  # cut off by us, perhaps before that rank began
+            return incomplete(end.code, f"{reason}; {end.reason}", evidence=paths)
         return failed(Reason.CRASH, reason, evidence=paths)
     strangers = [
         r.path

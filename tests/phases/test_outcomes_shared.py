@@ -106,6 +106,15 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
         FAIL,
         Reason.CRASH,
     ),
+    (
+        "stopped by us before rank 1 spoke",
+        "ranks_alive",
+        lambda made: replace(
+            builder.ended(LaunchStatus.INTERRUPTED, rows=0)(made), ranks=made.ranks[:1]
+        ),
+        INCOMPLETE,
+        Reason.INTERRUPTED,
+    ),
     ("rank behind", "ranks_alive", builder.rank(1, last_step=40), INVALID, Reason.MISMATCH),
     ("parameters differ", "ranks_alive", builder.rank(1, param_hash="dead"), FAIL, Reason.MISMATCH),
     (
