@@ -11,7 +11,7 @@ from noise_model import CALM, NOISES, NOISY, V4_LIKE, FloatArray, Noise, blocks,
 from noise_model import launches as simulate
 from seed_rules import halves_differ, keep_fused, last_50, level_memory, single_above_ddp
 
-from runbook.decide import (
+from runbook.stats import (
     BUCKET_PLAN,
     FUSED_PLAN,
     SCALING_PLAN,
@@ -25,7 +25,7 @@ from runbook.decide import (
     scaling,
     steady,
 )
-from runbook.decide.arms import judge_rounds_so_far
+from runbook.stats.arms import judge_rounds_so_far
 
 __all__ = ["Cell", "Claim", "Result", "all_cells"]
 

@@ -58,7 +58,6 @@ def write_run(folder: Path, rows: int, heartbeats: int) -> None:
 def judge_and_render(root: Path) -> str:
     """What verify does with one phase of this size: evidence, statistics, a rendered report."""
     from reports import render
-    from runbook.decide import memory_plateau, steady
     from runbook.read import read_launch
     from runbook.records import (
         Check,
@@ -72,7 +71,15 @@ def judge_and_render(root: Path) -> str:
         RunRecord,
         Verdict,
     )  # fmt: skip
-    from runbook.stats import effective, last_window, stall, step_times, typical
+    from runbook.stats import (
+        effective,
+        last_window,
+        memory_plateau,
+        stall,
+        steady,
+        step_times,
+        typical,
+    )
 
     launch = Launch(
         name="run", phase="long_run", kind="trainer", argv=("python",), env={},

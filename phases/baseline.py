@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.compare import alike
-from phases.common.compression import compression_active
 from phases.common.curves import columns
 from phases.common.gpu import balance, headroom, utilisation
+from phases.common.plausible import alike
+from phases.common.proofs import compression_active
 from phases.common.rates import (
     aim,
+    gather,
     launch_last50,
     mfu,
+    optional,
     production_days,
     rate_table,
     stale_target,
     throughput,
 )
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import gather, optional
 from phases.common.training import toggles_row, training_rows
 from runbook.records import Launch
-
-__all__ = ["Baseline"]
+from runbook.records.phase import Judgement, PlanContext
 
 
 class Baseline(RowPhase):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phases.base import Judgement, PlanContext
-from phases.common.arms import INTERLEAVED, arm_table, launch_name, places, samples
+from phases.common.ab import (
+    INTERLEAVED,
+    arm_table,
+    launch_name,
+    places,
+    reproduces_baseline,
+    samples,
+)
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, schedule, trainer_launch
-from phases.common.compare import alike
-from phases.common.control import reproduces_baseline
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import decided, derived, effective_rate, rank_value
+from phases.common.plausible import alike
+from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import optional
 from phases.common.training import require_sound, toggles_row, training_rows
-from runbook.evidence import TrainingLog
 from runbook.records import Launch, Measurement, Reason
-
-__all__ = ["BucketSweep"]
+from runbook.records.evidence import TrainingLog
+from runbook.records.phase import Judgement, PlanContext
 
 _TOGGLE = "NSA_DDP_BUCKET_MB"
 
@@ -117,8 +121,7 @@ class BucketSweep(RowPhase):
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""
-        from runbook.decide import best_arm_sequential, complete_rounds
-        from runbook.stats import block_throughputs
+        from runbook.stats import best_arm_sequential, block_throughputs, complete_rounds
 
         if launch.schedule is None or not len(log.frame):
             return False
@@ -183,7 +186,7 @@ class BucketSweep(RowPhase):
         return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
 
     def _best(self, case: Case) -> Finding:
-        from runbook.decide import Answer, best_arm, best_arm_sequential
+        from runbook.stats import Answer, best_arm, best_arm_sequential
 
         effect = self._buckets_differ(case)
         if effect.code is Reason.NO_EFFECT:
@@ -236,7 +239,7 @@ class BucketSweep(RowPhase):
         )
 
     def _choice(self, case: Case) -> str | None:
-        from runbook.decide import best_arm, best_arm_sequential
+        from runbook.stats import best_arm, best_arm_sequential
 
         if case.context.aa or self._buckets_differ(case).code is not Reason.OK:
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from phases.base import PlanContext
 from phases.common.case import Case, ending
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.finding import Finding, failed, invalid, passed, skipped
@@ -12,8 +11,7 @@ from phases.common.measure import holds, log_value, with_limit
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
 from runbook.records import Launch, LaunchStatus, Reason
-
-__all__ = ["FineWeb"]
+from runbook.records.phase import PlanContext
 
 _SMOKE, _TRAIN = "loader", "train"
 _MISSING = ("datasets", "tiktoken")

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from phases.base import Judgement, PlanContext
-from phases.common.arms import (
+from phases.common.ab import (
     INTERLEAVED,
     ArmFault,
     arm_fault,
@@ -19,23 +18,23 @@ from phases.common.arms import (
 )
 from phases.common.case import Case, ending
 from phases.common.commands import environment, scaled, schedule, trainer_launch
-from phases.common.compare import alike
+from phases.common.curves import loss_gap
 from phases.common.effects import effect_problem, proof_text
 from phases.common.finding import Finding, invalid, passed, warned
-from phases.common.losses import loss_gap
 from phases.common.measure import decided, derived, effective_rate, rank_value, with_limit
+from phases.common.plausible import alike
+from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import optional
 from phases.common.training import require_sound, toggles_row, training_rows
-from runbook.evidence import TrainingLog
 from runbook.records import Launch, Outcome, Reason
+from runbook.records.evidence import TrainingLog
+from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.decide import Decision
+    from runbook.stats import Decision
 
-__all__ = ["FusedAdamW"]
 
 _TOGGLE = "NSA_OPT_FUSED"
 
@@ -135,8 +134,7 @@ class FusedAdamW(RowPhase):
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""
-        from runbook.decide import complete_rounds
-        from runbook.stats import block_throughputs
+        from runbook.stats import block_throughputs, complete_rounds
 
         if launch.schedule is None or not len(log.frame):
             return False
@@ -193,7 +191,7 @@ class FusedAdamW(RowPhase):
         return with_limit(finding, gap, limit)
 
     def _control(self, case: Case) -> Finding:
-        from phases.common.control import reproduces_baseline
+        from phases.common.ab import reproduces_baseline
 
         place = next(places(case, ["baseline"]))
         return reproduces_baseline(
@@ -201,7 +199,7 @@ class FusedAdamW(RowPhase):
         )
 
     def _decide(self, context: PlanContext, table: pd.DataFrame, *, final: bool = True) -> Decision:
-        from runbook.decide import FUSED_PLAN, non_inferiority
+        from runbook.stats import FUSED_PLAN, non_inferiority
 
         margin = context.profile.limit("fused_margin").value
         base, variant = list(self.arms(context))

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.curves import columns, gate_entropy
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
 from phases.common.measure import against, decided, last50, log_value, rank_value, with_limit
-from phases.common.rates import rate_table
+from phases.common.rates import gather, optional, rate_table
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import gather, optional
 from phases.common.training import toggles_row, training_rows
 from runbook.records import Launch, Measurement, Reason, Series, Window
+from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.decide import Decision
+    from runbook.stats import Decision
 
-__all__ = ["LongRun"]
 
 _LAUNCH = "run"
 _MIB_PER_GIB = 1024.0
@@ -123,8 +121,7 @@ def _no_halt(case: Case) -> Finding:
 
 
 def _steady(case: Case) -> Finding:
-    from runbook.decide import steady
-    from runbook.stats import step_times
+    from runbook.stats import steady, step_times
 
     log = case.log(_LAUNCH)
     drift, stall = case.limit("drift"), case.limit("stall_share")
@@ -195,7 +192,7 @@ def _run_of(flags: Sequence[bool], length: int) -> int | None:
 
 
 def _memory_plateau(case: Case) -> Finding:
-    from runbook.decide import memory_plateau
+    from runbook.stats import memory_plateau
 
     log = case.log(_LAUNCH)
     frame = log.frame

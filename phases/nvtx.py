@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.finding import (
@@ -18,13 +17,12 @@ from phases.common.finding import (
     skipped,
 )
 from phases.common.measure import holds, with_limit
+from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import optional
 from phases.common.training import toggles_row, training_rows
-from runbook.evidence import LaunchEvidence
 from runbook.records import Launch, Measurement, Reason, Table
-
-__all__ = ["Nvtx"]
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "profiled"
 _RANGE = "nsa.sel.ranges_v2"

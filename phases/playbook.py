@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from runbook.records import Reason
 
-__all__ = ["BY_REASON", "BY_TOPIC", "remedy_for"]
-
 BY_TOPIC: dict[str, str] = {
     # Seed 000, "Failure Playbook": low throughput.
     "throughput": (

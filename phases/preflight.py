@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import pytest_launch
 from phases.common.facts import (
@@ -23,13 +22,12 @@ from phases.common.facts import (
     variables,
 )
 from phases.common.finding import Finding, failed, invalid, passed
-from phases.common.junit import judge_cases
 from phases.common.measure import against, holds, with_limit
+from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
-from runbook.evidence import JUnitCase
 from runbook.records import Launch, Reason, Table
-
-__all__ = ["Preflight"]
+from runbook.records.evidence import JUnitCase
+from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
 

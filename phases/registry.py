@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from phases.base import Phase, PlanContext
 from phases.baseline import Baseline
 from phases.bucket_sweep import BucketSweep
 from phases.common.rows import RowPhase
@@ -18,11 +17,10 @@ from phases.sdpa_audit import SdpaAudit
 from phases.single_gpu import SingleGpu
 from phases.v2_parity import V2Parity
 from runbook.errors import UsageError, did_you_mean
+from runbook.records.phase import Phase, PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.profile import Profile
-
-__all__ = ["PHASES", "known_checks", "known_limits", "register", "select"]
 
 
 def register(phases: Iterable[Phase]) -> dict[str, Phase]:

@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.base import Judgement, PlanContext
-from phases.common.arms import INTERLEAVED, ArmFault, arm_fault, tolerant
+from phases.common.ab import INTERLEAVED, ArmFault, arm_fault, tolerant
 from phases.common.case import Case
 from phases.common.commands import environment, schedule, trainer_launch
 from phases.common.effects import effect_problem
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    failed,
-    incomplete,
-    invalid,
-    passed,
-    warned,
-)
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
+from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import optional
 from phases.common.training import toggles_row, training_rows
-from runbook.evidence import LaunchEvidence
 from runbook.records import Launch, Measurement, Reason, Table
-
-__all__ = ["SdpaAudit"]
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.phase import Judgement, PlanContext
 
 _DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"
 _BRANCHES = ("cmp", "sel", "win")

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from nsa.toggles import TOGGLES
-from phases.base import Judgement, PlanContext
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.compare import alike, differences
 from phases.common.finding import Finding, invalid, passed, skipped
 from phases.common.measure import decided, derived, effective_rate, not_gated, with_limit
-from phases.common.rates import launch_last50, launch_rate, rate_table
+from phases.common.plausible import alike, differences
+from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table
 from phases.common.rows import Row, RowPhase
-from phases.common.tables import gather, optional
 from phases.common.training import require_sound, toggles_row, training_rows
 from runbook.records import Launch, Reason, Table
-
-__all__ = ["SingleGpu"]
+from runbook.records.phase import Judgement, PlanContext
 
 # What may differ between N ranks and one: how the same global batch is spread, and DDP itself.
 _SPREAD = (
@@ -107,7 +104,7 @@ class SingleGpu(RowPhase):
         return passed("config, checkout, versions and device are those of the baseline")
 
     def _scaling(self, case: Case) -> Finding:
-        from runbook.decide import scaling
+        from runbook.stats import scaling
 
         ranks = case.profile.ranks
         if ranks < 2:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.base import PlanContext
 from phases.common.case import Case
 from phases.common.commands import pytest_launch
 from phases.common.finding import Finding, invalid, skipped
-from phases.common.junit import judge_cases, report_of
 from phases.common.measure import derived
+from phases.common.proofs import judge_cases, report_of
 from phases.common.rows import Row, RowPhase
-from runbook.evidence import JUnitCase
 from runbook.records import Comparator, Launch, Outcome, Reason
-
-__all__ = ["V2Parity"]
+from runbook.records.evidence import JUnitCase
+from runbook.records.phase import PlanContext
 
 _PARITY, _SPEED = "parity", "speed"
 _PATTERNS = "test_equivalence_various_patterns"

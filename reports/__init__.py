@@ -37,11 +37,11 @@ def render(record: RunRecord, fmt: str, *, color: bool = False, location: str = 
     """
     _refuse_unknown([fmt])
     if fmt == "md":
-        from reports.markdown import render_markdown
+        from reports.pages import render_markdown
 
         return render_markdown(record)
     if fmt == "html":
-        from reports.html import render_html
+        from reports.pages import render_html
 
         return render_html(record)
     if fmt == "junit":

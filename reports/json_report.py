@@ -9,8 +9,6 @@ from typing import Any
 from reports.view import CheckRow, ReportView, build_view
 from runbook.records import RunRecord
 
-__all__ = ["REPORT_SCHEMA_VERSION", "render_json"]
-
 REPORT_SCHEMA_VERSION = 1
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from reports.text import clean
-from reports.view import CheckRow, PhaseView, ReportView, build_view
+from reports.view import CheckRow, PhaseView, ReportView, build_view, clean
 from runbook.records import Outcome, RunRecord, Verdict
-
-__all__ = ["render_junit"]
 
 
 def render_junit(record: RunRecord) -> str:

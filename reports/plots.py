@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.text import one_line, plain_number
+from reports.view import one_line, plain_number
 from runbook.records import Check, Series, Table
-
-__all__ = ["interval_plot", "series_plot", "table_plot"]
 
 _WIDTH = 360.0
 _HUGE = 1e100

@@ -5,12 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from reports.templating import seconds
-from reports.text import one_line
-from reports.view import CheckRow, PhaseView, ReportView, build_view
+from reports.pages import seconds
+from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.records import Outcome, RunRecord, Verdict
-
-__all__ = ["render_terminal", "render_verdict"]
 
 _RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
 # More rows than this are named by their phases.

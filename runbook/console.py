@@ -1,22 +1,17 @@
-"""The only place that prints: results to stdout, progress and errors to stderr.
-
-Colour goes to a terminal only, never into a pipe, and never when NO_COLOR is set. Text is never
-cut to the width of the screen, because a shortened path cannot be pasted.
-"""
+"""Plain aligned columns, never cut: a table in a pipe is the table on a screen."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Console", "console_for", "printable"]
 
 _STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
 _KEPT_CONTROLS = {"\n", "\t"}
@@ -126,4 +121,14 @@ def console_for(args: object) -> Console:
     """The console that a command's --quiet and --no-color ask for."""
     return Console(
         color=not getattr(args, "no_color", False), quiet=bool(getattr(args, "quiet", False))
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows under a header, two spaces apart; the last column is not padded."""
+    cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
     )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["RunbookError", "UsageError", "did_you_mean"]
-
 
 class RunbookError(ValueError):
     """Something the user can mend; the command line prints it and exits with 2."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from runbook.errors import RunbookError
 
-__all__ = ["MARKER", "PACKAGES", "check_packages"]
-
 PACKAGES = ("nsa", "phases", "reports")
 MARKER = '__distribution__ = "nsa-runbook"'
 

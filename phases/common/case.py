@@ -6,15 +6,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from phases.base import PlanContext
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
-from runbook.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
+from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
+from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.profile import Limit, PhaseSettings, Profile
 
-__all__ = ["Case", "ending", "fact_measurement"]
 
 # (outcome, code) of a launch that did not run to its end. A fault of the trainer is FAIL; what we
 # cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.

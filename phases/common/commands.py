@@ -6,21 +6,12 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from phases.base import PlanContext
 from runbook.records import ArmSchedule, Launch
+from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.profile import PhaseSettings
 
-__all__ = [
-    "config_path",
-    "environment",
-    "pytest_launch",
-    "scaled",
-    "schedule",
-    "timeout",
-    "trainer_launch",
-]
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
 _OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}

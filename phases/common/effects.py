@@ -7,9 +7,7 @@ from typing import Any
 
 from nsa.errors import NSAError
 from nsa.toggles import TOGGLES
-from runbook.evidence import Effect, LaunchEvidence
-
-__all__ = ["effect_problem", "effects_of", "proof_text", "same_value", "toggles_in_force"]
+from runbook.records.evidence import Effect, LaunchEvidence
 
 # Toggles that switch logging, watching or limits; their absence changes no number.
 _PASSIVE = frozenset(

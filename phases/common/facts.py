@@ -16,24 +16,6 @@ from phases.common.finding import (
 from phases.common.measure import holds
 from runbook.records import Measurement, Reason
 
-__all__ = [
-    "LONG_SEQUENCE",
-    "MEMORY_SHARE",
-    "answered",
-    "artifacts",
-    "branch",
-    "clean_tree",
-    "count_is_zero",
-    "gpu_memory",
-    "gpu_names",
-    "gpu_state",
-    "nvlink",
-    "pcie",
-    "recorded",
-    "sequential_prefill",
-    "variables",
-]
-
 # From this length on, token-by-token prefill looks like a hang (seeds 000 and 001).
 LONG_SEQUENCE = 1024
 _MIB_PER_GIB = 1024.0

@@ -7,18 +7,6 @@ from dataclasses import dataclass
 
 from runbook.records import Comparator, Measurement, Outcome, Reason
 
-__all__ = [
-    "Finding",
-    "Unanswerable",
-    "failed",
-    "incomplete",
-    "inconclusive",
-    "invalid",
-    "passed",
-    "skipped",
-    "warned",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:

@@ -9,13 +9,11 @@ from phases.common.case import Case
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
 from phases.common.measure import against
 from phases.common.training import first_problem
-from runbook.evidence import LaunchEvidence
 from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["balance", "headroom", "utilisation"]
 
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:

@@ -9,27 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Case
 from phases.common.finding import Finding, Unanswerable, inconclusive, invalid, skipped
-from runbook.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
 from runbook.records import Measurement, Outcome, Reason, Window
+from runbook.records.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
     from runbook.config.profile import Limit
-    from runbook.decide import Decision
-
-__all__ = [
-    "against",
-    "count_of",
-    "decided",
-    "derived",
-    "effective_rate",
-    "from_env",
-    "holds",
-    "last50",
-    "log_value",
-    "not_gated",
-    "rank_value",
-    "with_limit",
-]
+    from runbook.stats import Decision
 
 
 def log_value(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from phases.common.case import Case
 from phases.common.finding import (
@@ -25,21 +25,29 @@ from phases.common.measure import (
     not_gated,
     with_limit,
 )
-from phases.common.tables import optional, rounded
 from phases.common.training import require_sound
 from runbook.records import Measurement, Reason, Table
 
-__all__ = [
-    "aim",
-    "launch_last50",
-    "launch_rate",
-    "mfu",
-    "pooled_rate",
-    "production_days",
-    "rate_table",
-    "stale_target",
-    "throughput",
-]
+T = TypeVar("T")
+
+
+def optional(read: Callable[[], T]) -> T | None:
+    """What `read` returns, or None where there is no evidence for it."""
+    try:
+        return read()
+    except Unanswerable:
+        return None
+
+
+def gather(found: Iterable[T | None]) -> tuple[T, ...]:
+    """Everything that is there."""
+    return tuple(item for item in found if item is not None)
+
+
+def rounded(value: float | None, digits: int = 1) -> float | None:
+    """A number for a table's cell."""
+    return None if value is None else round(value, digits)
+
 
 _SECONDS_PER_DAY = 86_400.0
 
@@ -71,7 +79,7 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
 
 def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
-    from runbook.decide import meets_target
+    from runbook.stats import meets_target
 
     require_sound(case, names)
     rates = launch_rates(case, names)

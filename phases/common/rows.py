@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from phases.base import Judgement, Phase, PlanContext
 from phases.common.case import Case
 from phases.common.finding import Finding, Unanswerable, invalid
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
-from runbook.evidence import PhaseEvidence
 from runbook.records import Check, Outcome, Reason
-
-__all__ = ["IMPOSSIBLE", "Row", "RowPhase"]
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.phase import Judgement, Phase, PlanContext
 
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
 IMPOSSIBLE = (RunbookError, ArithmeticError)

@@ -8,16 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from phases.common.case import Case, ending
-from phases.common.compare import alike
 from phases.common.effects import effect_problem, toggles_in_force
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from phases.common.measure import from_env, log_value, rank_value
-from phases.common.plausible import check_plausible
+from phases.common.plausible import alike, check_plausible
 from phases.common.rows import Row
-from runbook.evidence import LaunchEvidence
 from runbook.records import Outcome, Reason
-
-__all__ = ["Names", "first_problem", "require_sound", "toggles_row", "training_rows"]
+from runbook.records.evidence import LaunchEvidence
 
 Names = Callable[[Case], Sequence[str]]
 

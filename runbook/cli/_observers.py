@@ -9,16 +9,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
-from runbook.cli._headline import headline, short_duration
-from runbook.cli._runs import near
+from runbook.cli._common import headline, near, short_duration
 from runbook.console import Console, printable
-from runbook.observer import SilentObserver
+from runbook.launch.observer import SilentObserver
 from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["JsonObserver", "RunView", "TextObserver", "observer_for"]
 
 _PLAIN_INTERVAL_S = 30.0
 _STYLES = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.SKIPPED: "dim"}

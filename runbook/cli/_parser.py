@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from runbook.errors import UsageError, did_you_mean
 
-__all__ = ["CommandParser", "add_output_flags", "parse_all"]
-
 
 class CommandParser(argparse.ArgumentParser):
     """argparse without abbreviations, without exits on error, and with examples kept as typed."""

@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from runbook.cli._common import DEFAULT_OUT, find_run, load_run
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT, find_run, load_run
 from runbook.console import console_for, printable
-
-__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; the exit code says whether B is worse."""
-    from runbook.compare import compare_runs, comparison_text, jsonable
+    from runbook.tools.compare import compare_runs, comparison_text, jsonable
 
     console = console_for(args)
     folders = [find_run(name, Path(args.out)) for name in (args.a, args.b)]

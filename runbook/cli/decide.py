@@ -9,8 +9,6 @@ from typing import Any
 from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable
 
-__all__ = ["QUESTION_NAMES", "add_parser", "problems", "run"]
-
 # Each question with the options it takes; the first group is required.
 QUESTION_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "best-arm": ((), ("error",)),
@@ -89,9 +87,9 @@ def problems(args: argparse.Namespace) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Print the decision; the exit code says how it went."""
-    from runbook.decide._table import read_table
-    from runbook.decide.questions import Options, ask
     from runbook.errors import UsageError
+    from runbook.tools.columns import read_table
+    from runbook.tools.decide import Options, ask
 
     if wrong := problems(args):
         raise UsageError(wrong, hint="see runbook decide --help")

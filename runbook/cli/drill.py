@@ -10,10 +10,9 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable
 
 if TYPE_CHECKING:
-    from runbook.drill.runner import DrillReport
-    from runbook.drill.verdict import DrillRow
+    from runbook.tools.drill.runner import DrillReport
+    from runbook.tools.drill.scene import DrillRow
 
-__all__ = ["add_parser", "run"]
 
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
 
@@ -61,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the drill and print its table."""
     import time
 
-    from runbook.drill.faults import select
-    from runbook.drill.runner import run_drill
     from runbook.errors import UsageError
     from runbook.launch import StopRequest, stop_on_signals
+    from runbook.tools.drill.faults import select
+    from runbook.tools.drill.runner import run_drill
 
     console = console_for(args)
     faults = select(args.faults)
@@ -101,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(console: Console, faults: Any, *, as_json: bool) -> int:
-    from runbook.cli._table import table
+    from runbook.console import table
 
     if as_json:
         rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
@@ -113,7 +112,7 @@ def _list(console: Console, faults: Any, *, as_json: bool) -> int:
 
 
 def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
-    from runbook.cli._table import table
+    from runbook.console import table
 
     summary = report.summary()
     if as_json:

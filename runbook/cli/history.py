@@ -10,16 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.cli._common import DEFAULT_OUT
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT
-from runbook.cli._table import table
-from runbook.console import Console, console_for
+from runbook.console import Console, console_for, table
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.history import MetricRow
+    from runbook.engine.history import MetricRow
 
-__all__ = ["add_parser", "run"]
 
 _COLUMNS = ("started_at", "run_id", "profile", "outcome", "number", "stdev", "n", "unit", "path")
 
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_runs(console: Console, out_dir: Path, *, as_json: bool) -> None:
-    from runbook.history import list_runs
+    from runbook.engine.history import list_runs
 
     rows = list_runs(out_dir)
     if as_json:
@@ -97,7 +95,7 @@ def _show_runs(console: Console, out_dir: Path, *, as_json: bool) -> None:
 
 
 def _show_metric(console: Console, out_dir: Path, args: argparse.Namespace) -> None:
-    from runbook.history import metric_names, metric_rows
+    from runbook.engine.history import metric_names, metric_rows
 
     rows = metric_rows(out_dir, args.metric)
     if not rows:

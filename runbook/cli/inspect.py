@@ -10,8 +10,6 @@ from typing import Any
 from runbook.cli._parser import add_output_flags
 from runbook.console import console_for, printable
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(subparsers: Any) -> None:
     """Add the sub-command."""
@@ -55,7 +53,7 @@ def _floor(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; the exit code says whether it can be believed."""
-    from runbook.inspect import inspect_path, inspection_text, jsonable
+    from runbook.tools.inspect import inspect_path, inspection_text, jsonable
 
     console = console_for(args)
     inspection = inspect_path(Path(args.directory), loss_floor=args.loss_floor)

@@ -6,12 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from runbook.cli._common import DEFAULT_OUT, find_run, load_run
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT, find_run, load_run
 from runbook.console import console_for
 from runbook.errors import did_you_mean
-
-__all__ = ["add_parser", "problems", "run"]
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -68,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the new report; the exit code is that of the new verdict."""
     from reports import render
     from runbook.config import load_profile, load_profile_document
-    from runbook.verify import judge_again
+    from runbook.engine.rejudge import judge_again
 
     console = console_for(args)
     folder = find_run(args.run_name, Path(args.out))

@@ -7,10 +7,7 @@ import json
 from typing import Any
 
 from runbook.cli._parser import add_output_flags
-from runbook.cli._table import table
-from runbook.console import console_for
-
-__all__ = ["add_parser", "run"]
+from runbook.console import console_for, table
 
 
 def add_parser(subparsers: Any) -> None:

@@ -7,13 +7,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import add_output_flags
-from runbook.cli._table import table
-from runbook.console import Console, console_for
+from runbook.console import Console, console_for, table
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-
-__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:

@@ -6,13 +6,11 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import add_output_flags
-from runbook.cli._table import table
-from runbook.console import Console, console_for, printable
+from runbook.console import Console, console_for, printable, table
 
 if TYPE_CHECKING:
-    from runbook.replay import Judgement
+    from runbook.tools.replay import Judgement
 
-__all__ = ["add_parser", "run"]
 
 _STYLE = {"GO": "good", "NO-GO": "bad", "INCOMPLETE": "unsure"}
 
@@ -41,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the judgement; the exit code is that of its verdict."""
-    from runbook.replay import judge_replay, load_replay
+    from runbook.tools.replay import judge_replay, load_replay
 
     replay, path, sha256 = load_replay(args.file)
     judgement = judge_replay(replay, path=str(path), sha256=sha256)

@@ -6,12 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from runbook.cli._common import DEFAULT_OUT, find_run, load_run
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT, find_run, load_run
 from runbook.console import console_for
 from runbook.errors import did_you_mean
-
-__all__ = ["add_parser", "problems", "run"]
 
 _DEFAULT_FORMAT = "terminal"
 

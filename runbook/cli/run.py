@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.cli._common import DEFAULT_OUT, find_run
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT, find_run
 from runbook.console import console_for
 from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.engine import RunOptions
 
-__all__ = ["add_parser", "problems", "run"]
 
 REPORT_FORMATS = ("md", "html", "junit", "json", "terminal")
 PROTOCOLS = ("blocks", "launches", "seed")
@@ -241,8 +240,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(options: RunOptions, args: argparse.Namespace) -> int:
+    from runbook.cli._common import print_summary
     from runbook.cli._observers import observer_for
-    from runbook.cli._summary import print_summary
     from runbook.engine import resume_run, run_plan
 
     console = console_for(args)

@@ -9,8 +9,6 @@ from typing import Any
 from runbook.cli._parser import add_output_flags
 from runbook.console import console_for
 
-__all__ = ["add_parser", "run"]
-
 _DOCUMENTS = ("run", "profile")
 
 

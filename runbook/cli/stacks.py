@@ -9,8 +9,6 @@ from typing import Any
 from runbook.cli._parser import add_output_flags
 from runbook.console import console_for, printable
 
-__all__ = ["add_parser", "run"]
-
 _UNDECIDED = 3
 
 
@@ -45,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask every live rank and print what it says."""
     from dataclasses import asdict
 
-    from runbook.watch.live import live_stacks
+    from runbook.tools.watch import live_stacks
 
     console = console_for(args)
     folders = _folders(args.run_folder, Path(args.out))
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _folders(text: str, out: Path) -> list[Path]:
     """Directories with heartbeats: the one that is named, or all of a run's launches."""
-    from runbook.cli._runs import find_run
+    from runbook.cli._common import find_run
 
     path = Path(text)
     if not path.is_dir():

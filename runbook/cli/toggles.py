@@ -8,11 +8,8 @@ import os
 from typing import Any
 
 from runbook.cli._parser import add_output_flags
-from runbook.cli._table import table
-from runbook.console import console_for
+from runbook.console import console_for, table
 from runbook.errors import UsageError
-
-__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:

@@ -10,9 +10,8 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable
 
 if TYPE_CHECKING:
-    from runbook.triage import RungResult, Target, Triage
+    from runbook.tools.triage import RungResult, Target, Triage
 
-__all__ = ["add_parser", "run"]
 
 _EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
 
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.triage import climb
+    from runbook.tools.triage import climb
 
     console = console_for(args)
     target = _target(args)
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _target(args: argparse.Namespace) -> Target:
     from runbook.config import load_profile, parse_settings
-    from runbook.triage import find_target, with_choices
+    from runbook.tools.triage import find_target, with_choices
 
     settings = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
@@ -113,7 +112,7 @@ def _target(args: argparse.Namespace) -> Target:
 
 
 def _path(text: str | None, out: Path) -> Path:
-    from runbook.cli._runs import find_run
+    from runbook.cli._common import find_run
     from runbook.errors import RunbookError
     from runbook.launch.command import resolve_config
 
@@ -128,8 +127,8 @@ def _path(text: str | None, out: Path) -> Path:
 
 
 def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
-    from runbook.cli._paste import pasteable
-    from runbook.triage import LADDERS, applied
+    from runbook.launch.command import pasteable
+    from runbook.tools.triage import LADDERS, applied
 
     rungs = LADDERS[target.symptom]
     rows = []
@@ -156,7 +155,7 @@ def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
 
 
 def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
-    from runbook.cli._table import table
+    from runbook.console import table
 
     if as_json:
         console.json_document(triage.document())

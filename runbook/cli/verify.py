@@ -8,11 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from runbook.cli._common import DEFAULT_OUT, find_run
 from runbook.cli._parser import add_output_flags
-from runbook.cli._runs import DEFAULT_OUT, find_run
 from runbook.console import console_for, printable
-
-__all__ = ["add_parser", "run"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every difference; 0 if there is none."""
-    from runbook.verify import verify_run
+    from runbook.engine.verify import verify_run
 
     console = console_for(args)
     folder = find_run(args.run_name, Path(args.out))

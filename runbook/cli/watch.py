@@ -11,9 +11,7 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import console_for, printable
 
 if TYPE_CHECKING:
-    from runbook.watch import Anomaly
-
-__all__ = ["add_parser", "run"]
+    from runbook.launch.anomaly import Anomaly
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import asdict, replace
 
     from runbook.errors import UsageError
-    from runbook.watch import Thresholds
-    from runbook.watch.alone import Watcher, is_run_directory
+    from runbook.launch.anomaly import Thresholds
+    from runbook.tools.watch import Watcher, is_run_directory
 
     console = console_for(args)
     folder = Path(args.directory)

@@ -6,13 +6,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from runbook.collect._drafts import Draft
-from runbook.collect._tools import run_tool
 from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.collect.redact import redact_text
+from runbook.collect.tools import Draft, run_tool
 from runbook.errors import RunbookError
-
-__all__ = ["collect_gpus", "gpu_drafts", "no_gpu_drafts"]
+from runbook.read.redact import redact_text
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"

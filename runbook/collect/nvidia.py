@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from runbook.errors import RunbookError
 
-__all__ = ["GpuProcess", "GpuState", "NvidiaSmi", "parse_nvidia_smi", "parse_topology"]
-
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
 _THROTTLES = {

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.collect import git, host
-from runbook.collect._drafts import Draft, finish
 from runbook.collect.gpu_facts import collect_gpus
-from runbook.collect.processes import TokenProcess, find_token_processes
-from runbook.collect.redact import recorded_environment, redact_diff, redact_text
-from runbook.collect.torch_env import TorchFacts, ask_torch
-from runbook.collect.variables import environment_notes, environment_problems
-from runbook.evidence import Fact
-
-__all__ = ["collect_preflight"]
+from runbook.collect.host import TorchFacts, ask_torch
+from runbook.collect.tools import Draft, finish
+from runbook.config.settings import environment_notes, environment_problems
+from runbook.launch.reaper import TokenProcess, find_token_processes
+from runbook.read.redact import recorded_environment, redact_diff, redact_text
+from runbook.records.evidence import Fact
 
 _HOST = "host.json"
 # Processes that a note names one by one; a busy machine has dozens, and the count says how many.

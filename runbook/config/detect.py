@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-__all__ = ["detect_profile", "profile_for"]
-
 _QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
 

@@ -12,12 +12,10 @@ from pydantic import BaseModel, ValidationError
 from nsa.strictyaml import load_strict
 from runbook.config.profile import Profile
 from runbook.errors import UsageError, did_you_mean
-from runbook.resources import data_path
+from runbook.files import data_path
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
-
-__all__ = ["load_profile", "load_profile_document", "profile_names"]
 
 
 def profile_names() -> tuple[str, ...]:

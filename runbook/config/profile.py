@@ -7,9 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from runbook.records import Comparator
-from runbook.records._base import Record
-
-__all__ = ["Hardware", "Limit", "PhaseSettings", "Profile", "Sourced", "Workload"]
+from runbook.records.measurement import Record
 
 
 class Sourced(Record):

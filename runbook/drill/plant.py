@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KINDS", "Planter", "main"]
-
 _EVERY_RANK = -1
 _FOREVER_S = 3600.0
 _CLOCK_JUMP_S = 3600.0

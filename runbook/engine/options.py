@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phases.base import Phase, PlanContext
 from runbook.config import detect_profile, load_profile, load_profile_document, parse_settings
 from runbook.errors import UsageError
 from runbook.records import Launch, RunRecord
+from runbook.records.phase import Phase, PlanContext
 
 if TYPE_CHECKING:
     from runbook.config import Profile, Settings
 
-__all__ = ["RunOptions", "Setup", "plan_all", "prepare", "setup_of_record"]
 
 PROTOCOLS = ("blocks", "launches", "seed")
 

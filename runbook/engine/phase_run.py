@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phases.base import Judgement, Phase, PlanContext
-from runbook.engine.judging import judge_phase, read_phase, record_of, write_facts
+from runbook.engine.journal import Journal
+from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, write_facts
 from runbook.engine.options import Setup
-from runbook.engine.verdict import missing_row
-from runbook.evidence import Fact, PhaseEvidence
 from runbook.files import utc_text
-from runbook.journal import Journal
 from runbook.launch import Interrupted, StopRequest, run_launch
-from runbook.observer import Observer
+from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.records import (
     Launch,
@@ -26,8 +23,8 @@ from runbook.records import (
     PhaseRecord,
     Reason,
 )
-
-__all__ = ["PhaseRun", "RunState"]
+from runbook.records.evidence import Fact, PhaseEvidence
+from runbook.records.phase import Judgement, Phase, PlanContext
 
 
 @dataclass(kw_only=True)

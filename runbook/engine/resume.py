@@ -6,19 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
-from runbook.engine.derive import derive_record
-from runbook.engine.judging import read_facts, read_phase
+from runbook.engine.journal import EVENTS_FILE, Journal, derive_record
+from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.manifest import MANIFEST_FILE
 from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import continue_run, finished_phases
 from runbook.errors import RunbookError, UsageError
-from runbook.journal import EVENTS_FILE, Journal
 from runbook.launch import StopRequest
-from runbook.manifest import MANIFEST_FILE
-from runbook.observer import Observer
+from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord
-
-__all__ = ["resume_run"]
 
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 

@@ -6,21 +6,43 @@ import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook import __version__
-from runbook.engine.derive import derive_record, phase_records
-from runbook.engine.folder import create_run_folder
+from runbook.collect import git
+from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
+from runbook.engine.manifest import artifact_records, write_manifest
 from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.files import utc_text, write_atomic
-from runbook.journal import EVENTS_FILE, Journal
+from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
-from runbook.manifest import artifact_records, write_manifest
-from runbook.observer import Observer
+from runbook.launch.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict
 
-__all__ = ["RECORD_FILE", "continue_run", "record_text", "run_plan", "run_setup"]
+_SHORT_SHA = 7
+_TRIES = 100
+
+
+def create_run_folder(out: Path) -> Path:
+    """Create `out/<UTC time>-<sha7>/` for the owner only and return it.
+
+    `nogit` stands for the commit where there is none. A second run within the same second gets a
+    number behind. Raises `OSError` if the folder cannot be made.
+    """
+    checkout = git.find_checkout()
+    sha = git.head_sha(checkout) if checkout else None
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{(sha or 'nogit')[:_SHORT_SHA]}"
+    out = out.resolve()
+    for number in range(1, _TRIES):
+        folder = out / (name if number == 1 else f"{name}-{number}")
+        try:
+            make_private_dir(folder)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{out} has {_TRIES} runs of the same second: {name}")
+
 
 RECORD_FILE = "run.json"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runbook.launch.budgets import Budgets
 from runbook.launch.launcher import run_launch
 from runbook.launch.stop import Interrupted, StopRequest, stop_on_signals
+from runbook.launch.watchdog import Budgets
 
 __all__ = ["Budgets", "Interrupted", "StopRequest", "run_launch", "stop_on_signals"]

@@ -13,26 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.files import utc_text, write_atomic
-from runbook.launch.budgets import Budgets
-from runbook.launch.bundle import bundle
+from runbook.launch.anomaly import Thresholds
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
-from runbook.launch.environment import build_environment, redacted
+from runbook.launch.detectors import Monitor
+from runbook.launch.endings import oom_kills
 from runbook.launch.flight import last_numbers, read_flights
 from runbook.launch.gpu import GpuSampler
-from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
-from runbook.launch.oom import oom_kills
-from runbook.launch.processes import Reaper, spawn
+from runbook.launch.incident import (
+    bundle,
+    busy_ranks,
+    collect_flights,
+    collect_stacks,
+    write_summary,
+)
+from runbook.launch.observer import Observer
+from runbook.launch.processes import Reaper, build_environment, redacted, spawn
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.stop import StopRequest
-from runbook.launch.watchdog import Watchdog
-from runbook.observer import Observer
+from runbook.launch.watchdog import Budgets, Watchdog
 from runbook.read.documents import read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.watch import Monitor, Thresholds
-
-__all__ = ["Attempt", "AttemptOptions"]
 
 _POLL_S = 0.1
 _TERM_GRACE_S = 2.0

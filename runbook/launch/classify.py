@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from runbook.launch.ranks import RankState
 from runbook.records import LaunchStatus, RankExit
 
-__all__ = ["End", "classify_pytest", "classify_trainer", "is_communication_failure", "rank_exits"]
-
 _BY_CODE = {
     2: LaunchStatus.CONFIG_ERROR,
     10: LaunchStatus.HALTED,

@@ -1,4 +1,4 @@
-"""How a process ended, asked by somebody who is not its parent."""
+"""The kernel's own count of processes killed for memory in this control group."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import fcntl
 import struct
 import time
 from pathlib import Path
-
-__all__ = ["exit_code_of"]
 
 # linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")
@@ -57,3 +55,40 @@ def _of_handle(handle: int) -> int | None:
         return None
     mask, *_, status = _PIDFD_INFO.unpack(request)
     return status if mask & _PIDFD_INFO_EXIT else None
+
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def oom_kills(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The `oom_kill` counter of the group that this process is in; None if it cannot be read."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "":
+            candidates = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            folder = root / "memory"
+            candidates = [
+                folder / group.lstrip("/") / "memory.oom_control",
+                folder / "memory.oom_control",
+            ]
+        else:
+            continue
+        for path in candidates:
+            count = _counter(path)
+            if count is not None:
+                return count
+    return None
+
+
+def _counter(path: Path) -> int | None:
+    try:
+        fields = dict(line.split()[:2] for line in path.read_text("utf-8").splitlines() if line)
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None

@@ -15,19 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Collective",
-    "Desync",
-    "Flight",
-    "Straggler",
-    "find_desync",
-    "find_straggler",
-    "flight_files",
-    "last_numbers",
-    "left_the_pattern",
-    "read_flights",
-]
-
 _NAME = re.compile(r"^flight_rank(\d+)\.json$")
 _LARGEST_BYTES = 64 << 20
 _LONGEST_PERIOD = 256

@@ -10,8 +10,6 @@ from pathlib import Path
 from runbook.launch.processes import spawn
 from runbook.read.documents import GPU_SAMPLES
 
-__all__ = ["GpuSampler"]
-
 _QUERY = (
     "timestamp,index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,"
     "clocks.sm,clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"

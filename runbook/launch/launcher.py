@@ -9,17 +9,15 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
+from runbook.launch.anomaly import Thresholds
 from runbook.launch.attempt import Attempt, AttemptOptions
-from runbook.launch.budgets import Budgets
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
+from runbook.launch.observer import Observer
 from runbook.launch.stop import StopRequest
-from runbook.observer import Observer
+from runbook.launch.watchdog import Budgets
 from runbook.read.documents import read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.watch import Thresholds
-
-__all__ = ["run_launch"]
 
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
 # Seed 000: the watchdog stands beside the stability long run.

@@ -14,8 +14,6 @@ from runbook.launch.endings import exit_code_of
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import heartbeat_files
 
-__all__ = ["RankState", "RankWatch"]
-
 _LONGEST_LINE = 1 << 20
 
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

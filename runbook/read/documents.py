@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from runbook.evidence import JUnitCase, JUnitReport
 from runbook.read.rows import RowSpec
-
-__all__ = ["GPU_SAMPLES", "file_sha256", "read_console", "read_json_object", "read_junit"]
+from runbook.records.evidence import JUnitCase, JUnitReport
 
 _LARGEST_DOCUMENT_BYTES = 64 << 20
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000

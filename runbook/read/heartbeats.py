@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runbook.evidence import Effect, RankLog
-
-__all__ = ["heartbeat_files", "read_heartbeats"]
+from runbook.records.evidence import Effect, RankLog
 
 _BLOCK_BYTES = 2 << 20
 _NAME = re.compile(r"^heartbeat_rank(\d+)\.jsonl$")

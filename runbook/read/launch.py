@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from runbook.evidence import LaunchEvidence, RankLog
 from runbook.read.documents import (
     GPU_SAMPLES,
     file_sha256,
@@ -19,8 +18,7 @@ from runbook.read.heartbeats import heartbeat_files, read_heartbeats
 from runbook.read.rows import read_rows
 from runbook.read.training import GATES, read_training_csv
 from runbook.records import Launch, LaunchResult, LaunchStatus
-
-__all__ = ["read_launch"]
+from runbook.records.evidence import LaunchEvidence, RankLog
 
 _CONSOLE, _TRAINING, _GATES = "console.log", "training.csv", "gates.csv"
 _ENV, _AUDIT, _PROFILE = "env.json", "sdpa_audit.json", "profile_rank0.json"

@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["RowFile", "RowSpec", "read_rows"]
-
 _BLOCK_BYTES = 4 << 20
 _NEWLINE, _COMMA = 10, 44
 _NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")

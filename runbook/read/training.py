@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from runbook.evidence import TrainingLog
 from runbook.read.rows import RowSpec, read_rows
-
-__all__ = ["GATES", "LEGACY_COLUMNS", "TRAINING", "TRAINING_COLUMNS", "read_training_csv"]
+from runbook.records.evidence import TrainingLog
 
 TRAINING_COLUMNS = (
     "step",

@@ -12,9 +12,10 @@ from runbook.records.run import (
     LaunchEntry,
     PhaseRecord,
     RunRecord,
+    Series,
     Table,
+    thin_points,
 )
-from runbook.records.series import Series, thin_points
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -6,11 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from runbook.records._base import Record, Scalar
-from runbook.records.measurement import Measurement
+from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Outcome, Reason
-
-__all__ = ["Check", "Comparator"]
 
 
 class Comparator(StrEnum):

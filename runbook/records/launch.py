@@ -8,9 +8,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from runbook.records._base import Record
-
-__all__ = ["ArmSchedule", "Launch", "LaunchResult", "LaunchStatus", "RankExit"]
+from runbook.records.measurement import Record
 
 
 class ArmSchedule(Record):

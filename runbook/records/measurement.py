@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
 
-from runbook.records._base import Record, Scalar
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["Measurement", "Window"]
+_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def _number_of_word(value: object) -> object:
+    """JSON has no NaN: it is stored as a word, and must come back as the number it was."""
+    return _WORDS.get(value, value) if isinstance(value, str) else value
+
+
+Scalar = Annotated[float | str | bool, BeforeValidator(_number_of_word)]
+Cell = Annotated[str | float | int | None, BeforeValidator(_number_of_word)]
+
+
+class Record(BaseModel):
+    """An immutable record; an unknown field is an error, so a schema cannot drift unseen."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
+    )
 
 
 class Window(Record):

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Protocol
 
-__all__ = ["Outcome", "Reason", "Verdict", "judge_run"]
-
 
 class Outcome(StrEnum):
     """What one check says.

@@ -1,7 +1,18 @@
-"""Statistics of one training.csv, each with its window, sample size, file and digest."""
+"""Statistics of one training.csv, and decisions at a declared error rate.
+
+Statistics carry window, sample size, file and digest. Decisions are pure: no files, no clock, no
+randomness. One value is the throughput of one block or launch: tokens over time, no mean of rates.
+"""
 
 from __future__ import annotations
 
+from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
+from runbook.stats.decision import Answer, Decision, Detail
+from runbook.stats.launches import SCALING_PLAN, meets_target, scaling
+from runbook.stats.memory import memory_plateau
+from runbook.stats.pairs import FUSED_PLAN, faster, non_inferiority, regression
+from runbook.stats.plans import BUCKET_PLAN, LookPlan
+from runbook.stats.steady import steady, warmup_steps
 from runbook.stats.throughput import (
     block_throughputs,
     effective,
@@ -10,19 +21,42 @@ from runbook.stats.throughput import (
     step_times,
     typical,
 )
-from runbook.stats.warmup import warmup_cut
-from runbook.stats.window import MissingColumn, StatisticsError, WindowTooShort, measured_rows
+from runbook.stats.window import (
+    MissingColumn,
+    StatisticsError,
+    WindowTooShort,
+    measured_rows,
+    warmup_cut,
+)
 
 __all__ = [
+    "BUCKET_PLAN",
+    "FUSED_PLAN",
+    "SCALING_PLAN",
+    "Answer",
+    "Decision",
+    "Detail",
+    "LookPlan",
     "MissingColumn",
     "StatisticsError",
     "WindowTooShort",
+    "best_arm",
+    "best_arm_sequential",
     "block_throughputs",
+    "complete_rounds",
     "effective",
+    "faster",
     "last_window",
     "measured_rows",
+    "meets_target",
+    "memory_plateau",
+    "non_inferiority",
+    "regression",
+    "scaling",
     "stall",
+    "steady",
     "step_times",
     "typical",
     "warmup_cut",
+    "warmup_steps",
 ]

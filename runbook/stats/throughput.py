@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from runbook.evidence import TrainingLog
 from runbook.records import Measurement
-from runbook.stats.warmup import warmup_cut
+from runbook.records.evidence import TrainingLog
 from runbook.stats.window import (
     StatisticsError,
     WindowTooShort,
@@ -16,9 +15,8 @@ from runbook.stats.window import (
     measured_rows,
     measurement,
     need,
+    warmup_cut,
 )
-
-__all__ = ["block_throughputs", "effective", "last_window", "stall", "step_times", "typical"]
 
 _RATE = "toks/s"
 

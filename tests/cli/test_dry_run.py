@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from phases.registry import PHASES
-from runbook.cli._estimate import Estimator
-from runbook.cli._paste import pasteable
+from runbook.cli._dry_run import Estimator
 from runbook.config import load_profile
+from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import runbook
 from tests.reports import samples

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbook.collect import host
-from runbook.collect.processes import find_token_processes
-from runbook.collect.variables import environment_notes, environment_problems, torch_variables
+from runbook.config.settings import environment_notes, environment_problems, torch_variables
+from runbook.launch.reaper import find_token_processes
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect._drafts import Draft
 from runbook.collect.gpu_facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.collect.nvidia import NvidiaSmi, parse_nvidia_smi, parse_topology
+from runbook.collect.tools import Draft
 from runbook.errors import RunbookError
 
 FIXTURES = Path(__file__).parent / "fixtures"

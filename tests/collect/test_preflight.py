@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from runbook.collect import collect_preflight
-from runbook.collect._drafts import Draft, finish
-from runbook.collect._tools import run_tool
-from runbook.collect.torch_env import ask_torch
-from runbook.evidence import Fact
+from runbook.collect.host import ask_torch
+from runbook.collect.tools import Draft, finish, run_tool
+from runbook.records.evidence import Fact
 
 CANARY = "canary-77aa88bb99cc"
 

@@ -13,7 +13,7 @@ from nsa.toggles import TOGGLES
 from phases.registry import PHASES, known_checks
 from runbook.config import load_profile, load_profile_document, profile_names
 from runbook.errors import UsageError
-from runbook.resources import data_path
+from runbook.files import data_path
 
 # What the seeds ask for on two A100, word by word (seeds 000, 002, 003).
 SEED_LIMITS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from phases.common import control, facts, plausible
+from phases.common import ab as control
+from phases.common import facts, plausible
 from runbook.config import Limit, Profile, load_profile
 
 PAGE = Path(__file__).parents[2] / "docs" / "thresholds.md"

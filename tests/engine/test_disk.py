@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.journal import Journal, read_events
-from runbook.observer import SilentObserver
+from runbook.engine.journal import Journal, read_events
+from runbook.launch.observer import SilentObserver
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from tests.engine.toys import Toy, run
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from phases.base import Judgement, PlanContext
 from runbook.engine import SilentObserver
+from runbook.engine.journal import Journal, read_events
+from runbook.engine.manifest import check_manifest
 from runbook.engine.resume import resume_run
+from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
-from runbook.evidence import PhaseEvidence
-from runbook.journal import Journal, read_events
 from runbook.launch.reaper import carriers
-from runbook.manifest import check_manifest
 from runbook.records import Outcome, Reason, RunRecord, Verdict
-from runbook.verify import verify_run
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.phase import Judgement, PlanContext
 from tests.engine.toys import Toy, run, setup, three_launches
 from tests.launch.helpers import PYTHON
 

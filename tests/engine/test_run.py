@@ -9,11 +9,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from runbook.engine import RunOptions, plan_all, run_plan
-from runbook.engine.derive import derive_record
+from runbook.engine.journal import derive_record, read_events
+from runbook.engine.manifest import check_manifest
 from runbook.errors import UsageError
-from runbook.journal import read_events
-from runbook.manifest import check_manifest
-from runbook.observer import SilentObserver
+from runbook.launch.observer import SilentObserver
 from runbook.records import (
     ArmSchedule,
     Check,

@@ -12,12 +12,13 @@ import pytest
 
 from runbook.config import Settings
 from runbook.engine import SilentObserver
+from runbook.engine.manifest import write_manifest
 from runbook.engine.options import RunOptions, Setup
+from runbook.engine.rejudge import judge_again
 from runbook.engine.run import run_setup
+from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
-from runbook.manifest import write_manifest
 from runbook.records import Outcome, RunRecord, Verdict
-from runbook.verify import Verification, judge_again, verify_run
 from tests.engine.toys import Toy, profile, setup
 
 PHASES = {

@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from phases.base import Judgement, Phase, PlanContext
 from runbook.config import Settings, load_profile
 from runbook.config.profile import Profile
 from runbook.engine.options import RunOptions, Setup
 from runbook.engine.resume import resume_run
 from runbook.engine.run import run_setup
-from runbook.evidence import PhaseEvidence, TrainingLog
-from runbook.observer import Observer, SilentObserver
+from runbook.launch.observer import Observer, SilentObserver
 from runbook.records import (
     ArmSchedule,
     Check,
@@ -26,6 +24,8 @@ from runbook.records import (
     RunRecord,
     Table,
 )
+from runbook.records.evidence import PhaseEvidence, TrainingLog
+from runbook.records.phase import Judgement, Phase, PlanContext
 from runbook.stats import effective, last_window
 from tests.launch.helpers import fake_launch
 

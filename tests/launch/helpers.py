@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
+from runbook.launch.observer import SilentObserver
 from runbook.launch.reaper import carriers
-from runbook.observer import SilentObserver
 from runbook.records import ArmSchedule, Launch, LaunchResult
 
 FAKE = str(Path(__file__).with_name("fake_trainer.py"))

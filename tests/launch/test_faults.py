@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import Budgets, StopRequest
+from runbook.launch.observer import SilentObserver
 from runbook.launch.reaper import carriers
-from runbook.observer import SilentObserver
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import PYTHON, fake_launch, run
@@ -217,7 +217,7 @@ import sys
 from pathlib import Path
 from runbook.records import Launch
 from runbook.launch import run_launch
-from runbook.observer import SilentObserver
+from runbook.launch.observer import SilentObserver
 launch = Launch.model_validate_json(sys.argv[1])
 run_launch(launch, Path(sys.argv[2]), observer=SilentObserver())
 """

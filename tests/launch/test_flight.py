@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.bundle import bundle
 from runbook.launch.classify import End
 from runbook.launch.flight import (
     find_desync,
@@ -17,6 +16,7 @@ from runbook.launch.flight import (
     left_the_pattern,
     read_flights,
 )
+from runbook.launch.incident import bundle
 from runbook.launch.ranks import RankState
 from runbook.launch.watchdog import blame
 from runbook.records import LaunchStatus

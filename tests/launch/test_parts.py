@@ -20,10 +20,9 @@ from runbook.files import make_private_dir, write_atomic
 from runbook.launch import Budgets
 from runbook.launch.classify import classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.command import build_command, free_port
-from runbook.launch.endings import exit_code_of
-from runbook.launch.environment import build_environment, redacted
+from runbook.launch.endings import exit_code_of, oom_kills
 from runbook.launch.incident import busy_ranks
-from runbook.launch.oom import oom_kills
+from runbook.launch.processes import build_environment, redacted
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import carriers, environment_holds, kill_all, signal_owned
 from runbook.launch.watchdog import Watchdog, blame

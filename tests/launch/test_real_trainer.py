@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import run_launch
+from runbook.launch.observer import SilentObserver
 from runbook.launch.reaper import carriers
-from runbook.observer import SilentObserver
 from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from nsa.toggles import TOGGLES
-from phases.base import Judgement, PlanContext
 from phases.registry import PHASES
 from runbook.config import Profile, load_profile
-from runbook.evidence import (
+from runbook.records import Check, Launch, LaunchResult, LaunchStatus
+from runbook.records.evidence import (
     Effect,
     Fact,
     JUnitCase,
@@ -29,7 +29,7 @@ from runbook.evidence import (
     RankLog,
     TrainingLog,
 )
-from runbook.records import Check, Launch, LaunchResult, LaunchStatus
+from runbook.records.phase import Judgement, PlanContext
 
 SHA = "5" * 64
 TOKEN = "ab" * 16

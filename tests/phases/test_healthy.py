@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from phases.base import PlanContext
 from phases.registry import PHASES, select
-from runbook.evidence import PhaseEvidence
 from runbook.records import Check, Outcome, Verdict, judge_run
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.phase import PlanContext
 from tests.phases import builder
 
 PROFILES = ("a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from phases.base import Judgement, PlanContext
 from phases.registry import PHASES
-from runbook.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records import Check, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder
 
 WHERE = builder.context()

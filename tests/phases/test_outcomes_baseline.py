@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runbook.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records import Check, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder
 
 WHERE = builder.context()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from phases.base import PlanContext
 from runbook.records import Check, Outcome, Reason
+from runbook.records.phase import PlanContext
 from tests.phases import builder
 
 WHERE = builder.context()

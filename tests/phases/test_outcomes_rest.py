@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phases.registry import PHASES
-from runbook.evidence import JUnitCase, JUnitReport, LaunchEvidence, PhaseEvidence
 from runbook.records import Check, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, PhaseEvidence
 from tests.phases import builder
 
 WHERE = builder.context()

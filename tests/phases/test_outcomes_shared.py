@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runbook.evidence import LaunchEvidence
 from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder
 from tests.phases.builder import Change
 

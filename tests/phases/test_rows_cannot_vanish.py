@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phases.registry import PHASES
-from runbook.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder
 
 PROFILES = ("a100x2_pcie4", "h200x1", "cpu")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runbook.evidence import RankLog
 from runbook.read import read_heartbeats
+from runbook.records.evidence import RankLog
 from tests.read.files import beat, heartbeats
 
 

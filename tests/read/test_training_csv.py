@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runbook.evidence import TrainingLog
 from runbook.read import read_training_csv
+from runbook.records.evidence import TrainingLog
 from tests.read.files import HEADER, legacy, row, training
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from nsa.strictyaml import load_strict
-from runbook.drill.faults import FAULTS
-from runbook.drill.scene import drill_launch
 from runbook.errors import UsageError
 from runbook.launch import run_launch
-from runbook.launch.environment import build_environment
+from runbook.launch.observer import SilentObserver
+from runbook.launch.processes import build_environment
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
-from runbook.observer import SilentObserver
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.tools.drill.faults import FAULTS
+from runbook.tools.drill.scene import drill_launch
 from tests.launch.helpers import fake_launch
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.evidence import TrainingLog
 from runbook.read import read_training_csv
+from runbook.records.evidence import TrainingLog
 from runbook.stats import (
     MissingColumn,
     StatisticsError,

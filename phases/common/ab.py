@@ -1,0 +1,271 @@
+"""A control arm must reproduce the baseline phase, or the comparison is worth nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from phases.common.case import Case, ending
+from phases.common.finding import (
+    Finding,
+    Unanswerable,
+    incomplete,
+    inconclusive,
+    invalid,
+    passed,
+    skipped,
+    warned,
+)
+from phases.common.measure import derived, effective_rate, last50
+from phases.common.plausible import differences
+from phases.common.rates import optional, rounded
+from phases.common.rows import Row
+from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one arm ran: the launch, the arm's name in its CSV (None: the whole launch)."""
+
+    arm: str
+    launch: str
+    inside: str | None
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFault:
+    """An arm that ended its launch, or that the trainer refused."""
+
+    arm: str
+    code: Reason
+    reason: str
+    evidence: tuple[str, ...] = ()
+
+
+def launch_name(arm: str, number: int) -> str:
+    """Name of an arm's own launch in round `number`."""
+    return f"{arm}_r{number}"
+
+
+def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
+    """Every place where an arm was planned to run, the interleaved launch once per arm."""
+    if case.context.protocol == "blocks":
+        for arm in arms:
+            yield Place(arm=arm, launch=INTERLEAVED, inside=arm, round=0)
+        return
+    rounds = 1 if case.context.protocol == "seed" else case.settings.launches
+    for number in range(1, rounds + 1):
+        for arm in arms:
+            yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
+
+
+def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
+    """Throughput of each arm in each complete round: columns arm, block, value.
+
+    Raises Unanswerable where a launch has no evidence or no round is complete.
+    """
+    import pandas as pd
+
+    from runbook.stats import StatisticsError, block_throughputs, complete_rounds, effective
+
+    try:
+        if case.context.protocol == "blocks":
+            frame = block_throughputs(case.log(INTERLEAVED))
+        else:
+            rows = [
+                (place.arm, place.round, float(effective(case.log(place.launch)).value))
+                for place in places(case, arms)
+            ]
+            frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
+    except StatisticsError as error:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
+    missing = [arm for arm in arms if arm not in set(frame["arm"])]
+    if missing:
+        reason = f"no complete block of arm {', '.join(missing)}"
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
+    whole, _ = complete_rounds(frame)
+    if whole.empty:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
+    return whole
+
+
+def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
+    """The log that stands for the comparison: the interleaved one, or the first arm's first."""
+    return case.log(next(places(case, arms)).launch)
+
+
+def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
+    """The optional arm that ended a launch or was refused in it; None if none did.
+
+    A launch that ended badly is put down to the arm whose turn it was, by the rows written. An
+    arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
+    """
+    launch = case.launch(name)
+    refused = _refused(launch, optional_arms)
+    if refused or launch.result.ok:
+        return refused
+    schedule = launch.launch.schedule
+    end = ending(launch)
+    if schedule is None or end.outcome is not Outcome.FAIL:
+        return None
+    turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
+    if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
+        return None
+    return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
+
+
+def _refused(launch: LaunchEvidence, optional_arms: Sequence[str]) -> ArmFault | None:
+    for rank in launch.ranks:
+        for failure in rank.arm_failures:
+            if failure.get("arm") in optional_arms:
+                reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
+                return ArmFault(
+                    arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)
+                )
+    return None
+
+
+def _turn(schedule: ArmSchedule, rows: int) -> str | None:
+    """The arm whose block holds the row after `rows` written ones."""
+    order = [arm for arms in schedule.rounds for arm in arms]
+    block = rows // (schedule.steps + schedule.warmup_steps)
+    return order[block] if block < len(order) else None
+
+
+def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
+    """The same rows, where a fault of an optional arm is that arm's own affair.
+
+    Row `completed` then says so as a warning, the others have nothing left to judge.
+    """
+
+    def wrap(row: Row) -> Row:
+        def answer(case: Case) -> Finding:
+            found = fault(case)
+            if found is None or _ran_on(case, found):
+                return row.answer(case)
+            reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
+            if row.what == "completed":
+                return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
+            return skipped(found.code, reason, evidence=found.evidence)
+
+        return replace(row, answer=answer)
+
+    return tuple(wrap(row) for row in rows)
+
+
+def _ran_on(case: Case, fault: ArmFault) -> bool:
+    """Did the launches all end well in spite of the fault (the trainer went on without the arm)?"""
+    del fault
+    return all(launch.result.ok for launch in case.evidence.launches.values())
+
+
+def arm_table(
+    case: Case,
+    arms: Sequence[str],
+    *,
+    title: str,
+    column: str,
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
+    note: str = "",
+) -> tuple[Table, dict[str, Measurement]]:
+    """The seeds' table: mean and stdev over each arm's last 50 steps, and tokens over time.
+
+    Returns the table and the last-50 measurement of each arm that has one.
+    """
+    from runbook.stats import StatisticsError, effective
+
+    more = extra or {}
+    heads = list(dict.fromkeys(key for cells in more.values() for key in cells))
+    rows: list[tuple[Any, ...]] = []
+    found: dict[str, Measurement] = {}
+    for place in places(case, arms):
+        log = optional(partial(case.log, place.launch, whole=False))
+        seed = optional(partial(last50, log, arm=place.inside)) if log else None
+        rate = None
+        if log is not None:
+            try:
+                rate = effective(log, arm=place.inside)
+            except StatisticsError:
+                rate = None
+        if seed is not None:
+            found.setdefault(place.arm, seed)
+        rows.append(
+            (
+                place.arm if place.inside else place.launch,
+                rounded(float(seed.value)) if seed else None,
+                rounded(seed.stdev) if seed else None,
+                seed.n if seed else None,
+                str(seed.window) if seed else "fewer than 50 steps",
+                rounded(float(rate.value)) if rate else None,
+                *(more.get(place.arm, {}).get(head) for head in heads),
+                log.path if log else "no evidence",
+            )
+        )
+    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", *heads)
+    table = Table(title=title, columns=(*columns, "source"), rows=tuple(rows), note=note)
+    return table, found
+
+
+# Two-sided error of the interval, and the least half-width: the worst launch-to-launch noise of a
+# healthy machine, so that three lucky launches do not make every later one invalid.
+_ERROR = 0.01
+LEAST = 0.05
+
+
+def reproduces_baseline(
+    case: Case, *, launch: str, arm: str | None, but: Sequence[str] = ()
+) -> Finding:
+    """PASS if the control arm's throughput lies where one more baseline launch would.
+
+    99 % prediction interval of one further launch, on the log scale. `but` as in `differences`.
+    """
+    if "baseline" not in case.evidence.earlier:
+        return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
+    control = effective_rate(case.log(launch), arm=arm)
+    if not case.profile.throughput_gated:
+        reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=control)
+    before = case.earlier("baseline")
+    names = list(before.evidence.launches)
+    unlike = differences(before.env(names[0]), case.env(launch), but=but)
+    paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
+    if unlike:
+        reason = f"not the baseline's settings: {'; '.join(unlike)}"
+        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    rates = [float(effective_rate(before.log(name)).value) for name in names]
+    if len(rates) < 2:
+        reason = "one baseline launch has no interval; the seed protocol cannot check its control"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
+    low, high = prediction_interval(rates)
+    value = derived(
+        control, name="control", value=float(control.value), unit="toks/s", interval=(low, high)
+    )
+    expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
+    reason = f"control {float(control.value):.4g} toks/s, {expected}"
+    if low <= float(control.value) <= high:
+        return passed(reason, measurement=value, evidence=paths)
+    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
+
+
+def prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
+    """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
+    from scipy.stats import t
+
+    logs = [math.log(rate) for rate in rates]
+    count = len(logs)
+    mean = sum(logs) / count
+    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
+    reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
+    half = max(reach, math.log1p(LEAST))
+    return math.exp(mean - half), math.exp(mean + half)

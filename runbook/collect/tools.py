@@ -1,0 +1,106 @@
+"""Run a diagnostic tool: no shell, a time limit, no secrets in its environment, no exception."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.read.redact import is_secret_name
+from runbook.records.evidence import Fact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A fact whose file may still grow. None needs a note that says why there is no value."""
+
+    name: str
+    value: str | float | bool | None
+    file: str
+    unit: str = ""
+    note: str = ""
+
+
+def finish(drafts: Iterable[Draft], run_root: Path) -> dict[str, Fact]:
+    """Facts with the digest of the file that holds them.
+
+    Raises RuntimeError for a name that occurs twice, or a missing value without its reason.
+    """
+    facts: dict[str, Fact] = {}
+    digests: dict[str, str] = {}
+    for draft in drafts:
+        if draft.name in facts:
+            raise RuntimeError(f"two facts are called {draft.name}")
+        if draft.value is None and not draft.note:
+            raise RuntimeError(f"fact {draft.name} has no value and no note that says why")
+        if draft.file not in digests:
+            content = (run_root / draft.file).read_bytes()
+            digests[draft.file] = hashlib.sha256(content).hexdigest()
+        facts[draft.name] = Fact(
+            name=draft.name,
+            value=draft.value,
+            unit=draft.unit,
+            path=draft.file,
+            sha256=digests[draft.file],
+            note=draft.note,
+        )
+    return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a tool printed; `problem` is empty if it ran and exited with 0."""
+
+    stdout: str
+    stderr: str
+    problem: str
+
+    @property
+    def ok(self) -> bool:
+        """True if the tool ran to its end without an error."""
+        return not self.problem
+
+
+def run_tool(
+    argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None, errors: str = "replace"
+) -> ToolResult:
+    """Run `argv` in a session of its own; on a timeout the whole session is killed."""
+    environment = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=environment,
+            text=True,
+            errors=errors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+            problem = f"{argv[0]}: no answer within {timeout_s:g} s"
+            return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    problem = _exit_problem(argv[0], process.returncode, stderr)
+    return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+
+
+def _exit_problem(name: str, code: int, stderr: str) -> str:
+    if code == 0:
+        return ""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return f"{name}: exit code {code}{': ' + lines[-1] if lines else ''}"

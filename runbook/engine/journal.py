@@ -1,0 +1,187 @@
+"""run.json from the journal: a pure function of the events, however many there are so far."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from runbook.engine.judge import missing_phases, reasons_for
+from runbook.errors import RunbookError
+from runbook.files import sync_folder, utc_text
+from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
+
+EVENTS_FILE = "events.jsonl"
+Event = Mapping[str, Any]
+
+
+class Journal:
+    """Appends one line per event; `sync=True` also waits for the disk.
+
+    An event that was written is never changed. A torn last line, which only a crash leaves, is
+    cut off when the journal is opened again, because nothing may be appended to half a line.
+    """
+
+    def __init__(self, path: Path, events: list[Event]) -> None:
+        self.path = path
+        self.events = events
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    @classmethod
+    def create(cls, run_root: Path) -> Journal:
+        """A new journal. Raises `FileExistsError` if the folder has one."""
+        path = run_root / EVENTS_FILE
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        sync_folder(run_root)
+        return cls(path, [])
+
+    @classmethod
+    def reopen(cls, run_root: Path) -> Journal:
+        """The journal of an earlier run, ready for more. Raises `RunbookError` if it is damaged."""
+        path = run_root / EVENTS_FILE
+        events, whole_bytes = read_events(path)
+        os.truncate(path, whole_bytes)
+        return cls(path, events)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        os.close(self._file)
+
+    def append(self, name: str, *, sync: bool = False, **fields: Any) -> None:
+        """Write one event. Raises `OSError` if the disk refuses."""
+        event = {"seq": len(self.events) + 1, "ts": utc_text(), "event": name, **fields}
+        line = json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n"
+        data = line.encode()
+        size = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            if sync:
+                os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
+            raise
+        self.events.append(json.loads(line))
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The whole events of a journal, and how many bytes they take.
+
+    A torn last line is left out. Raises `RunbookError` if an earlier line is damaged or missing,
+    which no crash can do.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
+    end = data.rfind(b"\n") + 1
+    events: list[Event] = []
+    for number, line in enumerate(data[:end].split(b"\n")[:-1], start=1):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict) or event.get("seq") != number:
+            raise RunbookError(f"{path}: line {number} is damaged or out of order")
+        events.append(event)
+    return events, end
+
+
+def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
+    """The latest record of every phase that was judged, in the order of their first judgement."""
+    records: dict[str, PhaseRecord] = {}
+    for event in events:
+        if event["event"] == "phase_finished":
+            record = PhaseRecord.model_validate(event["record"])
+            records[record.name] = record
+    return records
+
+
+def derive_record(events: Sequence[Event]) -> RunRecord:
+    """The record of a run from its journal, finished or not.
+
+    Required checks without a row become rows of phases that were not run. Raises `RunbookError`
+    if the journal does not begin with the start of a run.
+    """
+    if not events or events[0]["event"] != "run_started":
+        raise RunbookError("the journal does not begin with the start of a run")
+    skeleton = RunRecord.model_validate(events[0]["record"])
+    last = events[-1] if events[-1]["event"] in ("run_finished", "run_interrupted") else {}
+    interrupted = str(last.get("signal", ""))
+    changed = skeleton.model_copy(
+        update={
+            "environment": _environment(skeleton, events),
+            "interrupted": bool(interrupted),
+            "finished_at": last.get("ts"),
+            "artifacts": tuple(ArtifactRecord(**fields) for fields in last.get("artifacts", ())),
+            "options": skeleton.options | ({"signal": interrupted} if interrupted else {}),
+        }
+    )
+    return assemble(
+        changed,
+        list(phase_records(events).values()),
+        asked_for=events[0]["phases"],
+        known=_known(events[0]["known"]),
+    )
+
+
+def assemble(
+    record: RunRecord,
+    phases: Sequence[PhaseRecord],
+    *,
+    asked_for: Sequence[str],
+    known: Mapping[str, tuple[str, str]],
+) -> RunRecord:
+    """The record with these judged phases, and all that follows from them.
+
+    Required checks that no phase gave become rows; verdict, reasons and exports are worked out.
+    `record.exports` are those before any phase chose something.
+    """
+    signal = str(record.options.get("signal") or "")
+    missing = missing_phases(
+        phases,
+        record.required,
+        known=known,
+        asked_for=asked_for,
+        interrupted=signal,
+        profile=record.profile,
+    )
+    order = list(known)
+    whole = sorted(
+        [*phases, *missing],
+        key=lambda phase: order.index(phase.name) if phase.name in known else len(order),
+    )
+    checks = tuple(check for phase in whole for check in phase.checks)
+    exports = dict(record.exports)
+    for phase in whole:
+        exports |= phase.choices
+    return record.model_copy(
+        update={
+            "phases": tuple(whole),
+            "verdict": judge_run(checks, record.required),
+            "reasons": reasons_for(checks, record.required, interrupted=signal),
+            "exports": {name: value for name, value in exports.items() if value},
+        }
+    )
+
+
+def _known(rows: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
+    return {name: (title, source) for name, title, source in rows}
+
+
+def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, str]:
+    found = dict(skeleton.environment)
+    for event in events:
+        if event["event"] == "facts":
+            found |= event["environment"]
+    return found

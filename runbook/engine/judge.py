@@ -1,0 +1,236 @@
+"""One phase judged from what lies in the run's folder; live and afterwards by the same code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runbook.files import write_atomic
+from runbook.read import read_launch
+from runbook.records import (
+    Check,
+    LaunchEntry,
+    Outcome,
+    PhaseRecord,
+    Reason,
+    Verdict,
+    judge_run,
+)
+from runbook.records.evidence import Fact, PhaseEvidence
+from runbook.records.phase import Judgement, Phase, PlanContext
+
+# What outranks what where several checks are summed up.
+_ORDER = (
+    Outcome.FAIL,
+    Outcome.INVALID,
+    Outcome.INCOMPLETE,
+    Outcome.INCONCLUSIVE,
+    Outcome.PASS,
+    Outcome.SKIPPED,
+)
+_SHOWN = 2
+
+
+def phase_outcome(checks: Iterable[Check]) -> Outcome:
+    """The worst outcome of a phase's checks; SKIPPED only if all are; none at all: INCOMPLETE."""
+    outcomes = {check.outcome for check in checks}
+    return next((outcome for outcome in _ORDER if outcome in outcomes), Outcome.INCOMPLETE)
+
+
+def missing_row(
+    name: str, *, code: Reason, reason: str, remedy: str, rerun: str = "", required: bool = True
+) -> Check:
+    """The row of a check that has no evidence."""
+    return Check(
+        id=name,
+        phase=name.partition(".")[0],
+        question="(no evidence)",
+        outcome=Outcome.INCOMPLETE,
+        code=code,
+        reason=reason,
+        remedy=remedy,
+        rerun=rerun,
+        required=required,
+    )
+
+
+def missing_phases(
+    phases: Sequence[PhaseRecord],
+    required: Iterable[str],
+    *,
+    known: Mapping[str, tuple[str, str]],
+    asked_for: Sequence[str],
+    interrupted: str,
+    profile: str,
+) -> list[PhaseRecord]:
+    """Records of the phases that have required checks and never ran, each check a row.
+
+    `known` gives title and source of a phase by name. `interrupted` is the signal, if there was
+    one. The result keeps the order of `required`.
+    """
+    present = {check.id for phase in phases for check in phase.checks}
+    absent: dict[str, list[str]] = {}
+    for name in required:
+        if name not in present:
+            absent.setdefault(name.partition(".")[0], []).append(name)
+    ran = {phase.name: phase for phase in phases}
+    records = []
+    for phase, names in absent.items():
+        code, reason = _why(phase, ran, asked_for, interrupted)
+        rerun = f"runbook run --phase {phase} --profile {profile}"
+        rows = tuple(
+            missing_row(
+                name,
+                code=code,
+                reason=reason,
+                remedy="run this phase, or continue the run with --resume",
+                rerun=rerun,
+            )
+            for name in names
+        )
+        title, source = known.get(phase, (phase, "the profile"))
+        records.append(
+            PhaseRecord(
+                name=phase, title=title, source=source, outcome=Outcome.INCOMPLETE, checks=rows
+            )
+        )
+    return records
+
+
+def _why(
+    phase: str, ran: Mapping[str, PhaseRecord], asked_for: Sequence[str], interrupted: str
+) -> tuple[Reason, str]:
+    if phase in ran:
+        return Reason.HARNESS_ERROR, "the phase ended without this row"
+    if phase not in asked_for:
+        return Reason.NOT_RUN, "this phase was not asked for"
+    if interrupted:
+        return Reason.INTERRUPTED, f"the run was interrupted by {interrupted} before this phase"
+    return Reason.NOT_RUN, "the run has not come to this phase"
+
+
+def reasons_for(
+    checks: Sequence[Check], required: Sequence[str], *, interrupted: str = ""
+) -> tuple[str, ...]:
+    """One or two sentences that say why the verdict is what it is."""
+    verdict = judge_run(checks, required)
+    if verdict is Verdict.GO:
+        return (f"all {len(set(required))} required checks passed",)
+    bad = [check for check in checks if check.id in set(required) and check.outcome != Outcome.PASS]
+    bad.sort(key=lambda check: _ORDER.index(check.outcome))
+    if verdict is Verdict.NO_GO:
+        bad = [check for check in bad if check.outcome is Outcome.FAIL]
+    texts = [f"interrupted by {interrupted}"] if interrupted else []
+    room = _SHOWN - len(texts)
+    texts += [f"{check.id} is {check.outcome}: {check.reason}" for check in bad[:room]]
+    more = len(bad) - room
+    if more > 0:
+        texts[-1] += f" (and {more} more)"
+    return tuple(texts) or ("the profile requires no check",)
+
+
+FACTS_FILE = "facts.json"
+
+
+def write_facts(run_root: Path, facts: Mapping[str, Fact]) -> None:
+    """Keep what was found out about the machine, for judging again."""
+    document = {
+        name: {
+            "name": fact.name,
+            "value": fact.value,
+            "unit": fact.unit,
+            "path": fact.path,
+            "sha256": fact.sha256,
+            "note": fact.note,
+        }
+        for name, fact in facts.items()
+    }
+    write_atomic(run_root / FACTS_FILE, json.dumps(document, indent=2) + "\n")
+
+
+def read_facts(run_root: Path) -> dict[str, Fact]:
+    """The facts of a run; none if preflight did not run. Raises `ValueError` if damaged."""
+    path = run_root / FACTS_FILE
+    if not path.is_file():
+        return {}
+    document: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return {name: Fact(**fields) for name, fields in document.items()}
+
+
+def read_phase(
+    run_root: Path,
+    entries: Sequence[LaunchEntry],
+    *,
+    facts: Mapping[str, Fact],
+    earlier: Mapping[str, PhaseEvidence],
+) -> PhaseEvidence:
+    """Everything that the launches of a phase left behind."""
+    launches = {
+        entry.launch.name: read_launch(run_root, entry.launch, entry.result) for entry in entries
+    }
+    return PhaseEvidence(launches=launches, facts=facts, earlier=earlier)
+
+
+def judge_phase(
+    phase: Phase, evidence: PhaseEvidence, context: PlanContext, *, required: Sequence[str]
+) -> Judgement:
+    """The phase's judgement, with a row for every check that it declares.
+
+    The phase itself decides everything; here a row that it forgot becomes INCOMPLETE, and the
+    profile's list says which rows are required.
+    """
+    judgement = phase.judge(evidence, context)
+    wanted = set(required)
+    checks = [
+        check.model_copy(update={"required": check.id in wanted}) for check in judgement.checks
+    ]
+    present = {check.id for check in checks}
+    checks += [
+        missing_row(
+            name,
+            code=Reason.HARNESS_ERROR,
+            reason="the phase was judged without this row",
+            remedy="report this as a defect of the runbook",
+            required=name in wanted,
+        )
+        for name in phase.check_ids(context)
+        if name not in present
+    ]
+    return Judgement(
+        checks=checks,
+        measurements=judgement.measurements,
+        tables=judgement.tables,
+        series=judgement.series,
+        choices=judgement.choices,
+        notes=judgement.notes,
+    )
+
+
+def record_of(
+    phase: Phase,
+    judgement: Judgement,
+    entries: Sequence[LaunchEntry],
+    *,
+    started_at: str,
+    duration_s: float,
+) -> PhaseRecord:
+    """A judged phase for the record."""
+    checks: tuple[Check, ...] = tuple(judgement.checks)
+    return PhaseRecord(
+        name=phase.name,
+        title=phase.title,
+        source=phase.source,
+        outcome=phase_outcome(checks) if checks else Outcome.INCOMPLETE,
+        optional=phase.optional,
+        started_at=started_at,
+        duration_s=round(duration_s, 3),
+        launches=tuple(entries),
+        measurements=tuple(judgement.measurements),
+        checks=checks,
+        tables=tuple(judgement.tables),
+        series=tuple(judgement.series),
+        choices=dict(judgement.choices),
+        notes=tuple(judgement.notes),
+    )

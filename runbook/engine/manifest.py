@@ -1,0 +1,76 @@
+"""MANIFEST.sha256: a digest of every file of a finished run, as `sha256sum -c` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from runbook.errors import RunbookError
+from runbook.files import write_atomic
+from runbook.read.documents import file_sha256
+from runbook.records import ArtifactRecord
+
+MANIFEST_FILE = "MANIFEST.sha256"
+
+
+def run_files(run_root: Path) -> Iterator[Path]:
+    """Every regular file below the folder in a fixed order; links are not followed."""
+    for path in sorted(run_root.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            yield path
+
+
+def artifact_records(run_root: Path, *, without: Iterable[str] = ()) -> tuple[ArtifactRecord, ...]:
+    """Path, digest and size of every file, but those named in `without`."""
+    left_out = {MANIFEST_FILE, *without}
+    records = []
+    for path in run_files(run_root):
+        name = path.relative_to(run_root).as_posix()
+        if name not in left_out:
+            records.append(
+                ArtifactRecord(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+            )
+    return tuple(records)
+
+
+def write_manifest(run_root: Path) -> Path:
+    """Write the digests of all files of the run; returns the manifest's path."""
+    lines = [f"{record.sha256}  {record.path}\n" for record in artifact_records(run_root)]
+    path = run_root / MANIFEST_FILE
+    write_atomic(path, "".join(lines))
+    return path
+
+
+def check_manifest(run_root: Path) -> list[str]:
+    """What differs from the manifest: changed, missing and unlisted files, each named.
+
+    Raises `RunbookError` if there is no manifest or it cannot be read.
+    """
+    wanted = _read(run_root / MANIFEST_FILE)
+    problems = []
+    for name, sha256 in wanted.items():
+        path = run_root / name
+        if not path.resolve().is_relative_to(run_root.resolve()):
+            problems.append(f"{MANIFEST_FILE} names a file outside the run: {name}")
+        elif not path.is_file():
+            problems.append(f"{name}: missing")
+        elif (found := file_sha256(path)) != sha256:
+            problems.append(f"{name}: changed (sha256 {found[:12]}..., was {sha256[:12]}...)")
+    names = {path.relative_to(run_root).as_posix() for path in run_files(run_root)}
+    unlisted = sorted(names - wanted.keys() - {MANIFEST_FILE})
+    problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
+    return problems
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunbookError(f"{path} cannot be read: {error}") from error
+    wanted = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        sha256, separator, name = line.partition("  ")
+        if not separator or len(sha256) != 64:
+            raise RunbookError(f"{path}: line {number} is no digest and name")
+        wanted[name] = sha256
+    return wanted

@@ -1,0 +1,222 @@
+"""All detectors that need nothing but a run directory's tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
+from runbook.read.tail import TableTail
+from runbook.read.training import LEGACY_COLUMNS
+
+_RECENT = 50
+_FEWEST = 10
+_SPREAD_OF_MAD = 1.4826
+_SIGNIFICANT = 4
+_ALMOST_NOTHING = 0.01
+
+
+def number(row: Mapping[str, str], name: str) -> float | None:
+    """A column as a number; None if it is missing, empty or no number."""
+    try:
+        return float(row[name])
+    except (KeyError, ValueError):
+        return None
+
+
+class RowDetectors:
+    """Everything that is decided from the rows of training.csv."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._loss, self._norm = _Loss(limits), _GradientNorm(limits)
+        self._flat, self._memory = _Flatline(limits), _Growth(limits)
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomalies that this row completes."""
+        step = number(row, "step")
+        if step is None or not math.isfinite(step):
+            return
+        for detector in (self._loss, self._norm, self._flat, self._memory):
+            found = detector.feed(row, int(step))
+            if found is not None:
+                yield found
+
+
+class _Loss:
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        loss = number(row, "loss")
+        if loss is None:
+            return None
+        if not math.isfinite(loss):
+            return Anomaly(kind="nonfinite_loss", text=f"loss {loss} at step {step}", step=step)
+        middle = self._spike_over(loss)
+        self._recent.append(loss)
+        if middle is None:
+            return None
+        text = f"loss {loss:.4g} at step {step}, median of the {_RECENT} steps before {middle:.4g}"
+        return Anomaly(kind="loss_spike", text=text, step=step)
+
+    def _spike_over(self, loss: float) -> float | None:
+        if len(self._recent) < _FEWEST:
+            return None
+        middle = statistics.median(self._recent)
+        if loss <= middle + self._limits.spike_share * abs(middle):
+            return None
+        spread = _SPREAD_OF_MAD * statistics.median(abs(x - middle) for x in self._recent)
+        return middle if loss > middle + self._limits.spike_spreads * spread else None
+
+
+class _GradientNorm:
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._zeros = 0
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        norm = number(row, "grad_norm")
+        if norm is None:
+            return None
+        self._zeros = self._zeros + 1 if norm == 0 else 0
+        patience = self._limits.zero_gradient_n
+        if patience and self._zeros == patience:
+            text = f"gradient norm 0 in {patience} steps up to step {step}: nothing is learned"
+            return Anomaly(kind="zero_gradients", text=text, step=step)
+        middle = statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+        if math.isfinite(norm):
+            self._recent.append(norm)
+        if middle > 0 and not norm <= self._limits.explosion_factor * middle:
+            text = f"gradient norm {norm:.4g} at step {step}, median before {middle:.4g}"
+            return Anomaly(kind="exploding_gradients", text=text, step=step)
+        return None
+
+
+class _Flatline:
+    """A throughput reading that stands still, or has fallen to almost nothing.
+
+    Equal readings count only if they have four digits that could differ: a file that rounds to
+    whole tokens repeats itself honestly.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._last, self._equal, self._low = "", 0, 0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        rate, text = number(row, "toks_per_s"), row.get("toks_per_s", "").strip()
+        patience = self._limits.flatline_n
+        if rate is None or patience < 2:
+            return None
+        telling = len(text.strip("-0").replace(".", "")) >= _SIGNIFICANT
+        self._equal = self._equal + 1 if text == self._last and telling else 1
+        self._last = text
+        usual = statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+        is_low = rate <= _ALMOST_NOTHING * usual if usual else rate <= 0
+        self._low = self._low + 1 if is_low else 0
+        if not is_low:
+            self._recent.append(rate)
+        if self._equal == patience:
+            what = f"throughput reads {text} toks/s {patience} times in a row, up to step {step}"
+        elif self._low == patience:
+            what = (
+                f"throughput {rate:g} toks/s in {patience} steps up to step {step}, usual {usual:g}"
+            )
+        else:
+            return None
+        return Anomaly(kind="throughput_flatline", text=what, step=step)
+
+
+class _Growth:
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._block: list[float] = []
+        self._medians: deque[float] = deque(maxlen=limits.growth_blocks + 1)
+        self._rows = 0
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        used, limits = number(row, "mem_mib"), self._limits
+        if used is None or not math.isfinite(used) or not limits.growth_blocks:
+            return None
+        self._rows += 1
+        if self._rows <= limits.growth_block_rows:
+            return None  # a run fills its caches first
+        self._block.append(used)
+        if len(self._block) < limits.growth_block_rows:
+            return None
+        self._medians.append(statistics.median(self._block))
+        self._block.clear()
+        seen = list(self._medians)
+        if len(seen) <= limits.growth_blocks or any(b <= a for a, b in pairwise(seen)):
+            return None
+        grown = seen[-1] - seen[0]
+        if grown < max(limits.growth_mib, limits.growth_share * seen[0]):
+            return None
+        rows = limits.growth_blocks * limits.growth_block_rows
+        text = f"memory grew from {seen[0]:.0f} to {seen[-1]:.0f} MiB in {rows} rows to step {step}"
+        return Anomaly(kind="memory_growth", text=text, step=step)
+
+
+class GateDetector:
+    """Gates that have settled on one branch, from the readings of gates.csv."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._bad = 0
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomaly, when the reading completes a run of bad ones."""
+        entropy, largest = number(row, "entropy"), number(row, "max_gate")
+        step, limits = number(row, "step"), self._limits
+        if step is None or not math.isfinite(step):
+            return
+        low = entropy is not None and not entropy >= limits.gate_entropy_min
+        high = largest is not None and not largest <= limits.gate_max
+        self._bad = self._bad + 1 if low or high else 0
+        if limits.gate_collapse_n and self._bad == limits.gate_collapse_n:
+            text = (
+                f"{self._bad} readings in a row up to step {int(step)}: entropy {entropy} "
+                f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
+                f"(at most {limits.gate_max:g})"
+            )
+            yield Anomaly(kind="gate_collapse", text=text, step=int(step))
+
+
+class Monitor:
+    """Reads what was added to training.csv and gates.csv since the last look."""
+
+    def __init__(self, run_dir: Path, limits: Thresholds) -> None:
+        self.run_dir, self.limits = run_dir, limits
+        self._training = TableTail(run_dir / "training.csv", headerless=LEGACY_COLUMNS)
+        self._gates = TableTail(run_dir / "gates.csv")
+        self._rows, self._gate = RowDetectors(limits), GateDetector(limits)
+        self.rows_read = 0
+
+    def look(self) -> list[Anomaly]:
+        """What the new rows show, in their order."""
+        found = []
+        for row in self._training.rows():
+            self.rows_read += 1
+            found += [self._named(a, self._training) for a in self._rows.feed(row)]
+        for row in self._gates.rows():
+            found += [self._named(a, self._gates) for a in self._gate.feed(row)]
+        return found
+
+    def look_and_record(self) -> list[Anomaly]:
+        """Look, write down what was found, and halt the run if that is wanted."""
+        found = self.look()
+        for anomaly in found:
+            record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
+        return found
+
+    @staticmethod
+    def _named(anomaly: Anomaly, table: TableTail) -> Anomaly:
+        fields = vars(anomaly) | {"path": table.path.name}
+        return Anomaly(**fields)

@@ -1,0 +1,116 @@
+"""Keep secrets out of artifacts: what may be recorded of an environment, and what is blanked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+REDACTED = "[redacted]"
+
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTH|SIGNATURE|WEBHOOK|DSN$"
+    r"|(?:^|_)(?:API_?KEY|ACCESS_?KEY|KEY|PWD|PASS|PIN|SESSION|CERT)(?:$|_)|APIKEY",
+    re.IGNORECASE,
+)
+# Names that match the pattern and are none: shell folders, and this program's own run token.
+_HARMLESS = frozenset(
+    {"PWD", "OLDPWD", "RUNBOOK_RUN_TOKEN", "TOKENIZERS_PARALLELISM", "XAUTHORITY"}
+)
+
+# What decides how a training run behaves. Everything else is nobody's business.
+_RECORDED_PREFIXES = (
+    "NSA_",
+    "RUNBOOK_",
+    "NCCL_",
+    "TORCH",
+    "PYTORCH_",
+    "CUDA_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "UCX_",
+    "FI_",
+    "TRITON_",
+    "SLURM_JOB",
+    "SLURM_NODE",
+    "PYTHON",
+)
+_RECORDED_NAMES = frozenset({"CONFIG", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "NO_COLOR"})
+
+# Shapes that are secrets whatever the variable is called.
+_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|sk-[\w-]{16,}"
+    r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+)
+_URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+)
+# `DB_PASSWORD: "..."` in a file, with a value that is written out: it has no dot, bracket or comma,
+# as an expression has. Only for diffs; a log may say "token: 12345678" of a tokenizer.
+_ASSIGNED = re.compile(
+    r"(?P<name>[\w.-]*(?:SECRET|PASSW(?:OR)?D|PASSPHRASE|API_?KEY|ACCESS_?KEY|_TOKEN|AUTH_?KEY"
+    r"|PRIVATE_?KEY|CREDENTIAL)[\w.-]*['\"]?\s*(?:=|:)\s*)"
+    r"(?P<value>'[^'\n]{6,}'|\"[^\"\n]{6,}\"|[^\s'\"()\[\]{},.]{8,}(?=\s*(?:#.*)?$))",
+    re.IGNORECASE | re.MULTILINE,
+)
+# Shorter values would blank ordinary words and numbers all over a log.
+_SHORTEST_VALUE = 6
+
+
+def is_secret_name(name: str) -> bool:
+    """True if a variable of this name is likely to hold a secret."""
+    return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
+
+
+def redact_text(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """The text without private keys, logins in URLs, token shapes and this environment's secrets.
+
+    A secret of the environment is the value of a variable with a secret's name, or the login part
+    of a URL in any variable; values under six characters are left alone.
+    """
+    variables = os.environ if environ is None else environ
+    for secret in _secrets_of(variables):
+        text = text.replace(secret, REDACTED)
+    text = _PRIVATE_KEY.sub(REDACTED, text)
+    text = _URL_LOGIN.sub(rf"\g<scheme>{REDACTED}@", text)
+    return _SHAPES.sub(REDACTED, text)
+
+
+def redact_diff(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """A diff as `redact_text` leaves it, and without values written out beside a secret's name."""
+    return _ASSIGNED.sub(rf"\g<name>{REDACTED}", redact_text(text, environ))
+
+
+def recorded_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that decide how training behaves, sorted, with secrets blanked."""
+    variables = os.environ if environ is None else environ
+    kept = {}
+    for name in sorted(variables):
+        if name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES:
+            secret = is_secret_name(name)
+            kept[name] = REDACTED if secret else redact_text(variables[name], variables)
+    return kept
+
+
+def _secrets_of(environ: Mapping[str, str]) -> list[str]:
+    found: set[str] = set()
+    for name, value in environ.items():
+        if is_secret_name(name):
+            # A value of several lines may be quoted line by line.
+            found.update({value.strip(), *value.split()})
+        found.update(login for match in _URL_LOGIN.finditer(value) if (login := _login(match)))
+    # Longest first, so that no part of a longer secret is left standing.
+    return sorted((text for text in found if len(text) >= _SHORTEST_VALUE), key=len, reverse=True)
+
+
+def _login(match: re.Match[str]) -> str:
+    login = match.group().removeprefix(match.group("scheme")).removesuffix("@")
+    return login.partition(":")[2] or login

@@ -1,0 +1,159 @@
+"""What a phase is given to judge: everything read from its launches, and nothing live.
+
+`judge` is a pure function of these objects, so that a finished run can be judged again from its
+artifacts alone, on another machine, under other limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from runbook.records import Launch, LaunchResult
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLog:
+    """A training.csv as read: complete rows only, and everything that was wrong with the rest.
+
+    `frame` has the columns step, loss, lr, toks_per_s, tokens, dt_s, grad_norm, mem_mib, arm
+    (str), block (int), warmup (bool), fetch_s, host_s; columns that the file lacks are absent.
+    """
+
+    frame: pd.DataFrame
+    path: str
+    sha256: str
+    legacy: bool = False
+    dropped_rows: int = 0
+    problems: tuple[str, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """The trainer's proof that a toggle did something, or that it did not."""
+
+    toggle: str
+    value: str
+    took_effect: bool | None
+    evidence: Any
+    arm: str = ""
+    block: int = 0
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    """A heartbeat file of one rank."""
+
+    rank: int
+    path: str
+    sha256: str
+    events: int
+    tokens: frozenset[str]
+    first_step: int | None
+    last_step: int | None
+    exit_code: int | None
+    exit_reason: str
+    param_hash: str | None
+    peak_rss_mib: float | None
+    peak_cuda_mib: float | None
+    counts: Mapping[str, int]
+    effects: tuple[Effect, ...] = ()
+    ddp_buckets: tuple[Mapping[str, Any], ...] = ()
+    arm_failures: tuple[Mapping[str, Any], ...] = ()
+    nonfinite: Mapping[str, Any] | None = None
+    halt_reason: str | None = None
+    gate_entropy_last: float | None = None
+    max_gate_last: float | None = None
+    dropped_lines: int = 0
+    problems: tuple[str, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JUnitCase:
+    """One test of a JUnit file: `status` is passed, failed, error or skipped."""
+
+    name: str
+    classname: str
+    status: str
+    message: str = ""
+    time_s: float = 0.0
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JUnitReport:
+    """A JUnit file as read."""
+
+    path: str
+    sha256: str
+    cases: tuple[JUnitCase, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchEvidence:
+    """One launch: the plan, the end, and what its run directory holds (None where it is absent)."""
+
+    launch: Launch
+    result: LaunchResult
+    training: TrainingLog | None = None
+    gates: pd.DataFrame | None = None
+    gates_path: str = ""
+    gates_sha256: str = ""
+    ranks: tuple[RankLog, ...] = ()
+    env: Mapping[str, Any] | None = None
+    env_path: str = ""
+    env_sha256: str = ""
+    audit: Mapping[str, Any] | None = None
+    audit_path: str = ""
+    audit_sha256: str = ""
+    profile: Mapping[str, Any] | None = None
+    profile_path: str = ""
+    profile_sha256: str = ""
+    trace_path: str = ""
+    trace_sha256: str = ""
+    junit: JUnitReport | None = None
+    console_path: str = ""
+    console_sha256: str = ""
+    console_lines: tuple[str, ...] = ()
+    gpu_samples: pd.DataFrame | None = None
+    gpu_samples_path: str = ""
+    gpu_samples_sha256: str = ""
+    halted: bool = False
+    problems: tuple[str, ...] = ()
+
+    def effects(self, toggle: str, *, arm: str | None = None) -> tuple[Effect, ...]:
+        """All ranks' effects of one toggle, of one arm if named."""
+        return tuple(
+            effect
+            for rank in self.ranks
+            for effect in rank.effects
+            if effect.toggle == toggle and (arm is None or effect.arm == arm)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """Something found out about the machine or the checkout, kept as an artifact."""
+
+    name: str
+    value: str | float | bool | None
+    unit: str = ""
+    path: str
+    sha256: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEvidence:
+    """What one phase is judged from; `earlier` holds the phases that were judged before it."""
+
+    launches: Mapping[str, LaunchEvidence] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    earlier: Mapping[str, PhaseEvidence] = field(default_factory=dict)

@@ -1,0 +1,81 @@
+"""The contract of a phase: `plan` says what will run, `judge` says what it means. Both are pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from runbook.records import Check, Launch, Measurement, Series, Table
+from runbook.records.evidence import PhaseEvidence, TrainingLog
+
+if TYPE_CHECKING:
+    from runbook.config.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanContext:
+    """Everything a plan depends on.
+
+    `toggles` and `config_overrides` come from `--set`; `choices` are toggles that earlier phases
+    chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
+    `gpu_hour_price` is the price of one device for one hour, in any currency.
+    """
+
+    profile: Profile
+    toggles: Mapping[str, str] = field(default_factory=dict)
+    config_overrides: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    steps_scale: float = 1.0
+    protocol: str = "blocks"
+    aa: bool = False
+    seed: int = 0
+    gpu_hour_price: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a phase says about its evidence."""
+
+    checks: Sequence[Check]
+    measurements: Sequence[Measurement] = ()
+    tables: Sequence[Table] = ()
+    series: Sequence[Series] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+class Phase(ABC):
+    """One section of the runbook.
+
+    `reads` names the phases whose choices or evidence this one uses, if they ran; `collects`
+    names the collectors that the engine runs before the launches (preflight only).
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    question: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[bool] = False
+    collects: ClassVar[bool] = False
+
+    @abstractmethod
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """The launches of this phase, in order. Pure: no clock, no files, no processes."""
+
+    @abstractmethod
+    def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+        """Checks, tables and choices from the evidence. Pure.
+
+        Every check id that the phase can require is in the result whatever is missing.
+        """
+
+    @abstractmethod
+    def check_ids(self, context: PlanContext) -> tuple[str, ...]:
+        """The ids of all rows that `judge` returns, so that no row can vanish."""
+
+    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:  # noqa: ARG002
+        """May a scheduled launch stop after the blocks in `log`? Pure; asked after each block."""
+        return False

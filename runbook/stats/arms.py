@@ -1,0 +1,271 @@
+"""Which arm is best: randomised blocks, paired log ratios, comparisons with every other arm.
+
+Convention for all values of this package: one value is the throughput of one block,
+tokens / time of the whole block (or of one launch). Never a mean of rates: that prefers an
+erratic arm, because a slow step counts as one row however long it lasted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from runbook.errors import UsageError
+from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between
+from runbook.stats.pairs import t_quantile
+from runbook.stats.plans import BUCKET_PLAN, LookPlan, first_settled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+COLUMNS = ("arm", "block", "value")
+
+
+def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
+    """Arm names in order of appearance and their values [rounds, arms], rounds in order.
+
+    Numbered rounds are sorted by number, others stay in order of appearance.
+
+    Raises:
+        UsageError: names every problem found.
+    """
+    _check_columns(samples)
+    problems = _value_problems(samples)
+    arms = [str(arm) for arm in samples["arm"].drop_duplicates()]
+    if len(arms) < 2:
+        problems.append(f"arms: {arms}; at least two are needed to compare")
+    counts = samples.groupby(["block", "arm"], sort=False).size().unstack(fill_value=0)
+    for block, row in counts.iterrows():
+        missing = [str(arm) for arm, count in row.items() if count == 0]
+        twice = [str(arm) for arm, count in row.items() if count > 1]
+        if missing:
+            problems.append(f"block {block}: no value of arm(s) {', '.join(missing)}")
+        if twice:
+            problems.append(f"block {block}: more than one value of arm(s) {', '.join(twice)}")
+    if problems:
+        raise UsageError(
+            problems, hint="every arm must run exactly once per block (see complete_rounds)"
+        )
+    table = samples.pivot(index="block", columns="arm", values="value")
+    if not _is_number(samples):
+        table = table.reindex(samples["block"].drop_duplicates())
+    table = table[samples["arm"].drop_duplicates().tolist()]
+    return arms, table.to_numpy(dtype=np.float64)
+
+
+def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The rows of rounds in which every arm has one value, and how many rounds were left out.
+
+    For a run that was stopped in the middle of a round.
+
+    Raises:
+        UsageError: a column is missing.
+    """
+    _check_columns(samples)
+    arms = samples["arm"].nunique()
+    per_block = samples.groupby("block")["arm"].agg(["nunique", "size"])
+    whole = per_block.index[(per_block["nunique"] == arms) & (per_block["size"] == arms)]
+    return samples[samples["block"].isin(whole)], int(len(per_block) - len(whole))
+
+
+def _check_columns(samples: pd.DataFrame) -> None:
+    missing = [column for column in COLUMNS if column not in samples.columns]
+    if missing:
+        raise UsageError(
+            f"missing column(s) {', '.join(missing)}; got {', '.join(map(str, samples.columns))}",
+            hint=f"needed: {', '.join(COLUMNS)}",
+        )
+    if samples.empty:
+        raise UsageError("the table has no rows", hint=f"needed: {', '.join(COLUMNS)}")
+
+
+def _value_problems(samples: pd.DataFrame) -> list[str]:
+    import pandas as pd
+
+    problems = [
+        f"column {column}: {int(gaps)} empty cell(s)"
+        for column in ("arm", "block")
+        if (gaps := samples[column].isna().sum())
+    ]
+    numbers = pd.to_numeric(samples["value"], errors="coerce").to_numpy(dtype=np.float64)
+    bad = ~(np.isfinite(numbers) & (numbers > 0))
+    if bad.any():
+        first = samples.iloc[int(np.flatnonzero(bad)[0])]
+        problems.append(
+            f"column value: {int(bad.sum())} value(s) not finite and above 0,"
+            f" first {first['value']!r} (arm {first['arm']}, block {first['block']})"
+        )
+    return problems
+
+
+def _is_number(samples: pd.DataFrame) -> bool:
+    return bool(np.issubdtype(samples["block"].to_numpy().dtype, np.number))
+
+
+MIN_ROUNDS = 3
+FUTILITY_ERROR = 0.05
+
+
+def best_arm(
+    samples: pd.DataFrame, *, family_error: float = 0.01, min_effect: float = 0.02
+) -> Decision:
+    """The best of several arms, from data of a size that was fixed beforehand.
+
+    Args:
+        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
+            round: tokens / time); every arm exactly once in every round.
+        family_error: chance of declaring a winner among arms that are equally good.
+        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
+
+    Returns:
+        WINNER if one arm beats every other one, each in a paired t-test on log ratios at
+        family_error / 2 one-sided (no arm of a tied best pair can win more often than
+        family_error); INCONCLUSIVE below 3 rounds; else TIE: the configured value stays.
+        `estimate` is the ratio of the leader to its closest rival, `interval` its two-sided
+        1 - family_error interval.
+
+    Raises:
+        UsageError: missing column, fewer than two arms, an arm missing or twice in a round,
+            a value that is not a finite number above 0.
+    """
+    arms, values = rounds_of(samples)
+    return judge_rounds(arms, values, error=family_error, min_effect=min_effect)
+
+
+def best_arm_sequential(
+    samples: pd.DataFrame,
+    *,
+    plan: LookPlan = BUCKET_PLAN,
+    min_effect: float = 0.02,
+    final: bool = False,
+) -> Decision:
+    """As `best_arm`, for a run that looks after some rounds and stops as soon as it knows.
+
+    A pure function of all complete rounds so far: it repeats the looks of `plan` in order and
+    returns the first that decided, so judging a finished run again gives the same answer.
+    Between looks, and while undecided, the answer is INCONCLUSIVE with `go_on` set. A look also
+    stops with TIE when no arm can be ahead of all others by `min_effect` (one-sided 95 %);
+    that costs no error, since it declares no winner.
+
+    Args:
+        samples: as in `best_arm`; rounds ordered by `block`.
+        plan: the looks; must not be changed after the first round was seen.
+        min_effect: smallest lead worth looking for.
+        final: no more rounds will come (time is up): spend what error is left on a last look.
+
+    Raises:
+        UsageError: as `best_arm`.
+    """
+    arms, values = rounds_of(samples)
+    return judge_rounds_so_far(arms, values, plan=plan, min_effect=min_effect, final=final)
+
+
+def judge_rounds_so_far(
+    arms: Sequence[str],
+    values: FloatArray,
+    *,
+    plan: LookPlan,
+    min_effect: float = 0.02,
+    final: bool = False,
+) -> Decision:
+    """`best_arm_sequential` on an array [rounds, arms]."""
+
+    def look(rounds: int, spend: float) -> Decision:
+        return judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
+
+    def settled(decision: Decision) -> bool:
+        return decision.outcome is Answer.WINNER or bool(decision.details["futile"])
+
+    return first_settled(values.shape[0], plan, look, settled, final=final)
+
+
+def judge_rounds(
+    arms: Sequence[str],
+    values: FloatArray,
+    *,
+    error: float,
+    min_effect: float = 0.02,
+) -> Decision:
+    """`best_arm` on an array [rounds, arms]."""
+    between("error", error, 0.0, 0.5)
+    between("min_effect", min_effect, 0.0, 1.0)
+    rounds = values.shape[0]
+    if rounds < MIN_ROUNDS:
+        return Decision(
+            outcome=Answer.INCONCLUSIVE,
+            error_rate=error,
+            n=rounds,
+            unit="ratio",
+            reason=f"{rounds} complete round(s); at least {MIN_ROUNDS} are needed",
+            details={"futile": False},
+        )
+    mean, bar = _pairwise(np.log(values))
+    critical = t_quantile(error / 2, rounds - 1)
+    lower = mean - critical * bar
+    np.fill_diagonal(lower, np.inf)
+    leader = int(np.argmax(mean.sum(axis=1)))
+    beats_all = np.flatnonzero((lower > 0).all(axis=1))
+    if beats_all.size:
+        leader = int(beats_all[0])
+    rival = int(np.argmin(lower[leader]))
+    upper = mean + t_quantile(FUTILITY_ERROR, rounds - 1) * bar
+    np.fill_diagonal(upper, np.inf)
+    futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
+    half = critical * bar[leader, rival]
+    ratio = math.exp(mean[leader, rival])
+    interval = (
+        math.exp(mean[leader, rival] - half),
+        math.exp(mean[leader, rival] + half),
+    )
+    winner = arms[leader] if beats_all.size else None
+    details: dict[str, Detail] = {
+        "futile": futile,
+        "leader": arms[leader],
+        "rival": arms[rival],
+        "standard_error": float(bar[leader, rival]),
+        "typical": {
+            arm: float(v) for arm, v in zip(arms, np.exp(np.log(values).mean(0)), strict=True)
+        },
+    }
+    return Decision(
+        outcome=Answer.WINNER if winner is not None else Answer.TIE,
+        winner=winner,
+        estimate=ratio,
+        interval=interval,
+        error_rate=error,
+        n=rounds,
+        unit="ratio",
+        reason=_sentence(arms[leader], arms[rival], ratio, interval, winner, futile, min_effect),
+        details=details,
+    )
+
+
+def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard error of all paired differences: two arrays [arms, arms]."""
+    rounds = logs.shape[0]
+    gaps = logs[:, :, None] - logs[:, None, :]
+    mean = gaps.mean(axis=0)
+    variance = np.square(gaps - mean).sum(axis=0) / (rounds - 1)
+    return mean, np.sqrt(variance / rounds)
+
+
+def _sentence(
+    leader: str,
+    rival: str,
+    ratio: float,
+    interval: tuple[float, float],
+    winner: str | None,
+    futile: bool,
+    min_effect: float,
+) -> str:
+    low, high = (bound - 1 for bound in interval)
+    lead = f"{leader} against {rival}: {ratio - 1:+.1%} ({low:+.1%} to {high:+.1%})"
+    if winner is not None:
+        return f"{winner} beats every other arm; closest, {lead}"
+    if futile:
+        return f"no arm leads all others by {min_effect:.0%}; {lead}; keep the configured value"
+    return f"no arm is shown to beat every other one; {lead}; keep the configured value"

@@ -1,0 +1,176 @@
+"""Decisions whose unit of evidence is the launch: a throughput target, and scaling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from runbook.errors import UsageError
+from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, paired, positive
+from runbook.stats.pairs import mean_and_error, t_quantile
+from runbook.stats.plans import LookPlan, first_settled, is_decided
+
+MIN_LAUNCHES = 3
+# Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.
+FAR = 0.15
+STALE_BELOW = 0.5
+MOST_SCALING = 1.05
+RATIO_WEIGHT = 2 / 3
+# Almost all error is kept for the last look: at 5 pairs every bit of power is needed.
+SCALING_PLAN = LookPlan(looks=(3, 4, 5), error=0.01, power=10.0)
+
+
+def meets_target(
+    values: Sequence[float] | FloatArray, target: float, error: float = 0.05
+) -> Decision:
+    """Does the throughput reach the target?
+
+    Args:
+        values: one number per launch, tokens / time after warm-up (launches of equal length).
+            Blocks or steps of one launch are no substitute: they cannot see how much launches
+            differ.
+        target: the floor, same unit.
+        error: one-sided error of either answer.
+
+    Returns:
+        PASS if the one-sided lower bound of the launches' mean (geometric) reaches the target,
+        FAIL if the upper bound is below it, else INCONCLUSIVE. With fewer than 3 launches:
+        INCONCLUSIVE, unless all of them are further than 15 % from the target.
+        `details["stale_target"]` is True if the target is under half of what is measured.
+
+    Raises:
+        UsageError: values or target that are not positive numbers.
+    """
+    between("error", error, 0.0, 0.5)
+    floor = float(positive("target", [target], unit="tok/s")[0])
+    array = positive("values", values, unit="tok/s")
+    middle = math.exp(float(np.log(array).mean()))
+    if array.size < MIN_LAUNCHES:
+        outcome, interval, says = _far_from(array, floor)
+    else:
+        mean, bar = mean_and_error(np.log(array))
+        half = t_quantile(error, array.size - 1) * bar
+        interval = (math.exp(mean - half), math.exp(mean + half))
+        outcome, says = _against(interval, floor)
+    stale = floor < STALE_BELOW * middle
+    warning = f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
+    details: dict[str, Detail] = {"target": floor, "stale_target": stale}
+    return Decision(
+        outcome=outcome,
+        estimate=middle,
+        interval=interval,
+        error_rate=error,
+        n=array.size,
+        unit="tok/s",
+        reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}"
+        + (warning if stale else ""),
+        details=details,
+    )
+
+
+def _against(interval: tuple[float, float], floor: float) -> tuple[Answer, str]:
+    low, high = interval
+    if low >= floor:
+        return Answer.PASS, f"lower bound {low:.4g} reaches it"
+    if high < floor:
+        return Answer.FAIL, f"upper bound {high:.4g} is below it"
+    return Answer.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+
+
+def _far_from(array: FloatArray, floor: float) -> tuple[Answer, tuple[float, float] | None, str]:
+    few = f"{MIN_LAUNCHES} launches are needed near the target"
+    if float(array.min()) >= floor * (1 + FAR):
+        return Answer.PASS, None, f"more than {FAR:.0%} above it ({few})"
+    if float(array.max()) < floor * (1 - FAR):
+        return Answer.FAIL, None, f"more than {FAR:.0%} below it ({few})"
+    return Answer.INCONCLUSIVE, None, few
+
+
+def scaling(
+    t1: Sequence[float] | FloatArray,
+    tN: Sequence[float] | FloatArray,
+    n: int,
+    *,
+    limit: float = 0.90,
+    error: float = 0.01,
+    plan: LookPlan | None = None,
+    final: bool = True,
+) -> Decision:
+    """Scaling efficiency E = T_N / (N * T_1), held against a floor.
+
+    Args:
+        t1: single-device throughput, one value per launch.
+        tN: throughput of all N devices together, launched in pairs with `t1`; same config hash.
+        n: number of devices, at least 2.
+        limit: the floor.
+        error: one-sided error of either answer.
+        plan: looks (in pairs) of a run that stops early, and its error; None: one look at all.
+        final: with a plan: no more pairs will come, so decide with what error is left.
+
+    Returns:
+        PASS if the lower bound of E is above the limit, FAIL if the upper bound is below it,
+        INVALID if the estimate is above 1.05 (nothing scales so: something was not compared
+        like for like), else INCONCLUSIVE. Below 3 pairs never PASS or FAIL.
+
+    Raises:
+        UsageError: values that are not positive numbers, different lengths, n below 2.
+    """
+    between("error", error, 0.0, 0.5)
+    between("limit", limit, 0.0, MOST_SCALING)
+    if n < 2:
+        raise UsageError(f"n is {n}; scaling needs at least 2 devices")
+    one, many = paired(("t1", "tN"), t1, tN, unit="tok/s")
+
+    def look(pairs: int, spend: float) -> Decision:
+        return _scaling_look(one[:pairs], many[:pairs], n, limit, spend)
+
+    if plan is None:
+        return look(one.size, error)
+    return first_settled(one.size, plan, look, is_decided, final=final)
+
+
+def _scaling_look(
+    one: FloatArray, many: FloatArray, n: int, limit: float, error: float
+) -> Decision:
+    pairs = one.size
+    log_e = float(np.log(many).mean() - np.log(one).mean()) - math.log(n)
+    estimate, interval = math.exp(log_e), None
+    outcome, says = Answer.INCONCLUSIVE, f"at least {MIN_LAUNCHES} pairs are needed"
+    if pairs >= MIN_LAUNCHES:
+        half = _half_width(one, many, error)
+        interval = (math.exp(log_e - half), math.exp(log_e + half))
+        says = f"bounds {interval[0]:.3f} to {interval[1]:.3f} hold the limit {limit:g}"
+        if interval[0] > limit:
+            outcome, says = Answer.PASS, f"lower bound {interval[0]:.3f} is above {limit:g}"
+        elif interval[1] < limit:
+            outcome, says = Answer.FAIL, f"upper bound {interval[1]:.3f} is below {limit:g}"
+    if estimate > MOST_SCALING:
+        outcome = Answer.INVALID
+        says = f"above {MOST_SCALING}: not possible, something was not compared like for like"
+    return Decision(
+        outcome=outcome,
+        estimate=estimate,
+        interval=interval,
+        error_rate=error,
+        n=pairs,
+        unit="share",
+        reason=f"E = {estimate:.3f} from {pairs} pair(s): {says}",
+    )
+
+
+def _half_width(one: FloatArray, many: FloatArray, error: float) -> float:
+    """Half-width of a one-sided bound for the mean log ratio of paired launches.
+
+    Five pairs give the spread of their ratio only 4 degrees of freedom. The spread of their
+    product helps: with independent launches it is the same, and what the launches of a pair
+    share (the state of the machine) only makes it larger. So a weighted mean of both can be too
+    wide, never too narrow. Degrees of freedom after Satterthwaite.
+    """
+    _, ratio_bar = mean_and_error(np.log(many) - np.log(one))
+    _, product_bar = mean_and_error(np.log(many) + np.log(one))
+    weight = RATIO_WEIGHT
+    variance = weight * ratio_bar**2 + (1 - weight) * product_bar**2
+    freedom = (one.size - 1) / (weight**2 + (1 - weight) ** 2)
+    return t_quantile(error, freedom) * math.sqrt(variance)

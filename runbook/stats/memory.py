@@ -1,0 +1,151 @@
+"""Has memory stopped growing, and will it last to the end of production?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from runbook.errors import UsageError
+from runbook.stats.decision import Answer, Decision, Detail, FloatArray, positive
+
+FEWEST_ROWS = 40
+GROUPS = 20
+SLACK_MIB = 64.0
+SLACK_SHARE = 0.002
+# One-sided 95 % point of the normal distribution.
+Z_95 = 1.6449
+
+
+def memory_plateau(
+    steps: Sequence[float] | FloatArray,
+    mib: Sequence[float] | FloatArray,
+    project_to_step: float,
+    limit: float,
+) -> Decision:
+    """Has the memory of one process reached its plateau?
+
+    Args:
+        steps: step numbers, rising.
+        mib: memory at the end of each of these steps, MiB.
+        project_to_step: last step of the production run that this run stands for.
+        limit: most memory that the production run may take, MiB.
+
+    Returns:
+        FAIL if the last half sets a new high-water mark of more than max(64 MiB, 0.2 %) above
+        that of the first half (of single rows, or of the median of a twentieth of them, so
+        that a short spike cannot hide a leak), if the limit is already passed, or if even the
+        lower bound of the projection passes it. PASS if none of this is so and the upper bound
+        stays within the limit. Else, and below 40 rows, INCONCLUSIVE. The projection continues
+        the robust slope (Theil-Sen over medians of groups of the last half, bounds after Sen at
+        one-sided 95 %). `estimate` is the projected memory.
+
+    Raises:
+        UsageError: values that are not positive numbers, lengths differ, steps do not rise.
+    """
+    at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
+    if at.size < FEWEST_ROWS:
+        return _decision(
+            Answer.INCONCLUSIVE,
+            None,
+            None,
+            at.size,
+            f"{at.size} rows; {FEWEST_ROWS} are needed",
+            {},
+        )
+    half = at.size // 2
+    before, after = float(used[:half].max()), float(used[half:].max())
+    slack = max(SLACK_MIB, SLACK_SHARE * before)
+    slope, (low, high) = _sen_slope(at[half:], used[half:])
+    now = float(np.median(used[-max(at.size // GROUPS, 1) :]))
+    ahead = max(goal - float(at[-1]), 0.0)
+    estimate = now + slope * ahead
+    interval = (now + low * ahead, now + high * ahead)
+    top = max(before, after)
+    growth = max(after - before, _lasting_mark(used[half:]) - _lasting_mark(used[:half]))
+    faults = []
+    if growth > slack:
+        faults.append(
+            f"new high-water mark in the last half: {growth:+.0f} MiB, allowed {slack:.0f}"
+        )
+    if top > ceiling:
+        faults.append(f"{top:.0f} MiB were already used, limit {ceiling:.0f}")
+    elif max(interval[0], top) > ceiling:
+        faults.append(
+            f"reaches {interval[0]:.0f} MiB or more by step {goal:g}, limit {ceiling:.0f}"
+        )
+    details: dict[str, Detail] = {
+        "high_water_first_half_mib": before,
+        "high_water_last_half_mib": after,
+        "slack_mib": slack,
+        "slope_mib_per_step": slope,
+    }
+    trend = f"{slope:+.3g} MiB/step, {estimate:.0f} MiB by step {goal:g}"
+    if faults:
+        outcome, says = Answer.FAIL, "; ".join([*faults, trend])
+    elif interval[1] <= ceiling:
+        outcome, says = Answer.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f}"
+    else:
+        outcome = Answer.INCONCLUSIVE
+        says = f"{trend}, but up to {interval[1]:.0f} is possible, limit {ceiling:.0f}; run longer"
+    return _decision(outcome, estimate, interval, at.size, says, details)
+
+
+def _checked(
+    steps: Sequence[float] | FloatArray,
+    mib: Sequence[float] | FloatArray,
+    project_to_step: float,
+    limit: float,
+) -> tuple[FloatArray, FloatArray, float, float]:
+    used = positive("mib", mib, unit="MiB")
+    ceiling = float(positive("limit", [limit], unit="MiB")[0])
+    goal = float(positive("project_to_step", [project_to_step], unit="steps")[0])
+    at = np.asarray(steps, dtype=np.float64)
+    if at.shape != used.shape:
+        raise UsageError(
+            f"steps has {at.size} value(s) and mib {used.size}; allowed: equal lengths"
+        )
+    if not (np.isfinite(at).all() and (np.diff(at) > 0).all()):
+        wrong = np.flatnonzero(~(np.diff(at) > 0))
+        where = f" after position {wrong[0]}" if wrong.size else ""
+        raise UsageError(f"steps do not rise{where}; allowed: finite, strictly rising numbers")
+    return at, used, ceiling, goal
+
+
+def _lasting_mark(used: FloatArray) -> float:
+    """Highest level held for a twentieth of these rows: a short spike cannot hide a leak."""
+    return max(float(np.median(group)) for group in np.array_split(used, GROUPS))
+
+
+def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, float]]:
+    """Theil-Sen slope in MiB per step and its one-sided 95 % bounds (Sen 1968, no ties)."""
+    groups = np.array_split(np.arange(at.size), min(GROUPS, at.size))
+    x = np.array([float(at[group].mean()) for group in groups])
+    y = np.array([float(np.median(used[group])) for group in groups])
+    left, right = np.triu_indices(x.size, k=1)
+    slopes = np.sort((y[right] - y[left]) / (x[right] - x[left]))
+    reach = Z_95 * math.sqrt(x.size * (x.size - 1) * (2 * x.size + 5) / 18)
+    low = max(math.floor((slopes.size - reach) / 2), 0)
+    high = min(math.ceil((slopes.size + reach) / 2), slopes.size - 1)
+    return float(np.median(slopes)), (float(slopes[low]), float(slopes[high]))
+
+
+def _decision(
+    outcome: Answer,
+    estimate: float | None,
+    interval: tuple[float, float] | None,
+    n: int,
+    reason: str,
+    details: dict[str, Detail],
+) -> Decision:
+    return Decision(
+        outcome=outcome,
+        estimate=estimate,
+        interval=interval,
+        error_rate=0.05,
+        n=n,
+        unit="MiB",
+        reason=reason,
+        details=details,
+    )

@@ -1,0 +1,233 @@
+"""Two arms, round by round: is one not worse, faster, or slower than it was?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from runbook.stats.decision import Answer, Decision, FloatArray, between, paired
+from runbook.stats.plans import LookPlan, first_settled, is_decided
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(error: float, freedom: float) -> float:
+    """The t that a Student variable of `freedom` degrees exceeds with probability `error`."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(freedom, error))
+
+
+def t_upper_tail(t: float, freedom: float) -> float:
+    """Probability that a Student variable of `freedom` degrees exceeds `t`."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -t))
+
+
+def mean_and_error(values: FloatArray) -> tuple[float, float]:
+    """Mean and its standard error (n - 1 in the variance); at least two values."""
+    n = values.size
+    mean = float(values.mean())
+    spread = values - mean
+    return mean, math.sqrt(float(spread @ spread) / (n - 1) / n)
+
+
+MIN_PAIRS = 3
+# Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
+FUSED_PLAN = LookPlan(looks=(8, 12, 16, 24), error=0.05, power=1.5)
+# A gross loss (this many margins) must be excluded at this error before anything is kept,
+# however noisy the machine.
+GROSS_MARGINS = 2.5
+GROSS_ERROR = 0.001
+
+
+def non_inferiority(
+    baseline: Sequence[float] | FloatArray,
+    variant: Sequence[float] | FloatArray,
+    margin: float = 0.02,
+    error: float = 0.05,
+    *,
+    plan: LookPlan | None = None,
+    final: bool = True,
+) -> Decision:
+    """May the variant replace the baseline: is it at most `margin` slower?
+
+    Args:
+        baseline: throughput (tokens / time) of the baseline, one value per round.
+        variant: the same of the variant, same rounds.
+        margin: loss that would be accepted, as a share.
+        error: one-sided error of either answer.
+        plan: looks (in rounds) of a run that stops early, and its error; None: one look at all.
+        final: with a plan: no more rounds will come, so decide with what error is left.
+
+    Returns:
+        KEEP if the lower bound of variant / baseline is above 1 - margin and a loss of 2.5
+        margins is excluded at 0.1 %; DROP if the upper bound is below 1 - margin; else
+        INCONCLUSIVE (leave it unset). `estimate` is the ratio.
+
+    Raises:
+        UsageError: values that are not positive numbers, different lengths, margin or error
+            out of range.
+    """
+    between("margin", margin, 0.0, 0.5)
+    between("error", error, 0.0, 0.5)
+    first, second = paired(("baseline", "variant"), baseline, variant, unit="tok/s")
+
+    def look(rounds: int, spend: float) -> Decision:
+        share = spend / (error if plan is None else plan.error)
+        gross = GROSS_ERROR * share
+        return _non_inferior(first[:rounds], second[:rounds], margin, spend, gross)
+
+    if plan is None:
+        return look(first.size, error)
+    return first_settled(first.size, plan, look, is_decided, final=final)
+
+
+def _non_inferior(
+    first: FloatArray, second: FloatArray, margin: float, error: float, gross_error: float
+) -> Decision:
+    if first.size < MIN_PAIRS:
+        return _too_few(first.size, error)
+    ratio, (low, high) = _ratio(first, second, error)
+    limit = 1.0 - margin
+    _, (worst, _) = _ratio(first, second, gross_error)
+    gross = GROSS_MARGINS * margin
+    if low > limit and worst > 1.0 - gross:
+        outcome, says = Answer.KEEP, f"at most {margin:.1%} slower"
+    elif low > limit:
+        outcome, says = Answer.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
+    elif high < limit:
+        outcome, says = Answer.DROP, f"more than {margin:.1%} slower"
+    else:
+        outcome, says = Answer.INCONCLUSIVE, f"cannot tell whether more than {margin:.1%} slower"
+    return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
+
+
+def faster(
+    a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, error: float = 0.05
+) -> Decision:
+    """Is `a` faster than `b`, in alternated blocks of one process?
+
+    Args:
+        a: throughput of the one that should be faster, one value per block (work / time).
+        b: throughput of the other, same blocks.
+        error: one-sided error of either answer.
+
+    Returns:
+        PASS if the lower bound of a / b is above 1, FAIL if the upper bound is below 1, else
+        INCONCLUSIVE.
+
+    Raises:
+        UsageError: values that are not positive numbers, or different lengths.
+    """
+    between("error", error, 0.0, 0.5)
+    second, first = paired(("b", "a"), b, a, unit="work / time")
+    if first.size < MIN_PAIRS:
+        return _too_few(first.size, error)
+    ratio, (low, high) = _ratio(second, first, error)
+    if low > 1.0:
+        outcome, says = Answer.PASS, "faster"
+    elif high < 1.0:
+        outcome, says = Answer.FAIL, "slower"
+    else:
+        outcome, says = Answer.INCONCLUSIVE, "no difference shown"
+    return _decision(outcome, "a", ratio, (low, high), error, first.size, says)
+
+
+def regression(
+    reference: Sequence[float] | FloatArray,
+    head: Sequence[float] | FloatArray,
+    *,
+    error: float = 0.01,
+    suspicion: float = 0.25,
+    first_rounds: int = 3,
+    more_rounds: int = 9,
+) -> Decision:
+    """Is HEAD slower than the pinned reference, launched in turn with it the same night?
+
+    Two stages: `first_rounds` rounds every night; only if these make a loss likely (one-sided
+    p below `suspicion`) are `more_rounds` added, and only then can the answer be FAIL. Fewer
+    false alarms than `error` a night follow, at a mean cost close to `first_rounds`.
+
+    Args:
+        reference: throughput of the reference, one value per launch.
+        head: the same of HEAD, same rounds.
+        error: one-sided error of the final bound.
+        suspicion: p-value below which the second stage runs.
+        first_rounds: rounds of the first stage, at least 3.
+        more_rounds: rounds of the second stage, at least 1.
+
+    Returns:
+        PASS: no loss shown. FAIL: the upper bound of head / reference is below 1.
+        INCONCLUSIVE with `go_on`: suspicious, run the second stage (or too few rounds yet).
+
+    Raises:
+        UsageError: values that are not positive numbers, or different lengths.
+    """
+    between("error", error, 0.0, 0.5)
+    between("suspicion", suspicion, 0.0, 1.0)
+    between("first_rounds", first_rounds, MIN_PAIRS - 1, math.inf)
+    between("more_rounds", more_rounds, 0, math.inf)
+    first, second = paired(("reference", "head"), reference, head, unit="tok/s")
+    whole = first_rounds + more_rounds
+    if first.size < first_rounds:
+        return _too_few(first.size, error, needed=first_rounds, go_on=True)
+    _, (_, early) = _ratio(first[:first_rounds], second[:first_rounds], suspicion)
+    if early >= 1.0:
+        used, outcome, says = first_rounds, Answer.PASS, "no loss suspected"
+    elif first.size < whole:
+        used, outcome = first.size, Answer.INCONCLUSIVE
+        says = f"a loss is suspected; run {whole - first.size} more round(s)"
+    else:
+        used = whole
+        _, (_, late) = _ratio(first[:whole], second[:whole], error)
+        outcome, says = (Answer.FAIL, "slower") if late < 1.0 else (Answer.PASS, "no loss shown")
+    ratio, bounds = _ratio(first[:used], second[:used], error)
+    go_on = outcome is Answer.INCONCLUSIVE
+    return _decision(outcome, "head", ratio, bounds, error, used, says, go_on=go_on)
+
+
+def _ratio(below: FloatArray, above: FloatArray, error: float) -> tuple[float, tuple[float, float]]:
+    """above / below: geometric mean of the paired ratios, and its two one-sided bounds."""
+    mean, bar = mean_and_error(np.log(above) - np.log(below))
+    half = t_quantile(error, below.size - 1) * bar
+    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
+
+
+def _decision(
+    outcome: Answer,
+    name: str,
+    ratio: float,
+    bounds: tuple[float, float],
+    error: float,
+    n: int,
+    says: str,
+    *,
+    go_on: bool = False,
+) -> Decision:
+    low, high = bounds
+    reason = f"{name} {ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}, {n} rounds): {says}"
+    return Decision(
+        outcome=outcome,
+        estimate=ratio,
+        interval=bounds,
+        error_rate=error,
+        n=n,
+        unit="ratio",
+        reason=reason,
+        go_on=go_on,
+    )
+
+
+def _too_few(n: int, error: float, *, needed: int = MIN_PAIRS, go_on: bool = False) -> Decision:
+    return Decision(
+        outcome=Answer.INCONCLUSIVE,
+        error_rate=error,
+        n=n,
+        unit="ratio",
+        reason=f"{n} round(s); at least {needed} are needed",
+        go_on=go_on,
+    )

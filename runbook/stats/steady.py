@@ -1,0 +1,203 @@
+"""Is a run steady: does its speed stay where it was, without pauses?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, positive
+from runbook.stats.pairs import t_quantile, t_upper_tail
+
+FEWEST_BATCHES = 8
+SHORTEST_BATCH = 10
+# A pause is a step of more than twice the median; in the trend it counts as this much only,
+# because its whole length is already judged as stall.
+PAUSE_RATIO = 2.0
+CHANGE_ERROR = 0.01
+SEGMENT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """The most significant shift between two parts of a run."""
+
+    batch: int
+    shift: float
+    p: float
+
+
+def warmup_steps(step_times: Sequence[float] | FloatArray) -> int:
+    """How many leading steps are warm-up: slow ones before the run reaches its usual pace.
+
+    The usual pace is the median of the second half. Warm-up ends at the first step that is
+    within 10 % of it (or within 3 robust deviations, if that is more), as is the median of the
+    5 steps from there on.
+    At most a quarter of the run is cut, so that a run that slows down or speeds up throughout
+    keeps its trend.
+
+    Args:
+        step_times: seconds per step, in order.
+
+    Raises:
+        UsageError: values that are not positive numbers.
+    """
+    times = positive("step_times", step_times, unit="s")
+    most = times.size // 4
+    if most == 0 or times.size < 2 * 5:
+        return 0
+    late = times[times.size // 2 :]
+    pace = float(np.median(late))
+    spread = 1.4826 * float(np.median(np.abs(late - pace)))
+    allowed = pace + max(0.10 * pace, 3 * spread)
+    windows = np.lib.stride_tricks.sliding_window_view(times[: most + 5], 5)
+    usual = np.flatnonzero((windows[:, 0] <= allowed) & (np.median(windows, axis=1) <= allowed))
+    return int(min(usual[0], most)) if usual.size else most
+
+
+def steady(
+    step_times: Sequence[float] | FloatArray,
+    *,
+    batch: int = 50,
+    tolerance: float = 0.03,
+    stall_limit: float = 0.01,
+    error: float = 0.05,
+) -> Decision:
+    """Does the step time stay level over the run?
+
+    Steps are no independent evidence (they follow each other's pace), batches of about 50 are
+    nearly so; what dependence is left between batches widens the interval.
+
+    Args:
+        step_times: seconds per step, in order, of one launch; leave out steps with an
+            evaluation or a checkpoint. Warm-up is found and cut (`warmup_steps`).
+        batch: steps per batch; shorter (down to 10) where the run holds fewer than 8 batches.
+        tolerance: change of step time over the whole run that is still level, as a share.
+        stall_limit: share of the time that steps of more than twice the median may take.
+        error: one-sided error of each bound of the slope (0.05: a 90 % interval).
+
+    Returns:
+        PASS if the interval of the total slope lies inside +- tolerance, no change point is
+        found and the stall share is within its limit. FAIL if the interval lies outside, a
+        shift of more than the tolerance is significant at 1 % over all split points, or the
+        stall share is above its limit. Else, and below 80 steps, INCONCLUSIVE. `estimate` is
+        the change of step time over the run as a share.
+
+    Raises:
+        UsageError: values that are not positive numbers, limits out of range.
+    """
+    between("error", error, 0.0, 0.5)
+    between("tolerance", tolerance, 0.0, 1.0)
+    between("stall_limit", stall_limit, 0.0, 1.0)
+    between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
+    times = positive("step_times", step_times, unit="s")
+    cut = warmup_steps(times)
+    kept = times[cut:]
+    stall = _stall_share(kept)
+    size = min(batch, max(SHORTEST_BATCH, kept.size // FEWEST_BATCHES))
+    count = kept.size // size
+    details: dict[str, Detail] = {"warmup_steps": cut, "stall": stall, "batch_steps": size}
+    if count < FEWEST_BATCHES:
+        return Decision(
+            outcome=Answer.INCONCLUSIVE,
+            error_rate=error,
+            n=count,
+            unit="share",
+            reason=f"{kept.size} steps after warm-up; at least {FEWEST_BATCHES * SHORTEST_BATCH}"
+            " are needed",
+            details=details,
+        )
+    levels = _batch_levels(kept, size, count)
+    slope, half, factor = _total_slope(levels, error)
+    change = _change_point(levels, factor)
+    first = cut + (kept.size - count * size) + change.batch * size
+    details |= {"change_p": change.p, "change_shift": change.shift, "change_step": first}
+    interval = (math.expm1(slope - half), math.expm1(slope + half))
+    faults = _faults(interval, tolerance, change, first, stall, stall_limit)
+    level = -tolerance < interval[0] and interval[1] < tolerance
+    trend = f"step time {math.expm1(slope):+.1%} ({interval[0]:+.1%} to {interval[1]:+.1%})"
+    if faults:
+        outcome, says = Answer.FAIL, "; ".join([trend, *faults])
+    elif level:
+        outcome, says = Answer.PASS, f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}"
+    else:
+        outcome = Answer.INCONCLUSIVE
+        says = f"{trend}: cannot tell whether inside +-{tolerance:.0%}; a longer run would"
+    return Decision(
+        outcome=outcome,
+        estimate=math.expm1(slope),
+        interval=interval,
+        error_rate=error,
+        n=count,
+        unit="share",
+        reason=f"{says} ({count} batches of {size} steps)",
+        details=details,
+    )
+
+
+def _stall_share(times: FloatArray) -> float:
+    """Time in steps beyond twice the median, as a share of all time."""
+    slow = times > PAUSE_RATIO * float(np.median(times))
+    return float(times[slow].sum() / times.sum())
+
+
+def _batch_levels(times: FloatArray, size: int, count: int) -> FloatArray:
+    """Log of the mean step time of each batch, pauses capped; the oldest odd steps are left out."""
+    capped = np.minimum(times, PAUSE_RATIO * float(np.median(times)))
+    batches = capped[times.size - count * size :].reshape(count, size)
+    levels: FloatArray = np.log(batches.mean(axis=1))
+    return levels
+
+
+def _total_slope(levels: FloatArray, error: float) -> tuple[float, float, float]:
+    """Total log change over the run, half-width of its interval, variance factor.
+
+    Least squares over the batch number. The factor (1 + r) / (1 - r) makes up for dependence r
+    between neighbouring batches (bias-corrected lag-1 autocorrelation of the residuals, never
+    below 0).
+    """
+    count = levels.size
+    x = np.arange(count) - (count - 1) / 2
+    spread = float(x @ x)
+    slope = float(x @ levels) / spread
+    rest = levels - levels.mean() - slope * x
+    energy = float(rest @ rest)
+    lag = float(rest[1:] @ rest[:-1]) / energy if energy > 0 else 0.0
+    r = min(max((count * lag + 1) / (count - 4), 0.0), 0.8)
+    factor = (1 + r) / (1 - r)
+    bar = math.sqrt(energy / (count - 2) / spread * factor)
+    return slope * count, t_quantile(error, count - 2) * bar * count, factor
+
+
+def _change_point(levels: FloatArray, factor: float) -> _Change:
+    """The split with the most significant difference of means; p is corrected for all splits."""
+    count = levels.size
+    splits = np.arange(SEGMENT, count - SEGMENT + 1)
+    sums, squares = np.cumsum(levels), np.cumsum(levels**2)
+    left, right = sums[splits - 1] / splits, (sums[-1] - sums[splits - 1]) / (count - splits)
+    within = squares[-1] - splits * left**2 - (count - splits) * right**2
+    variance = np.maximum(within, 1e-18) / (count - 2) * factor
+    t = np.abs(right - left) / np.sqrt(variance * (1 / splits + 1 / (count - splits)))
+    best = int(np.argmax(t))
+    p = min(1.0, 2 * t_upper_tail(float(t[best]), count - 2) * splits.size)
+    return _Change(batch=int(splits[best]), shift=float(math.expm1(right[best] - left[best])), p=p)
+
+
+def _faults(
+    interval: tuple[float, float],
+    tolerance: float,
+    change: _Change,
+    first: int,
+    stall: float,
+    stall_limit: float,
+) -> list[str]:
+    faults = []
+    if interval[0] > tolerance or interval[1] < -tolerance:
+        faults.append(f"beyond +-{tolerance:.0%}")
+    if change.p < CHANGE_ERROR and abs(change.shift) > tolerance:
+        faults.append(f"shift of {change.shift:+.1%} at step {first} (p = {change.p:.2g})")
+    if stall > stall_limit:
+        faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}")
+    return faults

@@ -1,0 +1,358 @@
+"""A comparison as text for a reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runbook.read import read_launch
+from runbook.records import Check, LaunchStatus, RunRecord
+from runbook.records.evidence import LaunchEvidence
+from runbook.stats import Decision, StatisticsError, effective, regression
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    `kind` groups what changes together: code, machine, software, work (profile, config, data
+    shapes), toggles or harness. Numbers may be compared only if one kind differs, and not work.
+    """
+
+    kind: str
+    what: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckChange:
+    """One check on both sides; an absent side is an empty outcome."""
+
+    id: str
+    required: bool
+    a: str
+    b: str
+    a_value: str
+    b_value: str
+
+    @property
+    def worse(self) -> bool:
+        """True if it passed in A and does not in B."""
+        return self.a == "PASS" and self.b != "PASS"
+
+    @property
+    def changed(self) -> bool:
+        """True if the outcome is another."""
+        return self.a != self.b
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedChange:
+    """Throughput of one phase's launches on both sides, in toks/s, and the decision if any."""
+
+    phase: str
+    launches: tuple[str, ...]
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    ratio: float
+    decision: Decision | None
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Run A (the reference) against run B."""
+
+    a: str
+    b: str
+    a_verdict: str
+    b_verdict: str
+    differences: tuple[Difference, ...]
+    obstacles: tuple[str, ...]
+    checks: tuple[CheckChange, ...]
+    speeds: tuple[SpeedChange, ...]
+
+    @property
+    def comparable(self) -> bool:
+        """True if a difference in the numbers can be ascribed to one cause."""
+        return not self.obstacles
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing is worse, 1 a required check or the speed is, 3 it cannot be said."""
+        if not self.comparable:
+            return 3
+        outcomes = {one.decision.outcome.value for one in self.speeds if one.decision}
+        if "FAIL" in outcomes or any(check.worse and check.required for check in self.checks):
+            return 1
+        return 3 if "INCONCLUSIVE" in outcomes else 0
+
+
+def jsonable(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as a JSON document."""
+    document = asdict(comparison)
+    for one, speed in zip(document["speeds"], comparison.speeds, strict=True):
+        one["decision"] = speed.decision.to_dict() if speed.decision else None
+    for one, check in zip(document["checks"], comparison.checks, strict=True):
+        one["worse"] = check.worse
+    head = {"schema_version": 1, "exit_code": comparison.exit_code}
+    return {**head, "comparable": comparison.comparable, **document}
+
+
+_KINDS = {
+    "git": "code",
+    "versions": "software",
+    "device": "machine",
+    "world_size": "work",
+    "config_sha256": "work",
+    "seq_len": "work",
+    "global_batch": "work",
+    "accumulation": "work",
+    "dtype": "work",
+    "attention_path": "work",
+}
+_EFFECTIVE = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path")
+_CAUSES = ("code", "machine", "software", "toggles")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One run with what its trainer launches left, by phase and launch name."""
+
+    record: RunRecord
+    launches: Mapping[tuple[str, str], LaunchEvidence]
+
+
+def read_side(record: RunRecord, folder: Path) -> Side:
+    """Read the trainer launches of a run. Raises OSError if the disk cannot be read."""
+    launches = {
+        (phase.name, entry.launch.name): read_launch(folder, entry.launch, entry.result)
+        for phase in record.phases
+        for entry in phase.launches
+        if entry.launch.kind == "trainer"
+    }
+    return Side(record=record, launches=launches)
+
+
+def differences(a: Side, b: Side) -> list[Difference]:
+    """Everything about the two runs that differs, each once, with the launches it is seen in."""
+    found = [
+        Difference(kind=kind, what=what, a=left, b=right)
+        for kind, what, left, right in _record_facts(a.record, b.record)
+        if left != right
+    ]
+    seen: dict[tuple[str, str, str, str], list[str]] = {}
+    for name in _common(a, b):
+        left, right = a.launches[name].env, b.launches[name].env
+        if left is None or right is None:
+            continue
+        for fact in _env_differences(left, right):
+            seen.setdefault(fact, []).append("/".join(name))
+    for (kind, what, left_text, right_text), where in seen.items():
+        place = where[0] if len(where) == 1 else f"{len(where)} launches"
+        found.append(Difference(kind=kind, what=f"{what} ({place})", a=left_text, b=right_text))
+    return found
+
+
+def _record_facts(a: RunRecord, b: RunRecord) -> Iterator[tuple[str, str, str, str]]:
+    yield "work", "profile", a.profile, b.profile
+    yield "work", "profile digest", a.profile_sha256[:12], b.profile_sha256[:12]
+    yield "harness", "runbook", a.tool_version, b.tool_version
+    for name in sorted(set(a.settings) | set(b.settings)):
+        kind = "toggles" if name.startswith(("NSA_", "NCCL_", "TORCH_")) else "work"
+        yield kind, name, a.settings.get(name, "unset"), b.settings.get(name, "unset")
+
+
+def _common(a: Side, b: Side) -> list[tuple[str, str]]:
+    return [name for name in a.launches if name in b.launches]
+
+
+def _env_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, str]]:
+    left, right = _flat(a), _flat(b)
+    for what in sorted(set(left) | set(right)):
+        values = left.get(what, "absent"), right.get(what, "absent")
+        if values[0] != values[1]:
+            kind = "toggles" if what.startswith("toggle ") else _KINDS[what.partition(".")[0]]
+            yield kind, what, *values
+
+
+def _flat(env: Mapping[str, Any]) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for name in ("git", "versions", "device"):
+        inner = env.get(name)
+        if isinstance(inner, Mapping):
+            # The branch is only a name for the commit.
+            facts |= {f"{name}.{key}": str(v) for key, v in inner.items() if key != "branch"}
+    for name in ("world_size", "config_sha256"):
+        facts[name] = str(env.get(name, "absent"))
+    effective = env.get("effective")
+    if isinstance(effective, Mapping):
+        facts |= {name: str(effective.get(name, "absent")) for name in _EFFECTIVE}
+    for toggle in env.get("toggles") or ():
+        if isinstance(toggle, Mapping) and "name" in toggle:
+            facts[f"toggle {toggle['name']}"] = str(toggle.get("value"))
+    return facts
+
+
+def obstacles(a: Side, b: Side, found: list[Difference]) -> list[str]:
+    """Why a difference in the numbers could not be ascribed to one cause; empty if it can."""
+    reasons = [
+        f"not the same work and limits: {one.what}: {one.a} against {one.b}"
+        for one in found
+        if one.kind == "work"
+    ]
+    causes = [kind for kind in _CAUSES if any(one.kind == kind for one in found)]
+    if len(causes) > 1:
+        reasons.append(f"more than one thing differs: {', '.join(causes)}")
+    common = _common(a, b)
+    if not common:
+        reasons.append("the runs have no trainer launch in common")
+    blind = [
+        "/".join(name)
+        for name in common
+        if a.launches[name].env is None or b.launches[name].env is None
+    ]
+    if blind:
+        reasons.append(f"no env.json on both sides for: {', '.join(blind)}")
+    for side in (a, b):
+        if side.record.interrupted or side.record.finished_at is None:
+            reasons.append(f"run {side.record.run_id} did not reach its end")
+    return reasons
+
+
+_FEWEST_LAUNCHES = 3
+_NOT_IN_TURN = "the runs were not launched in turn: a change of the machine in between counts too"
+
+
+def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> Comparison:
+    """Compare run B with the reference A. Raises OSError if a folder cannot be read."""
+    left, right = read_side(a, a_folder), read_side(b, b_folder)
+    found = differences(left, right)
+    reasons = obstacles(left, right, found)
+    return Comparison(
+        a=a.run_id,
+        b=b.run_id,
+        a_verdict=a.verdict.value,
+        b_verdict=b.verdict.value,
+        differences=tuple(found),
+        obstacles=tuple(reasons),
+        checks=tuple(_check_changes(a, b)),
+        speeds=tuple(_speeds(left, right, comparable=not reasons)),
+    )
+
+
+def _check_changes(a: RunRecord, b: RunRecord) -> list[CheckChange]:
+    left = {check.id: check for check in a.checks()}
+    right = {check.id: check for check in b.checks()}
+    required = {*a.required, *b.required}
+    names = dict.fromkeys([*left, *right, *a.required, *b.required])
+    return [
+        CheckChange(
+            id=name,
+            required=name in required,
+            a=_outcome(left.get(name)),
+            b=_outcome(right.get(name)),
+            a_value=_value(left.get(name)),
+            b_value=_value(right.get(name)),
+        )
+        for name in names
+    ]
+
+
+def _outcome(check: Check | None) -> str:
+    return check.outcome.value if check else ""
+
+
+def _value(check: Check | None) -> str:
+    return str(check.measurement) if check and check.measurement else ""
+
+
+def _speeds(a: Side, b: Side, *, comparable: bool) -> list[SpeedChange]:
+    """One row for each phase whose launches gave a throughput on both sides."""
+    phases: dict[str, list[tuple[str, float, float]]] = {}
+    for (phase, name), left in a.launches.items():
+        right = b.launches.get((phase, name))
+        if right is None or left.launch.schedule or right.launch.schedule:
+            continue
+        pair = _throughput(left), _throughput(right)
+        if pair[0] is not None and pair[1] is not None:
+            phases.setdefault(phase, []).append((name, pair[0], pair[1]))
+    return [_speed(phase, rows, comparable=comparable) for phase, rows in phases.items()]
+
+
+def _throughput(evidence: LaunchEvidence) -> float | None:
+    log = evidence.training
+    if log is None or log.damaged or evidence.result.status is not LaunchStatus.COMPLETED:
+        return None
+    try:
+        return float(effective(log).value)
+    except StatisticsError:
+        return None
+
+
+def _speed(phase: str, rows: list[tuple[str, float, float]], *, comparable: bool) -> SpeedChange:
+    names, a, b = zip(*rows, strict=True)
+    ratio = math.exp(sum(math.log(y / x) for x, y in zip(a, b, strict=True)) / len(rows))
+    decision: Decision | None = None
+    note = _NOT_IN_TURN
+    if not comparable:
+        note = "not decided: the runs are not comparable"
+    elif len(rows) < _FEWEST_LAUNCHES:
+        note = f"not decided: {len(rows)} launches, {_FEWEST_LAUNCHES} are needed"
+    else:
+        decision = regression(a, b)
+    return SpeedChange(
+        phase=phase, launches=names, a=a, b=b, ratio=ratio, decision=decision, note=note
+    )
+
+
+def comparison_text(found: Comparison) -> str:
+    """Comparable or not, what differs, which checks changed, how the speed changed."""
+    lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
+    lines.append("comparable" if found.comparable else "NOT COMPARABLE")
+    lines += [f"  {reason}" for reason in found.obstacles]
+    lines += ["", "what differs"]
+    lines += [f"  {one.kind}  {one.what}: {one.a} -> {one.b}" for one in found.differences]
+    if not found.differences:
+        lines.append("  nothing that the runs recorded")
+    changed = [check for check in found.checks if check.changed]
+    lines += ["", f"checks: {len(found.checks) - len(changed)} the same, {len(changed)} changed"]
+    for check in changed:
+        required = " (required)" if check.required else ""
+        lines.append(f"  {check.id}{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
+        lines += [f"    {side}  {value}" for side, value in _values(check.a_value, check.b_value)]
+    for speed in found.speeds:
+        lines += ["", *_speed_text(speed)]
+    lines += ["", _conclusion(found)]
+    return "\n".join(lines)
+
+
+def _values(a: str, b: str) -> list[tuple[str, str]]:
+    return [(side, value) for side, value in (("A", a), ("B", b)) if value]
+
+
+def _speed_text(speed: SpeedChange) -> list[str]:
+    sides = " -> ".join(
+        "/".join(f"{value:.4g}" if value < 10_000 else f"{value:.0f}" for value in values)
+        for values in (speed.a, speed.b)
+    )
+    lines = [f"throughput of {speed.phase}, tokens over time: {sides} toks/s"]
+    lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches")
+    if speed.decision:
+        lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")
+    lines.append(f"  {speed.note}")
+    return lines
+
+
+def _conclusion(found: Comparison) -> str:
+    if found.exit_code == 1:
+        return "B is worse than A"
+    if found.exit_code == 0:
+        return "B is not shown to be worse than A"
+    return "undecided"

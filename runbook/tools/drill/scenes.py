@@ -1,0 +1,215 @@
+"""Faults that are not planted in a rank: to ports, environments, checkpoints and the harness."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runbook.launch.reaper import TOKEN_VARIABLE, carriers
+from runbook.records import LaunchResult, LaunchStatus
+from runbook.tools.drill.faults import Fault
+from runbook.tools.drill.scene import Scene, drill_launch, planted_at, run_planted
+
+_START_WITHIN_S = 120.0
+_END_WITHIN_S = 30.0
+_IDLE = "import time; time.sleep(600)"
+
+
+def play(fault: Fault, root: Path, **options: Any) -> Scene:
+    """Run one fault in `root`, in its own way."""
+    return _SCENES[fault.scene](fault, root, **options)
+
+
+def _launch(fault: Fault, root: Path, **options: Any) -> Scene:
+    return run_planted(fault, root, **options)
+
+
+def _override(fault: Fault, root: Path, **options: Any) -> Scene:
+    """What stands in the machine's environment must not reach the trainer."""
+    scene = run_planted(fault, root, **options)
+    remarks = []
+    effective = _json(scene.run_dir / "env.json").get("effective", {})
+    if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
+        remarks.append(f"seq_len became {effective.get('seq_len')}")
+    env = _json(scene.run_dir / "env.json")
+    explicit = [t["name"] for t in env.get("toggles", []) if t.get("source") == "environment"]
+    remarks += [f"{name} reached the trainer" for name in explicit if name in fault.machine]
+    return replace(scene, remarks=tuple(remarks))
+
+
+def _port(fault: Fault, root: Path, **options: Any) -> Scene:
+    """Take the port between the choice of it and its use; the retry must take another one."""
+    taken: list[socket.socket] = []
+    ready = threading.Event()
+
+    def take() -> None:
+        path = root / "run" / "launch.json"
+        while not ready.wait(0.002):
+            port = _json(path).get("port")
+            if port:
+                listener = socket.socket()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+                listener.listen()
+                taken.append(listener)
+                return
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    scene = run_planted(fault, root, **(options | {"retry": True}))
+    ready.set()
+    thread.join()
+    for listener in taken:
+        listener.close()
+    first, second = (
+        _json(root / "run.attempt1" / "launch.json"),
+        _json(root / "run" / "launch.json"),
+    )
+    remarks = []
+    if scene.result.attempts != 2:
+        remarks.append(f"{scene.result.attempts} attempts instead of 2")
+    elif first.get("port") == second.get("port"):
+        remarks.append("the second attempt took the same port")
+    return replace(scene, remarks=tuple(remarks))
+
+
+def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
+    """A process of another run must be seen, and must be left alone."""
+    token = secrets.token_hex(16)
+    other = subprocess.Popen(
+        [sys.executable, "-c", _IDLE], env={**os.environ, TOKEN_VARIABLE: token}
+    )
+    try:
+        time.sleep(0.2)  # until its exec, it shows this process's environment
+        seen = other.pid in carriers(token)
+        scene = run_planted(fault, root, **options)
+        alive = other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+    remarks = [] if seen else ["the leftover was not seen"]
+    remarks += [] if alive else ["the leftover of another run was killed"]
+    return replace(scene, remarks=tuple(remarks))
+
+
+def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
+    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+        """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
+        saving = replace(fault, config={"train.save_every": 6}, steps=13)
+        before = run_planted(saving, root, **(options | {"name": "before"}))
+        if not before.result.ok:
+            return before
+        damage(before.run_dir / "checkpoints" / "step_12" / "model.pt")
+        resumed = ("--resume", str(before.run_dir.resolve()))
+        scene = run_planted(fault, root, **(options | {"extra": resumed}))
+        notes = " ".join(_json(scene.run_dir / "env.json").get("notes", []))
+        remarks = []
+        if "step_12" not in notes or "refused" not in notes:
+            remarks.append("the damaged checkpoint was not named")
+        if not (before.run_dir / "checkpoints" / "step_6" / "model.pt").is_file():
+            remarks.append("the checkpoint before it is gone")
+        first = (scene.run_dir / "training.csv").read_text("utf-8").splitlines()[1:2]
+        if not first or not first[0].startswith("7,"):
+            remarks.append(f"did not resume after step 6: {first}")
+        return replace(scene, remarks=tuple(remarks))
+
+    return scene_of
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def _flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _to_harness(number: int) -> Callable[..., Scene]:
+    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+        """A harness of its own, which is sent the signal while its launch runs."""
+        del options
+        victim = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "runbook.tools.drill",
+                fault.name,
+                str(fault.step),
+                str(root),
+            ],
+            start_new_session=True,
+        )
+        run_dir = root / "run"
+        give_up = time.monotonic() + _START_WITHIN_S
+        while planted_at(run_dir) is None and time.monotonic() < give_up:
+            if victim.poll() is not None:
+                break
+            time.sleep(0.02)
+        token = str(_json(run_dir / "launch.json").get("run_token", ""))
+        sent = time.monotonic()
+        victim.send_signal(number)
+        try:
+            victim.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            victim.kill()
+            victim.wait()
+        while token and carriers(token) and time.monotonic() < sent + _END_WITHIN_S:
+            time.sleep(0.01)
+        ended = time.monotonic()
+        return Scene(
+            root=root,
+            launch=drill_launch(fault, name="run"),
+            result=_result(run_dir, token),
+            planted_at=sent if planted_at(run_dir) is not None else None,
+            ended_at=ended,
+        )
+
+    return scene_of
+
+
+def _result(run_dir: Path, token: str) -> LaunchResult:
+    """What the harness wrote; one that was killed wrote nothing."""
+    path = run_dir / "result.json"
+    if path.is_file():
+        return LaunchResult.model_validate_json(path.read_bytes())
+    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def remove(root: Path) -> None:
+    """Delete what a planting left."""
+    shutil.rmtree(root, ignore_errors=True)
+
+
+_SCENES: dict[str, Callable[..., Scene]] = {
+    "launch": _launch,
+    "override": _override,
+    "port": _port,
+    "leftover": _leftover,
+    "checkpoint_truncated": _damaged_checkpoint(_truncate),
+    "checkpoint_bit_flip": _damaged_checkpoint(_flip_a_bit),
+    "kill_harness": _to_harness(signal.SIGKILL),
+    "sigint": _to_harness(signal.SIGINT),
+    "sigterm": _to_harness(signal.SIGTERM),
+}

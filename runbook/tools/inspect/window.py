@@ -1,0 +1,238 @@
+"""The runbook's last-50 statistic of a file as it is, and what an honest one can use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from runbook.records.evidence import TrainingLog
+from runbook.stats import (
+    StatisticsError,
+    WindowTooShort,
+    effective,
+    last_window,
+    measured_rows,
+    typical,
+    warmup_cut,
+)
+from runbook.tools.inspect.types import Code, Finding, Segment, Statistic
+
+
+def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The stretches of rows in which the step increases."""
+    if not len(frame):
+        return
+    cuts = np.flatnonzero(np.diff(frame["step"].to_numpy()) <= 0) + 1
+    edges = [0, *cuts.tolist(), len(frame)]
+    for start, stop in pairwise(edges):
+        yield frame.iloc[start:stop]
+
+
+def segment_of(index: int, part: pd.DataFrame) -> Segment:
+    steps = part["step"].to_numpy()
+    arms = tuple(sorted(set(part["arm"]) - {""})) if "arm" in part else ()
+    return Segment(
+        index=index,
+        rows=len(part),
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        every=max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1,
+        warmup_rows=warmup_rows(part),
+        arms=arms,
+    )
+
+
+def warmup_rows(part: pd.DataFrame) -> int:
+    """Leading rows that are slower than the rest, or those that the trainer marked itself."""
+    if "warmup" in part and bool(part["warmup"].any()):
+        return int(part["warmup"].sum())
+    if "dt_s" in part:
+        times = part["dt_s"].to_numpy(dtype=np.float64)
+    else:
+        rates = part["toks_per_s"].to_numpy(dtype=np.float64)
+        times = 1.0 / np.where(rates > 0, rates, np.nan)
+    return warmup_cut(times) if bool(np.isfinite(times).all()) else 0
+
+
+WINDOW = 50
+_MEAN_SLACK = 0.05
+_SLOW = 0.95
+
+
+def window_of(
+    log: TrainingLog, parts: list[pd.DataFrame]
+) -> tuple[list[Statistic], int, list[Finding]]:
+    """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use."""
+    if not parts or "toks_per_s" not in log.frame:
+        return [], 0, [_too_short(log, 0, 1)]
+    arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []
+    if arms and len(parts) == 1:
+        return _window_of_arms(log, arms)
+    last = replace(log, frame=parts[-1])
+    every = segment_of(0, parts[-1]).every
+    naive, findings = _naive(log, parts)
+    statistics = []
+    steps = parts[-1]["step"].to_numpy()
+    available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
+    try:
+        honest = _of(last, "last_50_steps")
+        statistics.append(honest)
+        if honest.value != naive.value or naive.runs > 1:
+            statistics.insert(0, naive)
+    except WindowTooShort as error:
+        statistics.append(naive)
+        if len(parts) == 1 and not log.legacy:
+            findings = []  # nobody quotes that window: our own statistic refuses it
+        available = min(available, error.available)
+        findings.append(_too_short(log, available, every))
+    statistics += _rates_over_time(last)
+    return statistics, available, findings
+
+
+def _window_of_arms(
+    log: TrainingLog, arms: list[str]
+) -> tuple[list[Statistic], int, list[Finding]]:
+    statistics: list[Statistic] = []
+    available = []
+    for arm in arms:
+        rows = measured_rows(log, arm=arm)
+        available.append(min(WINDOW, len(rows)))
+        if len(rows) >= WINDOW:
+            statistics.append(_of(log, f"last_50_steps[{arm}]", arm=arm))
+        if len(rows):
+            found = effective(log, arm=arm)
+            statistics.append(_statistic(f"effective[{arm}]", float(found.value), None, rows))
+    least = min(available)
+    findings = [] if least >= WINDOW else [_too_short(log, least, 1, " of its poorest arm")]
+    return statistics, least, findings
+
+
+def _of(log: TrainingLog, name: str, arm: str | None = None) -> Statistic:
+    found = last_window(log, n=WINDOW, arm=arm)
+    rows = measured_rows(log, arm=arm).iloc[-WINDOW:]
+    return _statistic(name, float(found.value), found.stdev, rows)
+
+
+def _statistic(
+    name: str,
+    value: float,
+    stdev: float | None,
+    rows: pd.DataFrame,
+    *,
+    runs: int = 1,
+    note: str = "",
+) -> Statistic:
+    return Statistic(
+        name=name,
+        value=value,
+        stdev=stdev,
+        unit="toks/s",
+        n=len(rows),
+        first_step=int(rows["step"].min()),
+        last_step=int(rows["step"].max()),
+        runs=runs,
+        note=note,
+    )
+
+
+def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Finding]]:
+    """What `rows[-50:]` of the runbook's snippet takes, however many runs and steps that is."""
+    rows = log.frame.iloc[-WINDOW:]
+    rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
+    touched, warm, left = 0, 0, len(rows)
+    for part in reversed(parts):
+        taken = min(left, len(part))
+        if not taken:
+            break
+        touched += 1
+        left -= taken
+        warm += _slow_starters(part, taken)
+    statistic = _statistic(
+        "last_50_rows",
+        float(np.mean(rates)),
+        float(np.std(rates)),
+        rows,
+        runs=touched,
+        note="as the runbook's snippet computes it: rows, not steps",
+    )
+    findings = []
+    if warm:
+        text = f"the last {len(rows)} rows hold {warm} warm-up row{'s' if warm > 1 else ''}"
+        text += f" (window: steps {statistic.first_step}-{statistic.last_step}"
+        text += f" of {touched} runs)" if touched > 1 else ")"
+        findings.append(Finding(code=Code.WARMUP_IN_WINDOW, message=text, path=log.path))
+    findings += _mean_of_rates(log, rates)
+    return statistic, findings
+
+
+def _slow_starters(part: pd.DataFrame, taken: int) -> int:
+    """How many of the last `taken` rows are warm-up: marked so, or slow rows of the beginning."""
+    outside = len(part) - taken
+    if "warmup" in part and bool(part["warmup"].any()):
+        return int(part["warmup"].iloc[outside:].sum())
+    rates = part["toks_per_s"].to_numpy(dtype=np.float64)
+    cut = warmup_rows(part)
+    if cut <= outside:
+        return 0
+    return int(np.count_nonzero(rates[outside:cut] < _SLOW * np.median(rates[cut:])))
+
+
+def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Finding]:
+    if not len(rates) or not bool((rates > 0).all()):
+        return []
+    mean, harmonic = float(np.mean(rates)), float(len(rates) / np.sum(1.0 / rates))
+    if mean <= harmonic * (1 + _MEAN_SLACK):
+        return []
+    text = (
+        f"the mean of the last {len(rates)} rates, {mean:.4g} toks/s, flatters: the same rows as "
+        f"tokens over time give {harmonic:.4g} toks/s"
+    )
+    return [Finding(code=Code.MEAN_OF_RATES, message=text, path=log.path)]
+
+
+def _rates_over_time(log: TrainingLog) -> list[Statistic]:
+    """typical and effective throughput; without tokens and times, rows count as equal tokens."""
+    if "tokens" not in log.frame or "dt_s" not in log.frame:
+        return _rows_over_time(log)
+    found = []
+    for name, compute in (("typical", typical), ("effective", effective)):
+        try:
+            measured = compute(log)
+        except StatisticsError:
+            continue
+        window = measured.window
+        if window is None:
+            continue
+        found.append(
+            Statistic(
+                name=name,
+                value=float(measured.value),
+                stdev=None,
+                unit="toks/s",
+                n=measured.n,
+                first_step=window.first_step,
+                last_step=window.last_step,
+            )
+        )
+    return found
+
+
+def _rows_over_time(log: TrainingLog) -> list[Statistic]:
+    rows = log.frame.iloc[warmup_rows(log.frame) :]
+    rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
+    if not len(rates) or not bool((rates > 0).all()):
+        return []
+    value = float(len(rates) / np.sum(1.0 / rates))
+    note = "tokens over time of the last run without its warm-up, if every row is as many tokens"
+    return [_statistic("last_run", value, None, rows, note=note)]
+
+
+def _too_short(log: TrainingLog, available: int, every: int, of: str = "") -> Finding:
+    cadence = f", one row per {every} steps" if every > 1 else ""
+    text = f"the last {WINDOW} steps{of} are not there: {available} usable rows{cadence}"
+    return Finding(code=Code.WINDOW_TOO_SHORT, message=text, path=log.path)

@@ -1,0 +1,203 @@
+"""Rules about what a report has to contain: configs, phases, rows, receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from runbook.records.measurement import Record
+from runbook.records.outcome import Outcome
+from runbook.stats import Answer, meets_target
+from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
+
+# Each rule in one sentence, with where it comes from.
+RULES: dict[str, str] = {
+    "acceptance.throughput": "the acceptance config must reach the floor (seed 000, Acceptance)",
+    "acceptance.config": "the acceptance row is measured on the config that the runbook names,"
+    " not on a friendlier one",
+    "acceptance.row_missing": "no required row can vanish from the acceptance table",
+    "phase.not_completed": "a phase that timed out, crashed, was cut off or was not run is a row,"
+    " and never passed",
+    "phase.part_not_run": "skipped, not reported or not collected is not passed",
+    "parity.failed": "one failing pattern is a failed parity test",
+    "window.too_few_rows": "a mean is taken over the last 50 steps; too few rows are"
+    " INCONCLUSIVE, never silently fewer (seed 000, Bucket Sweep)",
+    "window.warmup_only": "the first row holds initialisation; it is no throughput",
+    "window.no_receipt": "every throughput number states its CSV path and window"
+    " (seed 000, Notes & Hygiene)",
+    "mean.of_rates": "throughput is tokens / time; never average rates",
+    "sweep.winner_not_shown": "a WINNER beats every other arm at the family error of 1 % over"
+    " randomised blocks; else TIE and the configured value stays",
+    "choice.against_rule": "keep the variant if its mean is not below the baseline's"
+    " (seed 000, Fused AdamW)",
+    "control.not_reproduced": "a control arm that does not reproduce the baseline phase makes the"
+    " comparison INVALID",
+    "scaling.impossible": "scaling above 1.05 is not possible: something was not compared like"
+    " for like",
+    "scaling.claim": "an INVALID comparison supports no claim about scaling",
+    "mfu.target": "a target must be able to catch a fault: a healthy trainer uses 20 to 40 % of"
+    " the machine's peak",
+    "mfu.measured": "throughput must be plausible for the machine: below 1 % of its peak"
+    " something is broken, whatever the target says",
+    "target.stale": "a target under half of what is measured is stale: it can catch nothing",
+    "plausible.sequence_length": "equal tokens / s at two sequence lengths, far below the"
+    " machine's peak, is implausible: overhead per step would give the longer one more",
+    "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set"
+    " (seed 000, Notes & Hygiene)",
+}
+
+
+class Contradiction(Record):
+    """One breach of a rule. `claimed` is the report's word, `found` what its numbers say."""
+
+    rule: str
+    rule_text: str = Field(min_length=1)
+    phase: str
+    claimed: str
+    found: str = Field(min_length=1)
+    outcome: Outcome
+
+
+def contradiction(
+    rule: str, phase: str, *, claimed: str, found: str, outcome: Outcome
+) -> Contradiction:
+    """A breach of one of RULES."""
+    return Contradiction(
+        rule=rule,
+        rule_text=RULES[rule],
+        phase=phase,
+        claimed=claimed or "nothing",
+        found=found,
+        outcome=outcome,
+    )
+
+
+OPTIONAL_PHASES = ("fused_adamw", "fineweb")
+
+
+def below_floor(replay: ReplayFile) -> Iterator[Contradiction]:
+    """The acceptance config against the floor."""
+    floor = replay.acceptance.min_toks_per_s
+    claims = [row.claim for row in replay.scored if row.row == "throughput"]
+    for result in replay.results("baseline"):
+        if result.config != replay.acceptance.config or result.span is None:
+            continue
+        if meets_target([result.span[1]], floor).outcome is Answer.FAIL:
+            yield contradiction(
+                "acceptance.throughput",
+                "baseline",
+                claimed=", ".join(claims),
+                found=f"{result.config}: {rates(result.span)} toks/s, floor {floor:g}",
+                outcome=Outcome.FAIL,
+            )
+
+
+def scored_elsewhere(replay: ReplayFile) -> Iterator[Contradiction]:
+    """A throughput row that was measured on another config."""
+    wanted = replay.acceptance.config
+    for row in replay.scored:
+        if row.row == "throughput" and row.config and row.config != wanted:
+            seen, asked = replay.configs[row.config], replay.configs[wanted]
+            value = f" {row.value:g} toks/s" if row.value else ""
+            yield contradiction(
+                "acceptance.config",
+                "baseline",
+                claimed=f"{row.claim}{value}",
+                found=f"measured on {row.config} ({seen}), asked for {wanted} ({asked})",
+                outcome=Outcome.INVALID,
+            )
+
+
+def rows_missing(replay: ReplayFile) -> Iterator[Contradiction]:
+    """Rows that the acceptance table must have."""
+    there = {row.row for row in replay.scored}
+    for name in replay.acceptance.rows:
+        if name not in there:
+            yield contradiction(
+                "acceptance.row_missing",
+                "acceptance",
+                claimed=replay.claimed_verdict,
+                found=f"the acceptance table has no row {name}",
+                outcome=Outcome.INCOMPLETE,
+            )
+
+
+def not_completed(replay: ReplayFile) -> Iterator[Contradiction]:
+    """Required phases that did not come to their end."""
+    for name in PHASE_NAMES:
+        status = replay.status(name)
+        if status is Status.COMPLETED or name in OPTIONAL_PHASES:
+            continue
+        crashed = status is Status.CRASHED
+        yield contradiction(
+            "phase.not_completed",
+            name,
+            claimed=replay.table(name).claim,
+            found=status.value.replace("_", " "),
+            outcome=Outcome.FAIL if crashed else Outcome.INCOMPLETE,
+        )
+
+
+def parts(replay: ReplayFile) -> Iterator[Contradiction]:
+    """Parts of a phase that failed or were left out although it is called done."""
+    for name, table in replay.phases.items():
+        if table.failed:
+            rule = "parity.failed" if name == "v2_parity" else "phase.not_completed"
+            failed = ", ".join(table.failed)
+            yield contradiction(
+                rule, name, claimed=table.claim, found=f"{failed} failed", outcome=Outcome.FAIL
+            )
+        if table.not_run:
+            yield contradiction(
+                "phase.part_not_run",
+                name,
+                claimed=table.claim,
+                found=f"no result of {', '.join(table.not_run)}",
+                outcome=Outcome.INCOMPLETE,
+            )
+
+
+def no_receipts(replay: ReplayFile) -> Iterator[Contradiction]:
+    """Throughput numbers that nobody can trace."""
+    lines = [line for table in replay.phases.values() for line in table.results]
+    bare = [line for line in lines if not (line.csv and line.window)]
+    if bare:
+        yield contradiction(
+            "window.no_receipt",
+            "all",
+            claimed=f"{len(lines)} throughput results",
+            found=f"{len(bare)} of them name no CSV file and window",
+            outcome=Outcome.INCOMPLETE,
+        )
+
+
+def sequential_prefill(replay: ReplayFile) -> Iterator[Contradiction]:
+    """A long sequence without the batched prefill path."""
+    used = {line.config for table in replay.phases.values() for line in table.results}
+    longest = max((replay.configs[name].seq_len for name in used if name), default=0)
+    if longest >= 1024 and replay.env.get("NSA_PREFILL_BATCHED") != "1":
+        yield contradiction(
+            "config.sequential_prefill",
+            "baseline",
+            claimed="nothing",
+            found=f"S={longest} without NSA_PREFILL_BATCHED=1",
+            outcome=Outcome.INVALID,
+        )
+
+
+def rates(span: tuple[float, float]) -> str:
+    """One rate, or a range of them."""
+    low, high = span
+    return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+
+
+ROW_RULES = (
+    below_floor,
+    scored_elsewhere,
+    not_completed,
+    rows_missing,
+    parts,
+    sequential_prefill,
+    no_receipts,
+)

@@ -1,0 +1,158 @@
+"""What is to be triaged: a failed launch of a run, a run directory, or a config."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runbook.config.profile import Profile
+from runbook.config.settings import Settings
+from runbook.errors import UsageError
+from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
+
+_TIMEOUT_S = 900.0
+_STEPS = {"failure": 30, "throughput": 80}
+_BEYOND = 10
+_RANKS = 2
+_NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The launch to climb with. `floor_toks_per_s` is what counts as fast enough."""
+
+    launch: Launch
+    symptom: str
+    why: str
+    steps: int
+    floor_toks_per_s: float | None = None
+
+
+def find_target(
+    path: Path,
+    *,
+    symptom: str = "auto",
+    floor: float | None = None,
+    ranks: int | None = None,
+    profile: Profile | None = None,
+) -> Target:
+    """Understand `path`: a run's folder, a launch's directory, or a trainer config.
+
+    `profile` gives a config its ranks and variables; a run has its own. Raises `UsageError` if the
+    path is none of the three, or if nothing in the run failed.
+    """
+    if path.suffix in (".yaml", ".yml"):
+        launch = _of_config(path, ranks, profile)
+        return _target(launch, symptom, floor, f"config {path}", 0)
+    if profile is not None or ranks is not None:
+        raise UsageError(
+            f"--profile and --ranks go with a config; {path} says itself how it was launched",
+            hint="leave them out, or name a trainer config",
+        )
+    if (path / "run.json").is_file():
+        return _of_run(path, symptom, floor)
+    if (path / "launch.json").is_file():
+        launch = _launch_of(path)
+        return _target(launch, symptom, floor, f"the launch in {path}", _failed_step(path))
+    raise UsageError(
+        f"{path} cannot be triaged", hint="give a run's folder, a launch's directory or a config"
+    )
+
+
+def with_choices(target: Target, settings: Settings, *, steps: int | None = None) -> Target:
+    """The target with `--set` and `--steps` applied: every rung, and the first try, has them."""
+    launch = target.launch.model_copy(
+        update={
+            "env": {**target.launch.env, **settings.toggles},
+            "config_overrides": {**target.launch.config_overrides, **settings.config_overrides},
+        }
+    )
+    return replace(target, launch=launch, steps=target.steps if steps is None else steps)
+
+
+def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
+    try:
+        record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+    except ValidationError as error:
+        raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+    bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
+    if bad and symptom in ("auto", "failure"):
+        entry = bad[0]
+        why = f"{entry.launch.phase}/{entry.launch.name} {entry.result.status.value}"
+        steps = max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)
+        return _target(entry.launch, "failure", floor, f"{why}: {entry.result.cause}", steps)
+    for phase in record.phases:
+        for check in phase.checks:
+            slow = check.code is Reason.BELOW_LIMIT and check.measurement is not None
+            trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
+            if (
+                slow
+                and trainers
+                and "toks/s" in (check.measurement.unit if check.measurement else "")
+            ):
+                limit = floor if floor is not None else _number(check.limit)
+                return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
+    raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
+
+
+def _failed(entry: LaunchEntry) -> bool:
+    return entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _launch_of(path: Path) -> Launch:
+    try:
+        document = json.loads((path / "launch.json").read_bytes())
+        launch = Launch.model_validate(document["launch"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}/launch.json cannot be read: {error}") from error
+    if launch.kind != "trainer":
+        raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
+    return launch
+
+
+def _failed_step(path: Path) -> int:
+    try:
+        document = json.loads((path / "result.json").read_bytes())
+        return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+
+
+def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:
+    ranks = wanted or (profile.ranks if profile else _RANKS)
+    env = {name: setting.value for name, setting in profile.env.items()} if profile else {}
+    start = ("torchrun", f"--nproc_per_node={ranks}") if ranks > 1 else ("python",)
+    ddp = "1" if ranks > 1 else "0"
+    config = str(path)
+    module = profile.trainer if profile else "nsa.train"
+    trainer = ("-m", module, "--config", config, "--dataset", "synthetic", "--ddp", ddp)
+    return Launch(
+        name="triage",
+        phase="triage",
+        kind="trainer",
+        argv=(*start, *trainer),
+        env={"NSA_PREFILL_BATCHED": "1", **env},
+        run_dir="triage",
+        nproc=ranks,
+        steps=_STEPS["failure"],
+        timeout_s=_TIMEOUT_S,
+        config=config,
+    )
+
+
+def _target(
+    launch: Launch, symptom: str, floor: float | None, why: str, failed_step: int
+) -> Target:
+    if symptom == "auto":
+        symptom = "throughput" if floor is not None else "failure"
+    if symptom == "throughput" and floor is None:
+        raise UsageError("the ladder for low throughput needs --floor TOKS_PER_S")
+    steps = max(_STEPS[symptom], failed_step + _BEYOND)
+    return Target(launch=launch, symptom=symptom, why=why, steps=steps, floor_toks_per_s=floor)

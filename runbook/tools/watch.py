@@ -1,0 +1,232 @@
+"""The watchdog beside a run that somebody else started: seed 000, Stability Long-Run + Watchdog."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
+from runbook.launch.detectors import Monitor
+from runbook.launch.flight import last_numbers, read_flights
+from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
+from runbook.launch.ranks import RankState, RankWatch
+from runbook.launch.reaper import environment_holds, holds_file
+from runbook.launch.watchdog import STOPPED, Budgets, Watchdog, process_state
+from runbook.read.heartbeats import heartbeat_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """What one live rank is doing: its stack as text (empty if it could not be read)."""
+
+    rank: int
+    pid: int
+    state: str
+    phase: str
+    step: int
+    silent_s: float
+    stack: str
+    last_collective: str
+    path: str
+
+
+def follow(run_dir: Path) -> RankWatch:
+    """A view of the ranks of a directory, by the token that its heartbeats carry."""
+    return RankWatch(run_dir, _token(run_dir), time.monotonic())
+
+
+def send_checked(state: RankState, token: str, number: int) -> bool:
+    """Signal a rank if the process is provably it: it carries the token or writes its heartbeat."""
+    if state.pid is None:
+        return False
+    try:
+        handle = os.pidfd_open(state.pid)
+    except OSError:
+        return False
+    try:
+        if not (environment_holds(state.pid, token) or holds_file(state.pid, str(state.path))):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def live_stacks(run_dir: Path) -> list[RankStack]:
+    """The stacks of every rank that is alive, now, whatever it hangs in.
+
+    The ranks write them (stackdump and flight files in the run directory); a frozen one is read
+    from outside where py-spy is installed. Empty if no rank is alive.
+    """
+    watch = follow(run_dir)
+    watch.update()
+    ranks = [s for s in watch.ranks.values() if s.handle is not None and s.exit_code is None]
+    token = watch.token
+
+    def send(state: RankState, number: int) -> bool:
+        return send_checked(state, token, number)
+
+    before = {p: p.stat().st_size for p in run_dir.glob("stackdump_rank*.txt")}
+    collect_flights(run_dir, ranks, token=token, send=send)
+    files = collect_stacks(run_dir, ranks, token=token, send=send)
+    flights = read_flights(run_dir, token=token)
+    found = []
+    for state in ranks:
+        path = next((p for p in files if p.name.startswith(f"stackdump_rank{state.rank}_")), None)
+        flight = flights.get(state.rank)
+        last = flight.collectives[-1] if flight and flight.collectives else None
+        found.append(
+            RankStack(
+                rank=state.rank,
+                pid=state.pid or 0,
+                state=STOPPED.get(process_state(state.pid), "running"),
+                phase=state.phase,
+                step=state.step,
+                silent_s=_silence(state),
+                stack=_added(path, before) if path else "",
+                last_collective=f"{last.seq}: {last.text()}" if last else "",
+                path=str(path or ""),
+            )
+        )
+    watch.close()
+    return found
+
+
+def _silence(state: RankState) -> float:
+    said = state.spoke_mono
+    return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
+
+
+def _added(path: Path, before: dict[Path, int]) -> str:
+    """What was appended to a stack file since then."""
+    start = before.get(path, 0)
+    data = path.read_bytes()
+    return (data[start:] if len(data) > start else data).decode("utf-8", "replace")
+
+
+def _token(run_dir: Path) -> str:
+    """The token in the first heartbeat of the first rank that has one; an empty text if none."""
+    for path in heartbeat_files(run_dir).values():
+        with path.open("rb") as stream:
+            line = stream.readline(1 << 20)
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("token"), str):
+            return str(record["token"])
+    return ""
+
+
+_GOOD_CODES = (0, 10, 13)
+
+
+class Watcher:
+    """Looks at one run directory: its numbers, and whether its ranks still speak.
+
+    Works on any directory with training.csv, gates.csv or heartbeats. The age of a heartbeat
+    counts from when it was first seen here, so a directory of yesterday is no sudden alarm.
+    """
+
+    def __init__(self, run_dir: Path, limits: Thresholds) -> None:
+        self.run_dir, self.limits = run_dir, limits
+        self.monitor = Monitor(run_dir, limits)
+        self.ranks = follow(run_dir)
+        stall_s = limits.heartbeat_stall_s
+        self._budgets = replace(Budgets(), step_s=stall_s, data_s=stall_s)
+        self._told: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """Has every rank said its exit, or died?"""
+        states = self.ranks.ranks.values()
+        return bool(states) and all(state.ended for state in states)
+
+    def look(self) -> list[Anomaly]:
+        """What is new; it is written into the directory, with `.HALT` if that is wanted."""
+        found = [*self.monitor.look(), *self._speech()]
+        for anomaly in found:
+            record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
+        return found
+
+    def run(self, *, interval_s: float, tell: Callable[[Anomaly], None]) -> int:
+        """Look every `interval_s` until the run is over; returns how many anomalies there were."""
+        count = 0
+        while True:
+            over = self.over
+            for anomaly in self.look():
+                count += 1
+                tell(anomaly)
+            if over:
+                return count
+            self._wait(interval_s)
+
+    def _wait(self, interval_s: float) -> None:
+        """Until it is time, or a rank's process ends."""
+        poller = select.poll()
+        for handle in self.ranks.handles():
+            poller.register(handle, select.POLLIN)
+        poller.poll(interval_s * 1000)
+
+    def _speech(self) -> list[Anomaly]:
+        """Silence and bad ends."""
+        if not self.ranks.token:
+            self.ranks.close()
+            self.ranks = follow(self.run_dir)  # the run may have begun since
+        self.ranks.update()
+        self.ranks.note_deaths(self._ended())
+        states = list(self.ranks.ranks.values())
+        found = [a for state in states if (a := self._bad_end(state)) is not None]
+        if found or not states or "heartbeat_stall" in self._told:
+            return found
+        watchdog = Watchdog(self._budgets, wanted=len(states))
+        now = time.monotonic()
+        if watchdog.find_hang(states, now=now) is not None:
+            self._told.add("heartbeat_stall")
+            found.append(self._stall(watchdog, states, now))
+        return found
+
+    def _ended(self) -> set[int]:
+        poller = select.poll()
+        for handle in self.ranks.handles():
+            poller.register(handle, select.POLLIN)
+        return {handle for handle, _ in poller.poll(0)}
+
+    def _bad_end(self, state: RankState) -> Anomaly | None:
+        name = f"end of rank {state.rank}"
+        if not state.ended or state.exit_code in _GOOD_CODES or name in self._told:
+            return None
+        self._told.add(name)
+        how = state.exit_reason or f"gone without a word at step {state.step}"
+        text = f"rank {state.rank} ended: {how}"
+        return Anomaly(kind="rank_ended", text=text, rank=state.rank, step=state.step)
+
+    def _stall(self, watchdog: Watchdog, states: list[RankState], now: float) -> Anomaly:
+        """Seed 000, Failure Playbook: a stall gets a stack dump before anything else."""
+        token = self.ranks.token
+
+        def send(state: RankState, number: int) -> bool:
+            return send_checked(state, token, number)
+
+        collect_flights(self.run_dir, states, token=token, send=send)
+        entered = last_numbers(read_flights(self.run_dir, token=token))
+        stacks = collect_stacks(self.run_dir, states, token=token, send=send)
+        hang = watchdog.name_culprit(states, now=now, busy=busy_ranks(stacks), entered=entered)
+        write_summary(self.run_dir, states, hang.cause)
+        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+
+
+def is_run_directory(path: Path) -> bool:
+    """Is there anything to watch in it?"""
+    if not path.is_dir():
+        return False
+    names = os.listdir(path)  # noqa: PTH208
+    return any(n in ("training.csv", "launch.json") or n.startswith("heartbeat_") for n in names)

@@ -1,0 +1,157 @@
+"""The index says what the run folders say, whatever happened to it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import multiprocessing
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import main
+from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, record_run, sync
+from runbook.records import RunRecord
+from tests.reports.samples import go, incomplete, no_go
+
+
+def store(out_dir: Path, name: str, record: RunRecord, **fields: object) -> Path:
+    folder = out_dir / name
+    folder.mkdir(parents=True, exist_ok=True)
+    changed = record.model_copy(update={"run_id": name, **fields})
+    (folder / "run.json").write_text(changed.model_dump_json())
+    return folder
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    store(tmp_path, "r1", no_go(), started_at="2026-11-19T00:00:00Z")
+    store(tmp_path, "r3", go(), started_at="2026-11-21T00:00:00Z")
+    store(tmp_path, "r2", incomplete(), started_at="2026-11-20T00:00:00Z")
+    return tmp_path
+
+
+def test_runs_are_listed_oldest_first_with_their_verdicts(artifacts: Path) -> None:
+    rows = list_runs(artifacts)
+    assert [(row.run_id, row.verdict, row.passed, row.required) for row in rows] == [
+        ("r1", "NO-GO", 2, 4),
+        ("r2", "INCOMPLETE", 1, 4),
+        ("r3", "GO", 4, 4),
+    ]
+    assert [row.interrupted for row in rows] == [False, True, False]
+
+
+def test_a_metric_through_all_runs(artifacts: Path) -> None:
+    rows = metric_rows(artifacts, "baseline.throughput")
+    assert [(row.run_id, row.outcome, row.number, row.n) for row in rows] == [
+        ("r1", "FAIL", 23.0, 3),
+        ("r2", "INCOMPLETE", None, 0),
+        ("r3", "PASS", 47.25, 3),
+    ]
+    assert rows[2].path == "baseline/launch_0/training.csv"
+    assert "long_run/training.csv" in metric_names(artifacts)
+
+
+def test_only_what_changed_is_read_again(artifacts: Path) -> None:
+    assert sync(artifacts) == 3
+    assert sync(artifacts) == 0
+    store(artifacts, "r3", no_go())
+    store(artifacts, "r4", go())
+    assert sync(artifacts) == 2
+    assert {row.run_id: row.verdict for row in list_runs(artifacts)}["r3"] == "NO-GO"
+
+
+def test_a_removed_run_leaves_the_index_with_its_metrics(artifacts: Path) -> None:
+    sync(artifacts)
+    (artifacts / "r1" / "run.json").unlink()
+    assert [row.run_id for row in list_runs(artifacts)] == ["r2", "r3"]
+    assert len(metric_rows(artifacts, "baseline.throughput")) == 2
+
+
+def test_recording_a_run_twice_keeps_one(artifacts: Path) -> None:
+    record_run(artifacts / "r3")
+    record_run(artifacts / "r3")
+    assert len(metric_rows(artifacts, "long_run.no_halt")) == 2  # r1 and r3
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all", b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_index_is_made_again(artifacts: Path, damage: bytes) -> None:
+    sync(artifacts)
+    (artifacts / FILE_NAME).write_bytes(damage)
+    assert [row.run_id for row in list_runs(artifacts)] == ["r1", "r2", "r3"]
+
+
+def test_an_index_of_another_version_is_made_again(artifacts: Path) -> None:
+    with sqlite3.connect(artifacts / FILE_NAME) as database:
+        database.execute("CREATE TABLE runs (x)")
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    assert len(list_runs(artifacts)) == 3
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_its_problem(artifacts: Path) -> None:
+    (artifacts / "bad").mkdir()
+    (artifacts / "bad" / "run.json").write_text('{"verdict": "GO"}')
+    row = next(row for row in list_runs(artifacts) if row.folder == "bad")
+    assert row.verdict == ""
+    assert "no record of this version" in row.problem
+
+
+def test_links_are_not_runs(artifacts: Path) -> None:
+    (artifacts / "latest").symlink_to(artifacts / "r3")
+    assert len(list_runs(artifacts)) == 3
+
+
+def test_a_value_that_is_no_number_stays_a_text(artifacts: Path) -> None:
+    record = go()
+    check = record.phases[1].checks[0]
+    assert check.measurement is not None
+    odd = check.measurement.model_copy(update={"value": math.nan})
+    phase = record.phases[1].model_copy(
+        update={"checks": (check.model_copy(update={"measurement": odd}),)}
+    )
+    store(artifacts, "odd", record, phases=(phase,))
+    row = next(r for r in metric_rows(artifacts, "baseline.throughput") if r.run_id == "odd")
+    assert (row.number, row.text) == (None, "nan")
+
+
+def test_many_programs_may_record_at_once(tmp_path: Path) -> None:
+    folders = [store(tmp_path, f"r{index}", go()) for index in range(6)]
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=record_run, args=(folder,)) for folder in folders]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * 6
+    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+        assert database.execute("SELECT count(*) FROM runs").fetchone() == (6,)
+    database.close()
+
+
+def test_the_command_lists_shows_and_exports(
+    artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(artifacts)]
+    assert main(["history", *out]) == 0
+    assert "r1   a100x2_pcie4  NO-GO" in capsys.readouterr().out
+    assert main(["history", "baseline.throughput", "--csv", *out]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["number"] for row in rows] == ["23.0", "", "47.25"]
+    assert main(["history", "baseline.throughput", "--json", *out]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 3
+    assert main(["history", "baseline.throughputt", *out]) == 2
+    assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
+    assert main(["history", "--csv", *out]) == 2
+    assert main(["history", "--out", str(artifacts / "absent")]) == 2
+
+
+def test_an_index_that_cannot_be_written_is_an_error_not_silence(
+    artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (artifacts / FILE_NAME).mkdir()
+    assert main(["history", "--out", str(artifacts)]) == 2
+    assert "cannot be used" in capsys.readouterr().err

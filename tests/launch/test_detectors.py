@@ -1,0 +1,126 @@
+"""Each detector against readings made by hand: when it must speak, and when it must not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runbook.errors import UsageError
+from runbook.launch.anomaly import Thresholds
+from runbook.launch.detectors import GateDetector, RowDetectors
+
+HEALTHY = {"loss": "5.5", "grad_norm": "1.0", "mem_mib": "300.0"}
+
+
+def rows(count: int, start: int = 1, **columns: object) -> list[dict[str, str]]:
+    """Healthy rows with a throughput that varies; `columns` may be values or functions of step."""
+    made = []
+    for step in range(start, start + count):
+        row = {"step": str(step), "toks_per_s": f"{1000 + 7.3 * (step % 11):.3f}", **HEALTHY}
+        for name, value in columns.items():
+            row[name] = str(value(step) if callable(value) else value)
+        made.append(row)
+    return made
+
+
+def kinds(readings: Iterable[Mapping[str, str]], limits: Thresholds | None = None) -> list[str]:
+    detectors = RowDetectors(limits or Thresholds())
+    return [anomaly.kind for row in readings for anomaly in detectors.feed(row)]
+
+
+def test_a_healthy_run_is_left_alone() -> None:
+    noise = random.Random(3)
+    made = rows(3000, loss=lambda step: 5.545 + noise.gauss(0, 0.03) - step * 1e-4,
+                grad_norm=lambda step: abs(noise.gauss(1, 0.3)) + 0.05,
+                mem_mib=lambda step: 300 + 40 * (step > 5) + noise.random() * 3)  # fmt: skip
+    assert kinds(made) == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_number(value: str) -> None:
+    assert kinds([*rows(5), *rows(1, 6, loss=value)]) == ["nonfinite_loss"]
+
+
+def test_a_spike_is_told_from_noise() -> None:
+    calm = rows(40, loss=lambda step: 5.5 + 0.03 * (step % 5))
+    assert kinds([*calm, *rows(1, 41, loss=8.2)]) == []  # half as much again is 8.34
+    assert kinds([*calm, *rows(1, 41, loss=8.6)]) == ["loss_spike"]
+    wild = rows(40, loss=lambda step: 5.5 + 2.0 * (step % 3))
+    assert kinds([*wild, *rows(1, 41, loss=15.0)]) == []  # ten spreads is far more
+    assert kinds(rows(9, loss=lambda step: 9.0 if step == 9 else 1.0)) == []  # too few to know
+
+
+def test_gradients_that_vanish_or_explode() -> None:
+    assert kinds([*rows(20), *rows(2, 21, grad_norm=0.0)]) == []
+    assert kinds([*rows(20), *rows(5, 21, grad_norm=0.0)]) == ["zero_gradients"]
+    assert kinds([*rows(20), *rows(1, 21, grad_norm=99.0)]) == []
+    assert kinds([*rows(20), *rows(1, 21, grad_norm=101.0)]) == ["exploding_gradients"]
+    assert kinds([*rows(20), *rows(1, 21, grad_norm="inf")]) == ["exploding_gradients"]
+
+
+def test_throughput_that_stands_still() -> None:
+    assert kinds(rows(3, toks_per_s="1234.567")) == []
+    assert kinds(rows(4, toks_per_s="1234.567")) == ["throughput_flatline"]
+    # The older files round to whole tokens: 39, 39, 39, 39 is an honest reading.
+    assert kinds(rows(50, toks_per_s="39")) == []
+    assert kinds([*rows(20), *rows(4, 21, toks_per_s=lambda s: f"{s * 0.001:.6f}")]) == [
+        "throughput_flatline"
+    ]
+    assert kinds(rows(9, toks_per_s="1234.567"), Thresholds(flatline_n=0)) == []
+
+
+def test_memory_that_only_grows() -> None:
+    assert kinds(rows(70, mem_mib=lambda step: 300 + 10 * step)) == ["memory_growth"]
+    assert kinds(rows(200, mem_mib=lambda step: 300 + 10 * min(step, 40))) == []  # a plateau
+    assert kinds(rows(300, mem_mib=lambda step: 300 + 200 * (step % 30 == 0))) == []  # a saw
+    assert kinds(rows(300, mem_mib=lambda step: 300 + 0.5 * step)) == []  # 25 MiB in 50 steps
+
+
+def gates(*readings: tuple[object, object], limits: Thresholds | None = None) -> list[str]:
+    detector = GateDetector(limits or Thresholds())
+    made = [
+        {"step": str(step), "entropy": str(entropy), "max_gate": str(largest)}
+        for step, (entropy, largest) in enumerate(readings, start=1)
+    ]
+    return [anomaly.kind for row in made for anomaly in detector.feed(row)]
+
+
+def test_gates_collapse_after_three_bad_readings_in_a_row() -> None:
+    good, low, high = (0.9, 0.4), (0.1, 0.5), (0.5, 0.95)
+    assert gates(good, low, low, good, low, low) == []
+    assert gates(good, low, low, low) == ["gate_collapse"]
+    assert gates(high, low, high) == ["gate_collapse"]
+    assert gates(("nan", "nan"), ("nan", "nan"), ("nan", "nan")) == ["gate_collapse"]
+    assert gates((0.2, 0.9), (0.2, 0.9), (0.2, 0.9)) == []  # the limits themselves are allowed
+    assert gates(low, low, limits=Thresholds(gate_collapse_n=2)) == ["gate_collapse"]
+
+
+def test_thresholds_come_from_the_toggles() -> None:
+    given_limits = Thresholds.from_variables(
+        {"NSA_WATCH_HEARTBEAT_STALL_S": "7.5", "NSA_WATCH_HALT": "0", "NSA_WATCH_FLATLINE_N": "9"}
+    )
+    assert (given_limits.heartbeat_stall_s, given_limits.flatline_n) == (7.5, 9)
+    assert given_limits.halt is False
+    assert Thresholds.from_variables({}) == Thresholds()
+    with pytest.raises(UsageError) as error:
+        Thresholds.from_variables({"NSA_WATCH_HALT": "maybe", "NSA_WATCH_GATE_ENTROPY_MIN": "2"})
+    assert "NSA_WATCH_HALT" in str(error.value) and "GATE_ENTROPY_MIN" in str(error.value)
+
+
+def test_the_seeds_thresholds_are_the_defaults() -> None:
+    limits = Thresholds()
+    assert (limits.heartbeat_stall_s, limits.flatline_n, limits.gate_collapse_n) == (180, 4, 3)
+    assert (limits.gate_entropy_min, limits.gate_max, limits.interval_s) == (0.2, 0.9, 30)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["step", "loss", "grad_norm", "toks_per_s",
+       "mem_mib", "entropy"]), st.text(max_size=8)), max_size=30))  # fmt: skip
+def test_no_text_makes_a_detector_fail(readings: list[dict[str, str]]) -> None:
+    detectors, gate = RowDetectors(Thresholds()), GateDetector(Thresholds())
+    for row in readings:
+        list(detectors.feed(row))
+        list(gate.feed(row))

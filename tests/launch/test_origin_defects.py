@@ -1,0 +1,117 @@
+"""The defects of the scripts that this program replaces, each by name, so that none comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nsa.train.heartbeat import Heartbeat
+from runbook.launch import run_launch
+from runbook.launch.anomaly import Thresholds
+from runbook.launch.observer import SilentObserver
+from runbook.launch.reaper import carriers
+from runbook.read import read_training_csv
+from runbook.records import Launch, LaunchStatus
+from runbook.stats import WindowTooShort, last_window
+from runbook.tools.watch import Watcher
+from tests.launch.helpers import FAST, fake_launch, run
+
+
+def test_the_watchdog_could_not_read_a_heartbeat(tmp_path: Path) -> None:
+    """The origin's watchdog looked for names that its trainer never wrote."""
+    beat = Heartbeat(rank=0, token="ab" * 8)
+    beat.open(tmp_path)
+    beat.step, beat.phase = 41, "step"
+    beat.write("step_start")
+    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.3))
+    assert watcher.look() == []
+    state = watcher.ranks.ranks[0]
+    assert (state.step, state.phase, state.pid) == (41, "step", os.getpid())
+    assert state.handle is not None  # known as alive, by the file it has open
+    beat.write("step_end")
+    assert watcher.look() == [] and state.event == "step_end"
+    beat.write("exit", code=11, reason="non-finite at step 41", steps_done=41)
+    (anomaly,) = watcher.look()
+    assert "non-finite at step 41" in anomaly.text
+
+
+def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
+    launch = fake_launch(steps=3)
+    run(launch, tmp_path)
+    with pytest.raises(FileExistsError):
+        run_launch(launch, tmp_path, observer=SilentObserver(), budgets=FAST, retry=False)
+    log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
+    assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
+
+
+def test_the_last_50_rows_of_a_200_step_run_were_11_rows(tmp_path: Path) -> None:
+    path = tmp_path / "training.csv"
+    path.write_text("".join(f"{s},5.5,0.1,40\n" for s in [1, *range(20, 201, 20)]))
+    log = read_training_csv(path, relative_to=tmp_path)
+    with pytest.raises(WindowTooShort) as error:
+        last_window(log)
+    assert (error.value.available, error.value.wanted) == (3, 50)  # steps 160, 180, 200
+
+
+class Prodder(SilentObserver):
+    """Sends the signals that killed the origin's launcher to everything but the ranks."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.sent = run_dir, 0
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        if self.sent or step < 3:
+            return
+        token = json.loads((self.run_dir / "launch.json").read_text())["run_token"]
+        ranks = {
+            json.loads(path.read_text().splitlines()[0])["pid"]
+            for path in self.run_dir.glob("heartbeat_rank*.jsonl")
+        }
+        for pid in set(carriers(token)) - ranks:
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(pid, number)
+                self.sent += 1
+
+
+def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
+    launch = fake_launch(steps=20)
+    prodder = Prodder(tmp_path / launch.run_dir)
+    result = run(launch, tmp_path, observer=prodder)
+    assert prodder.sent >= 2
+    assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
+
+
+@pytest.mark.e2e
+def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
+    """`.HALT` of a watcher reaches the result with the watcher's own words (real trainer)."""
+    words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"
+    launch = fake_launch(steps=5000).model_copy(
+        update={
+            "argv": (*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", "5000"),
+            "env": {"NSA_PREFILL_BATCHED": "1"},
+        }
+    )
+    folder = tmp_path / launch.run_dir
+
+    def halt() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (folder / "training.csv").exists():
+            time.sleep(0.05)
+        (folder / ".HALT").write_text("gate_collapse: planted\n")
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    result = run_launch(launch, tmp_path, observer=SilentObserver(), retry=False)
+    thread.join()
+    assert result.status is LaunchStatus.HALTED
+    assert result.cause.startswith(".HALT (gate_collapse: planted) at step ")
+    assert {rank.code for rank in result.ranks} == {10}
+    assert len({rank.steps_done for rank in result.ranks}) == 1

@@ -1,0 +1,118 @@
+"""No secret may reach an artifact, whatever its variable is called and wherever it is quoted."""
+
+from __future__ import annotations
+
+import pytest
+
+from runbook.read.redact import (
+    REDACTED,
+    is_secret_name,
+    recorded_environment,
+    redact_text,
+)
+
+CANARY = "canary-0f1e2d3c4b5a"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "MYSQL_PWD",
+        "PGPASSWORD",
+        "GITHUB_PAT_TOKEN",
+        "SSH_PRIVATE_KEY",
+        "my_apikey",
+        "SLACK_WEBHOOK_URL",
+        "SENTRY_DSN",
+        "NSA_SECRET",
+        "BASIC_AUTH",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PWD",
+        "OLDPWD",
+        "RUNBOOK_RUN_TOKEN",
+        "TOKENIZERS_PARALLELISM",
+        "NSA_DDP_BUCKET_MB",
+        "NCCL_ALGO",
+        "OMP_NUM_THREADS",
+        "KEYBOARD",
+        "PATH",
+    ],
+)
+def test_names_of_no_secrets(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HF_TOKEN": CANARY},
+        {"WANDB_API_KEY": f"  {CANARY}\n"},
+        {"HTTPS_PROXY": f"http://user:{CANARY}@proxy.example:8080"},
+        {"PIP_INDEX_URL": f"https://{CANARY}@index.example/simple"},
+        {"TLS_PRIVATE_KEY": f"first line\n{CANARY}\nlast line"},
+    ],
+)
+def test_the_canary_dies_in_any_text(environ: dict[str, str]) -> None:
+    text = f"log: got {CANARY} from the environment, and {CANARY}-suffix again"
+    cleaned = redact_text(text, environ)
+    assert CANARY not in cleaned
+    assert cleaned.count(REDACTED) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "remote: https://me:hunter2@git.example/repo.git",
+        "token hf_AbCdEfGhIjKlMnOpQrStUv in the log",
+        "ghp_0123456789abcdefghij0123456789abcdef",
+        "export AWS=AKIAIOSFODNN7EXAMPLE",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
+        "-----BEGIN RSA PRIVATE KEY-----\ncut off here",
+    ],
+)
+def test_shapes_of_secrets_need_no_variable(text: str) -> None:
+    cleaned = redact_text(text, {})
+    assert REDACTED in cleaned
+    for part in ("hunter2", "hf_AbCd", "ghp_01", "AKIAIOS", "b3BlbnNz", "cut off"):
+        assert part not in cleaned
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "step 60, 847.2 toks/s, see https://example.org/a@b and runs/20261121T010203Z-840303b"
+    assert redact_text(text, {"LANG": "C", "SHORT_PIN": "60"}) == text
+
+
+def test_the_longer_of_two_secrets_leaves_nothing_standing() -> None:
+    environ = {"A_TOKEN": "abcdef", "B_TOKEN": "abcdef-and-more"}
+    assert redact_text("x abcdef-and-more x", environ) == f"x {REDACTED} x"
+
+
+def test_only_what_decides_training_is_recorded() -> None:
+    environ = {
+        "NSA_DDP_BUCKET_MB": "50",
+        "NCCL_DEBUG": "INFO",
+        "HOME": "/home/someone",
+        "HF_TOKEN": CANARY,
+        "NCCL_AUTH_TOKEN": CANARY,
+        "TORCH_LOGS": f"to https://u:{CANARY}@logs.example",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert recorded_environment(environ) == {
+        "NCCL_AUTH_TOKEN": REDACTED,
+        "NCCL_DEBUG": "INFO",
+        "NSA_DDP_BUCKET_MB": "50",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_LOGS": f"to https://{REDACTED}@logs.example",
+    }

@@ -1,0 +1,242 @@
+"""best_arm and its sequential form, from the definition: paired t on log ratios."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from runbook.errors import UsageError
+from runbook.stats import (
+    BUCKET_PLAN,
+    Answer,
+    LookPlan,
+    best_arm,
+    best_arm_sequential,
+    complete_rounds,
+)
+from runbook.stats.arms import judge_rounds, judge_rounds_so_far
+from tests.stats.tables import table_of
+
+ROUNDS = arrays(np.float64, st.tuples(st.integers(3, 9), st.integers(2, 4)),
+                elements=st.floats(50.0, 200.0))  # fmt: skip
+
+
+def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    pace = rng.normal(0, 0.05, (rounds, 1))  # common to the round: pairing must remove it
+    return table_of(np.asarray(speeds) * np.exp(pace + rng.normal(0, sd, (rounds, len(speeds)))))
+
+
+def test_a_clear_winner_is_named_with_the_interval_of_a_paired_t_test() -> None:
+    table = noisy_rounds((100.0, 106.0, 98.0), 8, 0.005)
+    decision = best_arm(table)
+    assert (decision.outcome, decision.winner, decision.n) == (Answer.WINNER, "arm1", 8)
+    wide = table.pivot(index="block", columns="arm", values="value")
+    logs = np.log(wide["arm1"] / wide["arm0"])
+    low, high = stats.t.interval(0.99, 7, loc=logs.mean(), scale=stats.sem(logs))
+    assert decision.estimate == pytest.approx(math.exp(logs.mean()))
+    assert decision.interval == pytest.approx((math.exp(low), math.exp(high)))
+    assert decision.interval is not None
+    assert decision.interval[0] > 1
+
+
+def test_a_winner_must_beat_every_arm() -> None:
+    """Two arms tie far above the third: nobody wins."""
+    decision = best_arm(noisy_rounds((100.0, 100.0, 80.0), 12, 0.005))
+    assert decision.outcome is Answer.TIE
+    assert decision.winner is None
+    assert "keep the configured value" in decision.reason
+
+
+def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
+    """ln ratios are mean +- 1: t = mean * sqrt(n) / sd against the 99.5 % point."""
+    spread = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
+    edge = stats.t.ppf(0.995, 5) * spread.std(ddof=1) / math.sqrt(6)
+    for shift, outcome in ((1.001, Answer.WINNER), (0.999, Answer.TIE)):
+        values = np.stack([100 * np.exp(spread + shift * edge), np.full(6, 100.0)], axis=1)
+        assert best_arm(table_of(values)).outcome is outcome
+
+
+def test_few_rounds_are_inconclusive() -> None:
+    decision = best_arm(table_of(np.array([[1.0, 9.0], [1.0, 9.0]])))
+    assert decision.outcome is Answer.INCONCLUSIVE
+    assert decision.estimate is None
+
+
+def test_a_mean_of_rates_would_prefer_the_erratic_arm_but_tokens_over_time_does_not() -> None:
+    """Rates 50 and 150 average to the steady arm's 100 but take 1/3 longer for the work."""
+    erratic = 2 / (1 / 50 + 1 / 150)
+    assert erratic == pytest.approx(75.0)
+    values = np.column_stack([np.full(6, erratic), np.linspace(99.9, 100.1, 6)])
+    assert best_arm(table_of(values)).winner == "arm1"
+
+
+@given(ROUNDS, st.floats(0.01, 1000.0))
+def test_the_unit_does_not_matter(values: np.ndarray, factor: float) -> None:
+    one, other = best_arm(table_of(values)), best_arm(table_of(values * factor))
+    assert (one.outcome, one.winner) == (other.outcome, other.winner)
+
+
+@given(ROUNDS, st.randoms(use_true_random=False))
+def test_the_order_of_rows_and_arms_does_not_matter(values: np.ndarray, random: object) -> None:
+    table = table_of(values)
+    shuffled = table.sample(frac=1.0, random_state=int(values.sum()) % 1000)
+    one, other = best_arm(table), best_arm(shuffled)
+    assert (one.outcome, one.winner) == (other.outcome, other.winner)
+
+
+@given(ROUNDS, st.floats(1.0, 2.0))
+def test_a_winner_that_gets_faster_stays_the_winner(values: np.ndarray, factor: float) -> None:
+    before = best_arm(table_of(values))
+    if before.winner is not None:
+        values = values.copy()
+        values[:, int(before.winner[3:])] *= factor
+        assert best_arm(table_of(values)).winner == before.winner
+
+
+@given(ROUNDS)
+def test_at_most_one_winner_and_never_without_a_lead(values: np.ndarray) -> None:
+    decision = best_arm(table_of(values))
+    if decision.winner is not None:
+        logs = np.log(values)
+        assert int(np.argmax(logs.mean(axis=0))) == int(decision.winner[3:])
+    json.dumps(decision.to_dict())
+
+
+# Sequential looks
+
+
+def test_the_spent_error_adds_up_to_the_declared_one() -> None:
+    for power in (0.5, 1.0, 3.0):
+        plan = LookPlan(looks=(3, 5, 11), error=0.02, power=power)
+        assert sum(plan.spends()) == pytest.approx(0.02)
+        assert min(plan.spends()) > 0
+
+
+def test_every_way_through_a_plan_spends_at_most_its_error() -> None:
+    plan = BUCKET_PLAN
+    for stop in range(3, plan.max_rounds + 1):
+        seen = dict(zip(plan.looks, plan.spends(), strict=True))
+        spent = sum(share for look, share in seen.items() if look < stop)
+        assert spent + plan.unspent(stop) <= plan.error + 1e-15
+
+
+def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
+    table = noisy_rounds((100.0, 120.0), 24, 0.01)
+    early = best_arm_sequential(table[table["block"] < 4])
+    assert (early.outcome, early.n) == (Answer.WINNER, 4)
+    assert best_arm_sequential(table) == early
+
+
+def test_between_looks_it_says_go_on_and_gives_no_number() -> None:
+    table = noisy_rounds((100.0, 102.0), 5, 0.03)
+    decision = best_arm_sequential(table)
+    assert (decision.outcome, decision.go_on) == (Answer.INCONCLUSIVE, True)
+    assert decision.estimate is None
+    assert decision.details["next_look"] == 6
+
+
+def test_time_is_up_spends_what_is_left() -> None:
+    table = noisy_rounds((100.0, 102.0), 5, 0.03)
+    decision = best_arm_sequential(table, final=True)
+    assert (decision.outcome, decision.n, decision.go_on) == (Answer.TIE, 5, False)
+    assert decision.error_rate == 0.01
+
+
+def test_equal_arms_end_early_as_a_tie() -> None:
+    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.005))
+    assert decision.outcome is Answer.TIE
+    assert decision.n < 24
+
+
+def test_without_a_wide_enough_margin_a_tie_is_not_declared_early() -> None:
+    """The check above must be able to fail: noise of 10 % cannot exclude a lead of 2 %."""
+    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.10))
+    assert decision.n == 24
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 26), st.integers(0, 1000))
+def test_the_table_and_the_array_give_one_answer(rounds: int, seed: int) -> None:
+    """The benchmark judges arrays; what it finds must hold for the public function."""
+    rng = np.random.default_rng(seed)
+    values = 100 * np.exp(rng.normal(0, 0.02, (rounds, 3)))
+    names = ["25", "50", "100"]
+    table = table_of(values, names)
+    assert best_arm(table) == judge_rounds(names, values, error=0.01)
+    for final in (False, True):
+        array = judge_rounds_so_far(names, values, plan=BUCKET_PLAN, final=final)
+        assert best_arm_sequential(table, final=final) == array
+
+
+# Bad input: one message with everything wrong in it
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    table = pd.DataFrame(
+        [("a", 0, 1.0), ("b", 0, math.nan), ("a", 1, 2.0), ("a", 1, -2.0)],
+        columns=["arm", "block", "value"],
+    )
+    with pytest.raises(UsageError) as caught:
+        best_arm(table)
+    message = str(caught.value)
+    assert "3 problems" in message
+    assert "2 value(s) not finite and above 0" in message
+    assert "block 1: no value of arm(s) b" in message
+    assert "block 1: more than one value of arm(s) a" in message
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (pd.DataFrame({"arm": [], "block": [], "value": []}), "no rows"),
+        (pd.DataFrame({"arm": ["a"], "value": [1.0]}), "missing column(s) block"),
+        (table_of(np.ones((3, 1))), "at least two"),
+        (table_of(np.array([[1.0, 0.0]] * 3)), "not finite and above 0"),
+        (table_of(np.array([[1.0, math.inf]] * 3)), "not finite and above 0"),
+        (pd.DataFrame({"arm": ["a", "b"], "block": [0, 0], "value": ["x", "1"]}), "first 'x'"),
+        (pd.DataFrame({"arm": ["a", None], "block": [0, 0], "value": [1, 1]}), "empty cell"),
+    ],
+)
+def test_bad_tables(table: pd.DataFrame, says: str) -> None:
+    with pytest.raises(UsageError, match=r".") as caught:
+        best_arm(table)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("looks", [(), (2, 5), (5, 4), (3, 3)])
+def test_bad_plans(looks: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="rising round counts"):
+        LookPlan(looks=looks)
+
+
+def test_bad_error_rates() -> None:
+    with pytest.raises(UsageError, match=r"error is 0\.7"):
+        LookPlan(looks=(3,), error=0.7)
+    with pytest.raises(UsageError, match="error is 0"):
+        best_arm(table_of(np.ones((3, 2))), family_error=0.0)
+
+
+def test_incomplete_rounds_are_left_out_and_counted() -> None:
+    table = table_of(np.ones((3, 2))).iloc[:-1]
+    whole, left_out = complete_rounds(table)
+    assert (sorted(set(whole["block"])), left_out) == ([0, 1], 1)
+    with pytest.raises(UsageError):
+        best_arm(table)
+
+
+def test_rounds_are_ordered_by_number_not_by_row() -> None:
+    """A sequential look at 4 rounds must take rounds 0-3, however the file is sorted."""
+    values = np.vstack([np.tile([100.0, 150.0], (4, 1)), np.tile([150.0, 100.0], (20, 1))])
+    values *= np.exp(np.random.default_rng(0).normal(0, 0.01, values.shape))
+    table = table_of(values).iloc[::-1]
+    decision = best_arm_sequential(table)
+    assert (decision.winner, decision.n) == ("arm1", 4)

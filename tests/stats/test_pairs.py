@@ -1,0 +1,237 @@
+"""non_inferiority, faster, regression, meets_target, scaling: from their definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from runbook.errors import UsageError
+from runbook.stats import (
+    FUSED_PLAN,
+    SCALING_PLAN,
+    Answer,
+    faster,
+    meets_target,
+    non_inferiority,
+    regression,
+    scaling,
+)
+
+VALUES = st.lists(st.floats(50.0, 200.0), min_size=3, max_size=12)
+SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
+BASE = np.full(8, 100.0)
+
+
+def bound(error: float) -> float:
+    """Half-width of the one-sided bound of SPREAD's mean."""
+    return float(stats.t.ppf(1 - error, 7) * SPREAD.std(ddof=1) / math.sqrt(8))
+
+
+# non_inferiority
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(1e-4, Answer.KEEP), (-1e-4, Answer.INCONCLUSIVE)])
+def test_keep_turns_at_the_lower_bound(shift: float, outcome: Answer) -> None:
+    variant = 100 * np.exp(SPREAD + math.log(0.98) + bound(0.05) + shift)
+    assert non_inferiority(BASE, variant).outcome is outcome
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(-1e-4, Answer.DROP), (1e-4, Answer.INCONCLUSIVE)])
+def test_drop_turns_at_the_upper_bound(shift: float, outcome: Answer) -> None:
+    variant = 100 * np.exp(SPREAD + math.log(0.98) - bound(0.05) + shift)
+    assert non_inferiority(BASE, variant).outcome is outcome
+
+
+def test_nothing_is_kept_while_a_gross_loss_is_possible() -> None:
+    """Noise of 20 %: the 95 % bound can clear the margin where the 99.9 % bound sees -5 %."""
+    variant = 100 * np.exp(20 * SPREAD + math.log(0.98) + 20 * bound(0.05) + 0.001)
+    decision = non_inferiority(BASE, variant)
+    assert decision.outcome is Answer.INCONCLUSIVE
+    assert "5.0% is not excluded" in decision.reason
+
+
+def test_an_improvement_is_kept_and_noise_of_zero_is_no_trouble() -> None:
+    assert non_inferiority(BASE, BASE * 1.1).outcome is Answer.KEEP
+    assert non_inferiority(BASE, BASE).outcome is Answer.KEEP
+    assert non_inferiority(BASE, BASE * 0.9).outcome is Answer.DROP
+
+
+def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
+    rng = np.random.default_rng(0)
+    base = 100 * np.exp(rng.normal(0, 0.005, 24))
+    slow = 0.9 * base * np.exp(rng.normal(0, 0.005, 24))
+    short = non_inferiority(base[:8], slow[:8], plan=FUSED_PLAN, final=False)
+    assert (short.outcome, short.n) == (Answer.DROP, 8)
+    assert non_inferiority(base, slow, plan=FUSED_PLAN) == short
+    waiting = non_inferiority(base[:5], slow[:5], plan=FUSED_PLAN, final=False)
+    assert (waiting.outcome, waiting.go_on) == (Answer.INCONCLUSIVE, True)
+
+
+# faster
+
+
+def test_faster_is_a_one_sided_test_on_ratios() -> None:
+    for shift, outcome in ((1e-4, Answer.PASS), (-1e-4, Answer.INCONCLUSIVE)):
+        a = 100 * np.exp(SPREAD + bound(0.05) + shift)
+        assert faster(a, BASE).outcome is outcome
+    assert faster(BASE, BASE * 1.1).outcome is Answer.FAIL
+
+
+@given(VALUES, st.floats(0.5, 2.0))
+def test_faster_and_slower_mirror_each_other(values: list[float], ratio: float) -> None:
+    mirror = {Answer.PASS: Answer.FAIL, Answer.FAIL: Answer.PASS}
+    rest = [value * ratio for value in reversed(values)]
+    forward, back = faster(values, rest).outcome, faster(rest, values).outcome
+    assert back is mirror.get(forward, Answer.INCONCLUSIVE)
+
+
+# regression
+
+
+def test_an_unsuspicious_night_is_over_after_three_rounds() -> None:
+    decision = regression(BASE[:3], BASE[:3] * 1.001)
+    assert (decision.outcome, decision.n, decision.go_on) == (Answer.PASS, 3, False)
+
+
+def test_a_suspicion_asks_for_more_and_only_then_fails() -> None:
+    rng = np.random.default_rng(1)
+    head = 95 * np.exp(rng.normal(0, 0.01, 12))
+    base = 100 * np.exp(rng.normal(0, 0.01, 12))
+    first = regression(base[:3], head[:3])
+    assert (first.outcome, first.go_on) == (Answer.INCONCLUSIVE, True)
+    assert "9 more" in first.reason
+    assert regression(base, head).outcome is Answer.FAIL
+
+
+def test_a_suspicion_that_does_not_hold_passes() -> None:
+    head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 3)])
+    assert regression(np.full(12, 100.0), head).outcome is Answer.PASS
+
+
+# meets_target
+
+
+def test_target_bound_is_that_of_the_launches() -> None:
+    values = np.array([40.0, 41.0, 42.0])
+    decision = meets_target(values, 38.0)
+    low, high = stats.t.interval(
+        0.90, 2, loc=np.log(values).mean(), scale=stats.sem(np.log(values))
+    )
+    assert decision.interval == pytest.approx((math.exp(low), math.exp(high)))
+    assert decision.outcome is Answer.PASS
+    assert meets_target(values, 40.0).outcome is Answer.INCONCLUSIVE
+    assert meets_target(values, 44.0).outcome is Answer.FAIL
+
+
+@pytest.mark.parametrize("values", [[40.0], [40.0, 41.0]])
+def test_fewer_than_three_launches_decide_only_far_from_the_target(values: list[float]) -> None:
+    assert meets_target(values, 39.0).outcome is Answer.INCONCLUSIVE
+    assert meets_target(values, 41.5).outcome is Answer.INCONCLUSIVE
+    assert meets_target(values, 20.0).outcome is Answer.PASS
+    assert meets_target(values, 60.0).outcome is Answer.FAIL
+
+
+def test_a_target_under_half_of_what_is_measured_is_stale() -> None:
+    decision = meets_target([847.0, 850.0, 845.0], 39.0)
+    assert decision.details["stale_target"] is True
+    assert "STALE TARGET" in decision.reason
+    assert meets_target([47.0, 48.0, 49.0], 39.0).details["stale_target"] is False
+
+
+@given(VALUES, st.floats(50.0, 200.0), st.floats(1.0, 2.0))
+def test_a_higher_target_is_never_easier(values: list[float], target: float, more: float) -> None:
+    order = [Answer.FAIL, Answer.INCONCLUSIVE, Answer.PASS]
+    low, high = (meets_target(values, goal).outcome for goal in (target, target * more))
+    assert order.index(high) <= order.index(low)
+
+
+# scaling
+
+
+def test_efficiency_is_global_throughput_over_n_times_one() -> None:
+    decision = scaling([100.0, 101.0, 99.0], [190.0, 192.0, 188.0], 2)
+    assert decision.estimate == pytest.approx(0.95, rel=1e-3)
+    assert decision.outcome is Answer.PASS
+    assert scaling([100.0, 101.0, 99.0], [100.0, 101.0, 99.0], 2).outcome is Answer.FAIL
+
+
+def test_more_than_is_possible_is_invalid() -> None:
+    """Two devices at 2.5 times one: whatever was compared, it was not alike."""
+    for pairs in (1, 5):
+        decision = scaling([334.0] * pairs, [847.0] * pairs, 2)
+        assert decision.outcome is Answer.INVALID
+        assert "like for like" in decision.reason
+
+
+def test_scaling_of_two_pairs_is_inconclusive() -> None:
+    assert scaling([100.0, 100.0], [190.0, 190.0], 2).outcome is Answer.INCONCLUSIVE
+
+
+def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:
+    """With independent launches ratio and product vary alike; a shared state adds to the product
+    only. Expected squared width, relative to the known spread of the ratio, is at least 1."""
+    rng = np.random.default_rng(0)
+    for shared in (0.0, 0.5, 0.9):
+        common = rng.normal(0, 0.02 * shared**0.5, (2000, 5, 1))
+        logs = common + rng.normal(0, 0.02 * (1 - shared) ** 0.5, (2000, 5, 2))
+        widths = []
+        for pair in 100 * np.exp(logs):
+            low, high = scaling(pair[:, 0], 2 * pair[:, 1], 2).interval or (math.nan, math.nan)
+            widths.append(math.log(high / low) / 2)
+        freedom = 4 / ((2 / 3) ** 2 + (1 / 3) ** 2)
+        known = 0.02 * math.sqrt(2 * (1 - shared) / 5) * stats.t.ppf(0.99, freedom)
+        assert np.mean(np.square(widths)) / known**2 > 0.95, shared
+
+
+def test_scaling_stops_early_by_plan() -> None:
+    t1, tn = [100.0, 101.0, 99.0], [120.0, 121.0, 119.0]
+    assert scaling(t1, tn, 2, plan=SCALING_PLAN, final=False).outcome is Answer.FAIL
+    waiting = scaling(t1, [181.0, 185.0, 177.0], 2, plan=SCALING_PLAN, final=False)
+    assert (waiting.outcome, waiting.go_on) == (Answer.INCONCLUSIVE, True)
+
+
+# all of them
+
+
+@given(VALUES, st.floats(0.5, 2.0), st.floats(0.01, 100.0))
+def test_units_cancel(values: list[float], ratio: float, factor: float) -> None:
+    other = [value * ratio for value in reversed(values)]
+    scaled, scaled_other = ([value * factor for value in list_] for list_ in (values, other))
+    for decide in (non_inferiority, faster):
+        assert decide(values, other).outcome is decide(scaled, scaled_other).outcome
+    json.dumps(scaling(values, other, 2).to_dict())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
+def test_values_that_are_no_throughput(bad: float) -> None:
+    good, ill = [1.0, 2.0, 3.0], [1.0, bad, 3.0]
+    calls = (
+        lambda: non_inferiority(good, ill),
+        lambda: faster(ill, good),
+        lambda: regression(ill, good),
+        lambda: meets_target(ill, 1.0),
+        lambda: meets_target(good, bad),
+        lambda: scaling(good, ill, 2),
+    )
+    for call in calls:
+        with pytest.raises(UsageError, match="position"):
+            call()
+
+
+def test_other_bad_input() -> None:
+    with pytest.raises(UsageError, match="paired by round"):
+        faster([1.0, 2.0], [1.0])
+    with pytest.raises(UsageError, match="at least 1 value"):
+        meets_target([], 1.0)
+    with pytest.raises(UsageError, match="not a list of numbers"):
+        meets_target(["fast"], 1.0)  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="at least 2 devices"):
+        scaling([1.0], [1.0], 1)
+    with pytest.raises(UsageError, match=r"margin is 0\.9"):
+        non_inferiority([1.0], [1.0], margin=0.9)

@@ -1,0 +1,144 @@
+"""The judge of a drill must be able to say no to each single thing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import main
+from runbook.errors import UsageError
+from runbook.launch.reaper import TOKEN_VARIABLE
+from runbook.records import LaunchResult, LaunchStatus
+from runbook.tools.drill.faults import FAULTS, Fault, select
+from runbook.tools.drill.runner import DrillReport
+from runbook.tools.drill.scene import Scene, drill_launch, judge_scene
+
+HANG = FAULTS["sleep"]
+HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
+
+
+def scene(root: Path, **changes: object) -> Scene:
+    """A hang of rank 1 that was noticed as promised, with files as a run leaves them."""
+    launch = drill_launch(HANG, name="run")
+    folder = root / "run"
+    folder.mkdir(parents=True)
+    beats = [{"event": "progress", "step": step} for step in (1, 2, 3)]
+    (folder / "heartbeat_rank0.jsonl").write_text("".join(json.dumps(b) + "\n" for b in beats))
+    rows = "".join(f"{step},5.5,0.1,100.0,64,0.1,1.0,9.0,,0,0,0.0,0.0\n" for step in (1, 2, 3))
+    (folder / "training.csv").write_text(HEADER + rows)
+    files = ("run/stackdump_rank0_1.txt", "run/flight_rank0.json", "run/incident.json")
+    result = LaunchResult(
+        status=LaunchStatus.HUNG,
+        cause="hang: rank 1 silent for 3.1 s in phase step at step 6 (budget 3 s)",
+        culprit_rank=1,
+        evidence=files,
+        run_token="00",
+    )
+    now = time.monotonic()
+    fields: dict[str, object] = {"planted_at": now - 3.4, "ended_at": now, "result": result}
+    return Scene(root=root, launch=launch, **(fields | changes))  # type: ignore[arg-type]
+
+
+def problems(fault: Fault, seen: Scene) -> str:
+    return "; ".join(judge_scene(fault, seen).problems)
+
+
+def test_as_promised_is_good(tmp_path: Path) -> None:
+    row = judge_scene(HANG, scene(tmp_path))
+    assert row.ok and row.detected and row.culprit_right
+    assert row.seconds == pytest.approx(3.4, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"status": LaunchStatus.CRASHED}, "ended as crashed, wanted hung"),
+        ({"culprit_rank": 0}, "blamed rank 0, wanted 1"),
+        ({"culprit_rank": None}, "blamed rank None, wanted 1"),
+        ({"cause": "something"}, "the cause does not say"),
+        ({"evidence": ("run/flight_rank0.json", "run/incident.json")}, "no evidence stackdump"),
+    ],
+)
+def test_each_wrong_answer_is_named(tmp_path: Path, change: dict[str, object], word: str) -> None:
+    seen = scene(tmp_path)
+    assert word in problems(HANG, replace(seen, result=seen.result.model_copy(update=change)))
+
+
+def test_too_late_is_named(tmp_path: Path) -> None:
+    seen = scene(tmp_path)
+    late = replace(seen, planted_at=seen.ended_at - HANG.limit_s - 0.1)
+    assert "allowed 5 s" in problems(HANG, late)
+    assert "never planted" in problems(HANG, replace(seen, planted_at=None))
+
+
+def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:
+    seen = scene(tmp_path / "a")
+    path = seen.run_dir / "training.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    assert "1 rows are lost" in problems(HANG, seen)
+    damaged = scene(tmp_path / "b")
+    with (damaged.run_dir / "training.csv").open("a") as stream:
+        stream.write(HEADER)
+    assert "damaged" in problems(HANG, damaged)
+
+
+def test_an_orphan_is_named(tmp_path: Path) -> None:
+    token = "feedfeedfeedfeed"
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env={**os.environ, TOKEN_VARIABLE: token},
+        start_new_session=True,
+    )
+    try:
+        time.sleep(0.2)
+        seen = scene(tmp_path)
+        mine = seen.result.model_copy(update={"run_token": token})
+        assert "1 processes were left" in problems(HANG, replace(seen, result=mine))
+    finally:
+        orphan.kill()
+        orphan.wait()
+
+
+def test_a_control_with_a_note_is_a_false_alarm(tmp_path: Path) -> None:
+    control = FAULTS["slow_phases"]
+    seen = scene(tmp_path)
+    fine = LaunchResult(status=LaunchStatus.COMPLETED, run_token="00")
+    assert problems(control, replace(seen, result=fine)) == ""
+    noted = fine.model_copy(update={"notes": ("straggler: rank 1",)})
+    assert "false alarm" in problems(control, replace(seen, result=noted))
+    missing = problems(FAULTS["straggler_20ms"], replace(seen, result=fine))
+    assert "no note says" in missing
+
+
+def test_a_report_without_rows_or_cut_short_is_not_good(tmp_path: Path) -> None:
+    row = judge_scene(HANG, scene(tmp_path))
+    assert not DrillReport(rows=()).ok
+    assert not DrillReport(rows=(row,), interrupted=True).ok
+    assert DrillReport(rows=(row,)).ok
+    summary = DrillReport(rows=(row, row)).summary()
+    assert (summary["faults"], summary["kinds"], summary["culprit_right"]) == (2, 1, 2)
+    assert summary["max_over_threshold_s"] == pytest.approx(0.4, abs=0.2)
+
+
+def test_names_are_checked_together() -> None:
+    with pytest.raises(UsageError) as error:
+        select("sigkil,frozen,nan,nonsense")
+    assert "did you mean" in str(error.value) and "sigkill" in str(error.value)
+    assert "nonsense" in str(error.value)
+    assert [fault.name for fault in select("nan, frozen,nan")] == ["nan", "frozen"]
+    assert len(select("all")) == len(FAULTS)
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drill", "--faults", "sigkil"]) == 2
+    assert main(["drill", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {row["fault"] for row in listed["faults"]} == set(FAULTS)
+    assert main(["drill", "--repeat", "0"]) == 2

@@ -1,0 +1,399 @@
+"""`inspect` on directories made by hand: each fault alone makes exactly its own finding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runbook.cli import main
+from runbook.errors import UsageError
+from runbook.tools.inspect import Inspection, inspect_path, inspection_text, jsonable
+from tests.tools.inspect.folders import (
+    HEADER,
+    beats,
+    healthy,
+    legacy_run,
+    row,
+    write_beats,
+    write_env,
+    write_rows,
+)
+
+
+def codes(inspection: Inspection) -> set[str]:
+    return {finding.code.value for finding in inspection.findings}
+
+
+def test_a_healthy_run_is_not_suspicious(tmp_path: Path) -> None:
+    inspection = inspect_path(healthy(tmp_path))
+    assert (codes(inspection), inspection.exit_code) == (set(), 0)
+    rows = inspection.directories[0].training
+    assert rows is not None
+    assert (rows.rows, rows.legacy, len(rows.segments)) == (120, False, 1)
+    assert rows.window_steps_available == 50
+    last = rows.statistics[0]
+    assert (last.name, last.n, last.first_step, last.last_step) == ("last_50_steps", 50, 71, 120)
+    rates = [512 / (0.05 + 0.001 * math.sin(step)) for step in range(71, 121)]
+    assert last.value == pytest.approx(sum(rates) / 50, rel=1e-5)
+
+
+def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
+    write_rows(tmp_path, legacy_run() * 3)
+    inspection = inspect_path(tmp_path)
+    assert codes(inspection) == {"mixed_runs", "warmup_in_window", "window_too_short"}
+    assert inspection.exit_code == 1
+    rows = inspection.directories[0].training
+    assert rows is not None
+    assert rows.legacy
+    assert [(s.first_step, s.last_step, s.rows, s.every) for s in rows.segments] == [
+        (1, 200, 11, 20)
+    ] * 3
+    assert rows.window_steps_available == 3  # steps 160, 180, 200
+    naive = rows.statistics[0]
+    assert (naive.name, naive.n, naive.runs) == ("last_50_rows", 33, 3)
+    rates = [float(line.split(",")[3]) for line in legacy_run() * 3]
+    assert naive.value == pytest.approx(sum(rates) / 33)
+
+
+def test_one_older_run_without_a_slow_start_is_only_too_short(tmp_path: Path) -> None:
+    write_rows(tmp_path, legacy_run(first_rate=850.0))
+    inspection = inspect_path(tmp_path)
+    assert (codes(inspection), inspection.exit_code) == ({"window_too_short"}, 3)
+
+
+def test_an_older_run_with_a_row_per_step_is_fine(tmp_path: Path) -> None:
+    write_rows(tmp_path, legacy_run(every=1))
+    assert inspect_path(tmp_path).exit_code == 0
+
+
+def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
+    """566 toks/s is the mean of 297 and 835; the same tokens over their time give 438."""
+    write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
+    inspection = inspect_path(tmp_path)
+    text = next(f.message for f in inspection.findings if f.code == "mean_of_rates")
+    assert "566 toks/s" in text
+    assert "438.2 toks/s" in text
+
+
+def test_a_short_run_of_ours_is_undecided(tmp_path: Path) -> None:
+    inspection = inspect_path(healthy(tmp_path, steps=30))
+    assert (codes(inspection), inspection.exit_code) == ({"window_too_short"}, 3)
+
+
+def _edit(path: Path, change: Callable[[str], str]) -> None:
+    path.write_text(change(path.read_text()))
+
+
+def second_run(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: text + text.partition("\n")[2])
+
+
+def second_header(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: text + HEADER + "\n")
+
+
+def two_writers(folder: Path) -> None:
+    lines = [row(step) for step in range(1, 121)]
+    write_rows(folder, [HEADER, *lines[:60], lines[57], *lines[60:]])
+
+
+def slow_start(folder: Path) -> None:
+    lines = [row(step, dt_s=0.2 if step <= 25 else 0.05) for step in range(1, 61)]
+    write_rows(folder, [HEADER, *lines])
+    for rank in range(2):
+        write_beats(folder, rank, beats(rank, 60))
+
+
+def low_loss(folder: Path) -> None:
+    lines = [row(step, loss=5.6 - 0.01 * step) for step in range(1, 121)]
+    write_rows(folder, [HEADER, *lines])
+
+
+def nan_loss(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: text.replace("\n100,5.6,", "\n100,nan,"))
+
+
+def edited_rate(folder: Path) -> None:
+    lines = (folder / "training.csv").read_text().splitlines()
+    fields = lines[90].split(",")
+    fields[3] = "20000"
+    lines[90] = ",".join(fields)
+    write_rows(folder, lines)
+
+
+def torn_row(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: text + "121,5.6,0.0")
+
+
+def torn_beat(folder: Path) -> None:
+    _edit(folder / "heartbeat_rank0.jsonl", lambda text: text + '{"event":"pro')
+
+
+def two_tokens(folder: Path) -> None:
+    more = [{**line, "token": "ffff"} for line in beats(1, 120)[-1:]]
+    write_beats(folder, 1, [*beats(1, 120), *more])
+
+
+def token_of_another_run(folder: Path) -> None:
+    write_beats(folder, 1, beats(1, 120, token="ffff"))
+
+
+def launch_of_another_run(folder: Path) -> None:
+    (folder / "launch.json").write_text('{"run_token": "ffff"}')
+
+
+def lines_of_another_rank(folder: Path) -> None:
+    write_beats(folder, 1, [{**line, "rank": 0} for line in beats(1, 120)])
+
+
+def silent_rank(folder: Path) -> None:
+    lines = [line for line in beats(1, 120) if line["step"] <= 117 and line["event"] != "exit"]  # type: ignore[operator]
+    write_beats(folder, 1, lines)
+
+
+def early_rank(folder: Path) -> None:
+    lines = [{**line, "ts": float(str(line["ts"])) - 90} for line in beats(1, 120)]
+    write_beats(folder, 1, lines)
+
+
+def empty_beats(folder: Path) -> None:
+    (folder / "heartbeat_rank1.jsonl").write_text("")
+
+
+def no_beats(folder: Path) -> None:
+    (folder / "heartbeat_rank1.jsonl").unlink()
+
+
+def wall_clock_back(folder: Path) -> None:
+    lines = beats(0, 120)
+    lines[60]["ts"] = 1000
+    write_beats(folder, 0, lines)
+
+
+def monotonic_clock_back(folder: Path) -> None:
+    lines = beats(0, 120)
+    lines[60]["mono"] = 1.0
+    write_beats(folder, 0, lines)
+
+
+def steps_back(folder: Path) -> None:
+    lines = beats(0, 120)
+    lines[60]["step"] = 3
+    write_beats(folder, 0, lines)
+
+
+def bad_exit(folder: Path) -> None:
+    lines = beats(0, 120)
+    lines[-1]["code"] = 11
+    write_beats(folder, 0, lines)
+
+
+def fewer_rows_than_beats(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: "\n".join(text.split("\n")[:100]) + "\n")
+
+
+def halted(folder: Path) -> None:
+    (folder / ".HALT").write_text("")
+
+
+def bad_env(folder: Path) -> None:
+    (folder / "env.json").write_text("{")
+
+
+def no_header_words(folder: Path) -> None:
+    _edit(folder / "training.csv", lambda text: "iteration" + text)
+
+
+FAULTS: list[tuple[Callable[[Path], None], set[str]]] = [
+    (second_run, {"mixed_runs"}),
+    (second_header, {"mixed_runs"}),
+    (two_writers, {"steps_not_increasing"}),
+    (slow_start, {"warmup_in_window"}),
+    (low_loss, {"below_floor"}),
+    (nan_loss, {"non_finite"}),
+    (edited_rate, {"rate_does_not_follow"}),
+    (torn_row, {"torn_rows"}),
+    (torn_beat, {"torn_rows"}),
+    (two_tokens, {"other_run"}),
+    (token_of_another_run, {"other_run"}),
+    (launch_of_another_run, {"other_run"}),
+    (lines_of_another_rank, {"other_run"}),
+    (silent_rank, {"silent_rank", "rows_and_heartbeats"}),
+    (early_rank, {"silent_rank"}),
+    (empty_beats, {"silent_rank"}),
+    (no_beats, {"missing_rank"}),
+    (wall_clock_back, {"clock_back"}),
+    (monotonic_clock_back, {"clock_back"}),
+    (steps_back, {"steps_not_increasing"}),
+    (bad_exit, {"failed_exit"}),
+    (fewer_rows_than_beats, {"rows_and_heartbeats"}),
+    (halted, {"halted"}),
+    (bad_env, {"unreadable"}),
+    (no_header_words, {"unreadable", "window_too_short"}),
+]
+
+
+@pytest.mark.parametrize(("fault", "expected"), FAULTS, ids=[f.__name__ for f, _ in FAULTS])
+def test_each_fault_makes_its_own_finding(
+    tmp_path: Path, fault: Callable[[Path], None], expected: set[str]
+) -> None:
+    folder = healthy(tmp_path)
+    assert codes(inspect_path(folder)) == set()
+    fault(folder)
+    inspection = inspect_path(folder)
+    found = codes(inspection) - ({"mean_of_rates"} if fault is slow_start else set())
+    assert found == expected
+    assert inspection.exit_code == 1
+    for code in expected:
+        assert code in inspection_text(inspection)
+
+
+def test_foreign_heartbeats_of_two_processes(tmp_path: Path) -> None:
+    """The older form: `msg` for the event, no token and no monotonic clock."""
+    write_rows(tmp_path, legacy_run(every=1))
+    lines: list[dict[str, object]] = [
+        {"ts": 10.0 * start + step, "pid": start, "rank": 0, "step": step, "msg": "progress"}
+        for start in (7, 90)
+        for step in range(1, 201)
+    ]
+    write_beats(tmp_path, 0, lines)
+    inspection = inspect_path(tmp_path)
+    assert codes(inspection) == {"other_run", "steps_not_increasing"}
+    assert inspection.directories[0].ranks[0].last_event == "progress"
+
+
+def test_arms_have_their_own_windows(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    order = ["25", "50"] * 3
+    rows = [
+        row(1 + 20 * block + step, arm=arm, block=block // 2, dt_s=0.05 if arm == "25" else 0.04)
+        for block, arm in enumerate(order)
+        for step in range(20)
+    ]
+    write_rows(tmp_path, [HEADER, *rows])
+    inspection = inspect_path(tmp_path)
+    facts = inspection.directories[0].training
+    assert (codes(inspection), inspection.exit_code) == (set(), 0)
+    assert facts is not None
+    assert {one.name: one.value for one in facts.statistics} == {
+        "last_50_steps[25]": pytest.approx(10240),
+        "effective[25]": pytest.approx(10240),
+        "last_50_steps[50]": pytest.approx(12800),
+        "effective[50]": pytest.approx(12800),
+    }
+
+
+def test_the_loss_floor_is_env_jsons_then_ln_256_unless_given(tmp_path: Path) -> None:
+    low_loss(healthy(tmp_path))
+    assert codes(inspect_path(tmp_path)) == {"below_floor"}
+    assert codes(inspect_path(tmp_path, loss_floor=2.0)) == set()
+    assert codes(inspect_path(tmp_path, loss_floor=-math.inf)) == set()
+    write_env(tmp_path, floor=None)
+    assert codes(inspect_path(tmp_path)) == set()
+    (tmp_path / "env.json").unlink()
+    assert codes(inspect_path(tmp_path)) == {"below_floor"}
+
+
+def test_chance_dips_are_not_below_the_floor(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    lines = [row(s, loss=5.545 - (0.09 if s % 10 == 0 else 0.0)) for s in range(1, 121)]
+    write_rows(tmp_path, [HEADER, *lines])
+    assert codes(inspect_path(tmp_path)) == set()
+
+
+def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path) -> None:
+    healthy(tmp_path / "a" / "one")
+    second_run(healthy(tmp_path / "b"))
+    (tmp_path / "latest").symlink_to(tmp_path / "b")
+    inspection = inspect_path(tmp_path)
+    assert [one.path for one in inspection.directories] == ["a/one", "b"]
+    assert [finding.path for finding in inspection.findings] == ["b/training.csv"]
+
+
+def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:
+    halted(healthy(tmp_path))
+    assert inspect_path(tmp_path / "training.csv").exit_code == 0
+
+
+def _digests(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in sorted(folder.iterdir())
+    }
+
+
+def test_nothing_is_changed(tmp_path: Path) -> None:
+    healthy(tmp_path)
+    before = (_digests(tmp_path), tmp_path.stat().st_mtime_ns)
+    inspect_path(tmp_path)
+    assert (_digests(tmp_path), tmp_path.stat().st_mtime_ns) == before
+
+
+def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+    assert inspect_path(tmp_path).exit_code == 3
+    with pytest.raises(UsageError, match="no such directory"):
+        inspect_path(tmp_path / "absent")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_file_cut_anywhere_is_read_and_never_gains_rows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = healthy(tmp_path_factory.mktemp("cut"), steps=60, ranks=1)
+    write_env(folder, world_size=1)
+    name = data.draw(st.sampled_from(["training.csv", "heartbeat_rank0.jsonl", "env.json"]))
+    whole = (folder / name).read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    (folder / name).write_bytes(whole[:cut])
+    rows = inspect_path(folder).directories[0].training
+    assert rows is not None
+    expected = whole[:cut].count(b"\n") - 1 if name == "training.csv" else 60
+    assert rows.rows == max(0, expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(3, 40), min_size=1, max_size=5))
+def test_as_many_runs_are_found_as_were_appended(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    lines = [f"{step},5.6,0.1,850" for length in lengths for step in range(1, length + 1)]
+    write_rows(folder, lines)
+    rows = inspect_path(folder).directories[0].training
+    assert rows is not None
+    assert [one.rows for one in rows.segments] == lengths
+    assert ("mixed_runs" in codes(inspect_path(folder))) == (len(lengths) > 1)
+
+
+def test_the_command_prints_text_or_json_and_exits_by_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path, legacy_run() * 2)
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert "2 runs in one file" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(json.dumps(jsonable(inspect_path(tmp_path))))
+    assert (document["schema_version"], document["exit_code"]) == (1, 1)
+    assert main(["inspect", str(tmp_path / "absent")]) == 2
+    assert main(["inspect", str(tmp_path), "--loss-floor", "low"]) == 2
+    assert "neither a number" in capsys.readouterr().err
+
+
+def test_hostile_names_in_a_heartbeat_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    healthy(tmp_path)
+    lines = beats(0, 120)
+    lines[-1]["event"] = "\x1b[31mx"
+    write_beats(tmp_path, 0, lines)
+    main(["inspect", str(tmp_path)])
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,283 @@
+"""The seeds' reports, judged by their own runbook; and each rule switched on and off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runbook.cli import main
+from runbook.errors import UsageError
+from runbook.records.outcome import Verdict
+from runbook.tools.replay import (
+    RULES,
+    Judgement,
+    ReplayFile,
+    judge_replay,
+    load_replay,
+    replay_names,
+)
+
+SHA = "0" * 64
+
+
+def judged(name: str) -> Judgement:
+    replay, path, sha256 = load_replay(name)
+    return judge_replay(replay, path=str(path), sha256=sha256)
+
+
+def document(name: str = "seed_001_v4") -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(load_replay(name)[1].read_text())
+    return data
+
+
+def judge(data: dict[str, Any]) -> Judgement:
+    return judge_replay(ReplayFile.model_validate(data), path="table.yaml", sha256=SHA)
+
+
+def broken(judgement: Judgement) -> set[str]:
+    return {item.rule for item in judgement.contradictions}
+
+
+# Each part of each bullet of the design's list: rule, phase, a fact that must be named.
+NAMED = [
+    ("acceptance.throughput", "baseline", "23 toks/s, floor 39"),
+    ("acceptance.config", "baseline", "measured on custom_2048"),
+    ("window.too_few_rows", "bucket_sweep", "2 log rows after the first, not 50 steps"),
+    ("sweep.winner_not_shown", "bucket_sweep", "inside the noise"),
+    ("mean.of_rates", "bucket_sweep", "tokens / time gives 438"),
+    ("choice.against_rule", "fused_adamw", "475.7 of fused >= 468.3 of baseline"),
+    ("scaling.impossible", "single_gpu", "2.5 to 3.7 times one device"),
+    ("scaling.claim", "single_gpu", "INVALID"),
+    ("phase.not_completed", "sdpa_audit", "timed out"),
+    ("acceptance.row_missing", "acceptance", "no row sdpa_audit"),
+    ("phase.not_completed", "long_run", "not run"),
+    ("acceptance.row_missing", "acceptance", "no row long_run"),
+    ("mfu.target", "baseline", "0.005%"),
+    ("mfu.measured", "baseline", "0.1% MFU"),
+    ("target.stale", "baseline", "22 times the target"),
+    ("plausible.sequence_length", "baseline", "at S=1024 and 847 at S=2048"),
+    ("parity.failed", "v2_parity", "gaps failed"),
+    ("control.not_reproduced", "fused_adamw", "568"),
+]
+
+
+def test_the_v4_report_is_a_no_go() -> None:
+    judgement = judged("seed_001_v4")
+    assert judgement.verdict is Verdict.NO_GO
+    assert judgement.claimed_verdict == "GO"
+    assert len(judgement.contradictions) >= 9
+
+
+@pytest.mark.parametrize(("rule", "phase", "fact"), NAMED)
+def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str) -> None:
+    found = [
+        item
+        for item in judged("seed_001_v4").contradictions
+        if item.rule == rule and item.phase == phase and fact in item.found
+    ]
+    assert len(found) == 1
+    assert found[0].rule_text == RULES[rule]
+
+
+def test_one_row_of_warm_up_is_no_throughput() -> None:
+    judgement = judged("seed_003_initial")
+    assert judgement.verdict is Verdict.INCOMPLETE
+    throughput = next(check for check in judgement.checks if check.id == "baseline.throughput")
+    assert throughput.outcome == "INCOMPLETE"
+    assert {"window.warmup_only", "config.sequential_prefill"} <= broken(judgement)
+    assert "acceptance.throughput" not in broken(judgement)
+
+
+def honest() -> dict[str, Any]:
+    """A report with nothing wrong in it: launches, receipts, all phases."""
+    receipt = {"csv": "baseline/training.csv", "window": "steps 21-100"}
+    arms = {"25": [1.0, 1.001, 0.999], "50": [1.05, 1.051, 1.049]}
+    return {
+        "schema_version": 1,
+        "title": "an honest report",
+        "source": "made up",
+        "claimed_verdict": "GO",
+        "machine": {"devices": 2, "peak_tflops": 312},
+        "model": {"parameters": 125.0e6},
+        "acceptance": {
+            "config": "production",
+            "min_toks_per_s": 100_000,
+            "rows": ["throughput", "scaling"],
+            "source": "made up",
+        },
+        "configs": {"production": {"seq_len": 2048, "batch": 2}},
+        "env": {"NSA_PREFILL_BATCHED": "1"},
+        "phases": {
+            "preflight": {"status": "completed"},
+            "baseline": {
+                "status": "completed",
+                "results": [
+                    {"config": "production", "devices": 2, "launches": [152e3, 151e3, 153e3]}
+                    | receipt
+                ],
+            },
+            "bucket_sweep": {
+                "status": "completed",
+                "chosen": "50",
+                "results": [
+                    {"arm": arm, "devices": 2, "launches": [150e3 * r for r in rate], **receipt}
+                    for arm, rate in arms.items()
+                ],
+            },
+            "sdpa_audit": {"status": "completed"},
+            "v2_parity": {"status": "completed"},
+            "nvtx": {"status": "completed"},
+            "single_gpu": {
+                "status": "completed",
+                "results": [
+                    {"config": "production", "devices": 1, "launches": [80e3, 79.6e3, 80.4e3]}
+                    | receipt
+                ],
+            },
+            "long_run": {"status": "completed"},
+        },
+        "scored": [
+            {"row": "throughput", "claim": "PASS", "config": "production", "value": 152e3},
+            {"row": "scaling", "claim": "PASS"},
+        ],
+    }
+
+
+def test_an_honest_report_is_a_go_and_contradicts_nothing() -> None:
+    """Otherwise the rules would find fault with anything."""
+    judgement = judge(honest())
+    assert judgement.contradictions == ()
+    assert judgement.verdict is Verdict.GO, judgement.checks
+
+
+def spoil(path: str, value: object) -> dict[str, Any]:
+    data = honest()
+    place: Any = data
+    *parents, last = path.split("/")
+    for part in parents:
+        place = place[int(part) if isinstance(place, list) else part]
+    place[int(last) if isinstance(place, list) else last] = value
+    return data
+
+
+BASE = "phases/baseline/results/0"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule", "verdict"),
+    [
+        ("acceptance/min_toks_per_s", 200_000, "acceptance.throughput", Verdict.NO_GO),
+        ("acceptance/min_toks_per_s", 50_000, "target.stale", Verdict.GO),
+        ("acceptance/min_toks_per_s", 39, "mfu.target", Verdict.GO),
+        ("scored/1/row", "compression", "acceptance.row_missing", Verdict.GO),
+        ("phases/long_run/status", "timed_out", "phase.not_completed", Verdict.INCOMPLETE),
+        ("phases/nvtx/status", "crashed", "phase.not_completed", Verdict.NO_GO),
+        ("phases/v2_parity/failed", ["gaps"], "parity.failed", Verdict.NO_GO),
+        ("phases/nvtx/not_run", ["range"], "phase.part_not_run", Verdict.INCOMPLETE),
+        ("env", {}, "config.sequential_prefill", Verdict.GO),
+        (f"{BASE}/csv", "", "window.no_receipt", Verdict.INCOMPLETE),
+        (f"{BASE}/launches", [300e3, 301e3, 299e3], "scaling.impossible", Verdict.INCOMPLETE),
+        (f"{BASE}/launches", [102e3, 98e3, 99e3], "", Verdict.NO_GO),  # E = 0.62
+        ("phases/bucket_sweep/chosen", "25", "sweep.winner_not_shown", Verdict.INCOMPLETE),
+    ],
+)
+def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict: Verdict) -> None:
+    judgement = judge(spoil(path, value))
+    assert judgement.verdict is verdict
+    if rule:
+        assert rule in broken(judgement)
+
+
+def test_another_config_in_the_acceptance_row() -> None:
+    data = spoil("configs/easy", {"seq_len": 512, "batch": 2})
+    data["scored"][0]["config"] = "easy"
+    assert "acceptance.config" in broken(judge(data))
+
+
+def test_a_tie_keeps_the_configured_value() -> None:
+    data = spoil("phases/bucket_sweep/results/1/launches", [150e3, 149e3, 151e3])
+    assert "sweep.winner_not_shown" in broken(judge(data))
+    data["phases"]["bucket_sweep"]["results"][1]["control"] = True
+    assert "sweep.winner_not_shown" not in broken(judge(data))
+
+
+def test_a_rule_is_silent_when_its_number_is_mended() -> None:
+    """The v4 report with single faults mended: exactly that contradiction goes."""
+    before = broken(judge(document()))
+    mends = {
+        "mean.of_rates": lambda d: d["phases"]["bucket_sweep"]["results"][1].update(
+            stated_mean=438.2
+        ),
+        "choice.against_rule": lambda d: d["phases"]["fused_adamw"].update(chosen="fused"),
+        "parity.failed": lambda d: d["phases"]["v2_parity"].pop("failed"),
+        "plausible.sequence_length": lambda d: d["configs"]["custom_1024"].update(batch=2),
+        "acceptance.config": lambda d: d["scored"][0].update(config="production"),
+    }
+    for rule, mend in mends.items():
+        data = document()
+        mend(data)
+        assert before - broken(judge(data)) == {rule}
+
+
+# The command
+
+
+def test_the_command_prints_verdict_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "seed_001_v4"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("NO-GO")
+    assert out.count("rule:") == len(judged("seed_001_v4").contradictions)
+    assert main(["replay", "seed_003_initial", "--json"]) == 3
+    data = json.loads(capsys.readouterr().out)
+    assert (data["verdict"], data["schema_version"]) == ("INCOMPLETE", 1)
+    assert len(data["sha256"]) == 64
+
+
+def test_shipped_replays_are_found_by_name() -> None:
+    assert replay_names() == ("seed_001_v4", "seed_003_initial")
+
+
+def test_everything_wrong_with_a_file_at_once(tmp_path: Path) -> None:
+    data = honest()
+    data["machine"]["devices"] = 0
+    data["tittle"] = "x"
+    data["phases"]["baseline"]["results"][0]["rows"] = {1: 2}
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(UsageError) as caught:
+        load_replay(str(path))
+    for part in ("bad.yaml: machine.devices", "did you mean 'title'", "exactly one of"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("acceptance/config", "prodction"), "unknown config"),
+        (("phases/bucket_sweep/chosen", "75"), "not one of"),
+        ((f"{BASE}/launches", [1.0, -1.0]), "finite and above 0"),
+        (("phases/warp", {"status": "completed"}), "phases.warp"),
+    ],
+)
+def test_bad_values(change: tuple[str, object], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(spoil(*change)))
+    with pytest.raises(UsageError) as caught:
+        load_replay(str(path))
+    assert says in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one of: seed_001_v4"):
+        load_replay("seed_001")
+    path = tmp_path / "x.yaml"
+    path.write_text("- 1\n")
+    with pytest.raises(UsageError, match="expected a mapping"):
+        load_replay(str(path))
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_replay(str(path))

@@ -1,0 +1,166 @@
+"""`runbook decide`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runbook.cli import main
+from runbook.cli.decide import QUESTION_NAMES
+from runbook.tools.decide import QUESTIONS
+
+RNG = np.random.default_rng(0)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["decide", *words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture
+def blocks_csv(tmp_path: Path) -> str:
+    rows = [
+        f"{arm},{block},{speed * np.exp(RNG.normal(0, 0.005)):.4f}"
+        for block in range(8)
+        for arm, speed in (("25", 100), ("50", 106))
+    ]
+    return written(tmp_path, "blocks.csv", "arm,block,value", rows)
+
+
+def written(folder: Path, name: str, header: str, rows: list[str]) -> str:
+    path = folder / name
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return str(path)
+
+
+def test_the_command_and_the_functions_know_the_same_questions() -> None:
+    assert set(QUESTION_NAMES) == set(QUESTIONS)
+
+
+def test_best_arm(capsys: pytest.CaptureFixture[str], blocks_csv: str) -> None:
+    code, out, err = ask(capsys, "best-arm", blocks_csv)
+    assert code == 0
+    assert out.startswith("WINNER 50\n")
+    assert err == ""
+
+
+def test_json_names_the_file_and_its_digest(
+    capsys: pytest.CaptureFixture[str], blocks_csv: str
+) -> None:
+    code, out, _ = ask(capsys, "best-arm", blocks_csv, "--json")
+    document = json.loads(out)
+    assert (code, document["outcome"], document["winner"]) == (0, "WINNER", "50")
+    assert document["rows"] == 16
+    assert len(document["sha256"]) == 64
+
+
+def test_two_arms_of_a_long_table_need_a_baseline(
+    capsys: pytest.CaptureFixture[str], blocks_csv: str
+) -> None:
+    assert ask(capsys, "faster", blocks_csv, "--baseline", "25")[0] == 0
+    assert ask(capsys, "faster", blocks_csv, "--baseline", "50")[0] == 1
+    assert ask(capsys, "non-inferiority", blocks_csv, "--baseline", "50")[1].startswith("DROP")
+    code, _, err = ask(capsys, "faster", blocks_csv)
+    assert code == 2
+    assert "give --baseline ARM; arms: 25, 50" in err
+
+
+def test_a_training_csv_gives_tokens_over_time_without_warm_up(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = []
+    for block in range(4):
+        for arm, pace in (("a", 1.0), ("b", 1.1)):
+            rows.append(f"{arm},{block},1000,50.0,1")  # warm-up: would turn everything round
+            rows += [f"{arm},{block},1000,{pace * (1 + 0.001 * block):.4f},0"] * 5
+    path = written(tmp_path, "training.csv", "arm,block,tokens,dt_s,warmup", rows)
+    code, out, _ = ask(capsys, "best-arm", path, "--json")
+    document = json.loads(out)
+    assert (code, document["winner"]) == (0, "a")
+    assert document["estimate"] == pytest.approx(1.1, rel=1e-3)
+
+
+def test_every_other_question(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    level = [f"{i},{8000 + RNG.normal(0, 3):.2f},{0.5 + RNG.normal(0, 0.01):.5f}"
+             for i in range(1, 1201)]  # fmt: skip
+    run = written(tmp_path, "run.csv", "step,mem_mib,dt_s", level)
+    assert ask(capsys, "steady", run)[0] == 0
+    memory = ("memory", run, "--project-to-step", "50000")
+    assert ask(capsys, *memory, "--limit", "16000")[0] == 0
+    assert ask(capsys, *memory, "--limit", "7000")[0] == 1
+    launches = written(tmp_path, "l.csv", "value", ["40", "41", "42"])
+    assert ask(capsys, "target", launches, "--target", "38")[0] == 0
+    assert ask(capsys, "target", launches, "--target", "40.5")[0] == 3
+    assert ask(capsys, "target", launches, "--target", "60")[0] == 1
+    pairs = written(tmp_path, "p.csv", "t1,tN", ["100,190", "101,192", "99,188"])
+    assert ask(capsys, "scaling", pairs, "--devices", "2")[0] == 0
+    assert ask(capsys, "scaling", pairs, "--devices", "4")[0] == 1
+    wide = written(tmp_path, "w.csv", "baseline,variant", ["100,100", "101,101.1", "99,98.9"])
+    assert ask(capsys, "non-inferiority", wide)[0] == 0
+    ab = written(tmp_path, "ab.csv", "a,b", ["100,90", "101,91", "99,89"])
+    assert ask(capsys, "faster", ab)[1].startswith("PASS")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "empty"),
+        ("value\n", "a header but no rows"),
+        ("1,2\n3,4\n", "needed: a header line"),
+        ("value,value\n1,2\n", "column 'value' is there more than once"),
+        ("value\n1\n1,2\n", "line 3: 2 cell(s), the header has 1"),
+        ("value\n1\nfast\n-3\n", "line 3, column value: 'fast'; allowed: finite numbers above 0"),
+        ("valeu\n1\n", "no column 'value' (did you mean 'valeu'?)"),
+        ("value\n" + "x\n" * 40, "and 30 more"),
+        ('value\n"1\n', "unexpected end of data"),
+    ],
+)
+def test_bad_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str, says: str
+) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(content)
+    code, out, err = ask(capsys, "target", str(path), "--target", "1")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "bad.csv" in err
+
+
+def test_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "No such file" in ask(capsys, "steady", str(tmp_path / "none.csv"))[2]
+    binary = tmp_path / "binary.csv"
+    binary.write_bytes(b"value\n\xff\xfe\n")
+    assert "not UTF-8" in ask(capsys, "steady", str(binary))[2]
+
+
+def test_steps_that_fall_back_name_their_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = written(tmp_path, "m.csv", "step,mem_mib", ["1,10", "2,10", "1,10"])
+    err = ask(capsys, "memory", path, "--limit", "100", "--project-to-step", "9")[2]
+    assert "line 4, column step: 1 after 2" in err
+
+
+def test_everything_wrong_with_the_options_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ask(capsys, "memory", "x.csv", "--limit", "many", "--margin", "0.1")
+    assert code == 2
+    for part in ("invalid float value: 'many'", "--project-to-step", "does not take --margin"):
+        assert part in err
+    assert "did you mean 'steady'" in ask(capsys, "stedy", "x.csv")[2]
+
+
+def test_the_command_line_module_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, runbook.cli.decide, runbook.cli.replay;"
+        "sys.exit(any(m in sys.modules for m in ('numpy','pandas','scipy','pydantic','yaml')))"
+    )
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert done.returncode == 0

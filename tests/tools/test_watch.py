@@ -1,0 +1,146 @@
+"""`runbook watch` and `runbook stacks` beside processes that nobody here started for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import main
+from runbook.launch.anomaly import Thresholds
+from runbook.tools.watch import Watcher, live_stacks
+
+TOKEN = "ab12ab12ab12ab12"
+
+# A rank as far as a watcher can see: heartbeats, a stack file on SIGUSR1, and then silence.
+RANK = """
+import faulthandler, json, os, signal, sys, time
+folder, rank = sys.argv[1], int(sys.argv[2])
+stacks = open(f"{folder}/stackdump_rank{rank}_{os.getpid()}.txt", "w")
+faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+beats = open(f"{folder}/heartbeat_rank{rank}.jsonl", "a", buffering=1)
+def say(event, **more):
+    beats.write(json.dumps({"event": event, "ts": time.time(), "mono": time.monotonic(),
+        "rank": rank, "pid": os.getpid(), "token": "ab12ab12ab12ab12", "step": 3,
+        "phase": "step"} | more) + "\\n")
+say("step_start")
+say("step_end")
+def lost_in_thought():
+    time.sleep(60)
+lost_in_thought()
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Two live ranks without a token in their environment, as a person would start them."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RUNBOOK_")}
+    started = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank)], env=clean)
+        for rank in (0, 1)
+    ]
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        texts = [p.read_text() for p in tmp_path.glob("heartbeat_rank*.jsonl")]
+        if len(texts) == 2 and all("step_end" in text for text in texts):
+            break
+        time.sleep(0.02)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_stall_is_found_with_stacks_and_halted(
+    tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
+) -> None:
+    os.kill(ranks[1].pid, signal.SIGSTOP)
+    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.5))
+    assert watcher.look() == []
+    time.sleep(0.7)
+    (anomaly,) = watcher.look()
+    assert (anomaly.kind, anomaly.rank) == ("heartbeat_stall", 1)
+    assert "frozen: rank 1 is stopped" in anomaly.text
+    assert (tmp_path / ".HALT").read_text().startswith("heartbeat_stall")
+    assert "lost_in_thought" in next(tmp_path.glob("stackdump_rank0_*")).read_text()
+    assert json.loads((tmp_path / "incident.json").read_text())["ranks"][1]["process_state"] == "T"
+    assert watcher.look() == []  # told once
+    assert not watcher.over
+
+
+def test_a_dead_rank_is_told_apart_from_a_good_end(
+    tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
+) -> None:
+    watcher = Watcher(tmp_path, Thresholds())
+    assert watcher.look() == []
+    ranks[1].kill()
+    ranks[1].wait()
+    (anomaly,) = watcher.look()
+    assert (anomaly.kind, anomaly.rank) == ("rank_ended", 1)
+    with (tmp_path / "heartbeat_rank0.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": "exit", "token": TOKEN, "code": 0, "step": 3}) + "\n")
+    assert watcher.look() == []
+    assert watcher.over
+
+
+def test_stacks_of_live_ranks_only(
+    tmp_path: Path, ranks: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = live_stacks(tmp_path)
+    assert [stack.rank for stack in found] == [0, 1]
+    assert all("lost_in_thought" in stack.stack for stack in found)
+    assert all(rank.poll() is None for rank in ranks), "asking must not end a rank"
+    ranks[1].kill()
+    ranks[1].wait()
+    assert main(["stacks", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["ranks"]
+    assert [(row["rank"], row["phase"], row["step"]) for row in shown] == [(0, "step", 3)]
+    # The second dump is appended to the file; only it is shown.
+    assert shown[0]["stack"].count("lost_in_thought") == 1
+
+
+def test_a_stranger_with_a_ranks_number_gets_no_signal(tmp_path: Path) -> None:
+    """A pid in an old heartbeat may belong to anybody by now; SIGUSR1 would kill it."""
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        line = {"event": "step_end", "token": TOKEN, "pid": stranger.pid, "step": 3, "rank": 0}
+        (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps(line) + "\n")
+        assert live_stacks(tmp_path) == []
+        assert main(["stacks", str(tmp_path)]) == 3
+        time.sleep(0.1)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_watch_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(tmp_path), "--once"]) == 2  # nothing to watch there
+    header = "step,loss,lr,toks_per_s\n"
+    (tmp_path / "training.csv").write_text(header + "1,5.5,0.1,100.125\n2,nan,0.1,101.5\n")
+    assert main(["watch", str(tmp_path), "--once", "--halt", "0", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["kind"] == "nonfinite_loss"
+    assert not (tmp_path / ".HALT").exists()
+    assert main(["watch", str(tmp_path), "--once", "--halt"]) == 1
+    assert (tmp_path / ".HALT").exists()
+    assert main(["watch", str(tmp_path), "--interval", "-1"]) == 2
+
+
+def test_watch_ends_with_the_run(tmp_path: Path) -> None:
+    beats = [
+        {"event": "step_end", "token": TOKEN, "step": 1, "rank": 0},
+        {"event": "exit", "token": TOKEN, "code": 0, "step": 1, "rank": 0},
+    ]
+    text = "".join(json.dumps(beat) + "\n" for beat in beats)
+    (tmp_path / "heartbeat_rank0.jsonl").write_text(text)
+    began = time.monotonic()
+    assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 0
+    assert time.monotonic() - began < 5
