@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nsa.contract import Phase
 from runbook.records import Launch
 
 __all__ = ["Budgets"]
@@ -45,13 +46,13 @@ class Budgets:
 
         A step may always take five times as long as the longest one seen in this launch.
         """
-        budgets = {
-            "init": self.init_s,
-            "first_step": self.first_step_s,
-            "data": self.data_s,
-            "eval": self.eval_s,
-            "checkpoint": self.checkpoint_s,
-            "exit": self.exit_s,
+        budgets: dict[str, float] = {
+            Phase.INIT: self.init_s,
+            Phase.FIRST_STEP: self.first_step_s,
+            Phase.DATA: self.data_s,
+            Phase.EVAL: self.eval_s,
+            Phase.CHECKPOINT: self.checkpoint_s,
+            Phase.EXIT: self.exit_s,
         }
         if phase in budgets:
             return budgets[phase]

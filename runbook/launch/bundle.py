@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsa.contract import STACKDUMPS
 from runbook.launch.classify import End
 from runbook.launch.flight import (
     Flight,
@@ -44,7 +45,7 @@ def bundle(
         straggler = find_straggler(flights)
         return end, [], (straggler.text(),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
-    files = [p for p in sorted(run_dir.glob("stackdump_rank*.txt")) if p.stat().st_size]
+    files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
     files += flight_files(run_dir).values()
     files += [p for name in (".anomaly_type", "anomalies.jsonl") if (p := run_dir / name).is_file()]
     summary = run_dir / "incident.json"
@@ -71,7 +72,7 @@ def _exact(end: End, flights: dict[int, Flight], run_dir: Path, console: Sequenc
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
     told = {rank: f.collectives[-1] for rank, f in flights.items() if f.collectives}
-    stacks = [p for p in run_dir.glob(f"stackdump_rank{aborted}_*.txt") if p.stat().st_size]
+    stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
     place = python_place(stacks[0]) if stacks else ""
     seen = [f"rank {rank}: {last.text()}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
 from runbook.launch.flight import flight_files
 from runbook.launch.ranks import RankState
@@ -21,7 +22,6 @@ from runbook.launch.watchdog import STOPPED, process_state
 
 __all__ = ["busy_ranks", "collect_flights", "collect_stacks", "python_place", "write_summary"]
 
-_STACK_NAME = re.compile(r"^stackdump_rank(\d+)_")
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
 
 
@@ -89,10 +89,10 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
     """Ranks whose main thread is in code of its own: not inside torch, waiting for the others."""
     busy = set()
     for path in files:
-        match = _STACK_NAME.match(path.name)
-        innermost = _innermost_file(path.read_text("utf-8", "replace")) if match else ""
-        if match and innermost and "/torch/" not in innermost:
-            busy.add(int(match.group(1)))
+        rank = STACKDUMPS.rank_of(path.name)
+        innermost = _innermost_file(path.read_text("utf-8", "replace")) if rank is not None else ""
+        if rank is not None and innermost and "/torch/" not in innermost:
+            busy.add(rank)
     return frozenset(busy)
 
 
@@ -122,7 +122,7 @@ def _main_frames(dump: str) -> list[tuple[str, str, str]]:
 
 
 def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in run_dir.glob(f"stackdump_rank{rank}_*.txt")}
+    return {path: path.stat().st_size for path in run_dir.glob(STACKDUMPS.glob(rank))}
 
 
 def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[Path]:
@@ -157,7 +157,7 @@ def _read_from_outside(run_dir: Path, state: RankState) -> Path | None:
         return None
     if not done.stdout.strip():
         return None
-    path = run_dir / f"stackdump_rank{state.rank}_outside.txt"
+    path = run_dir / STACKDUMPS.name(state.rank, "outside")
     path.write_text(done.stdout, encoding="utf-8")
     return path
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# As in nsa.contract, which a program of the standard library alone cannot import.
 TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
 GOOD_BYE = b"."
 

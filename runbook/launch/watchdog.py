@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa.contract import Event, Phase
 from runbook.launch.budgets import Budgets
 from runbook.launch.ranks import RankState
 
 __all__ = ["STOPPED", "Hang", "Watchdog", "blame", "process_state"]
 
 _SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
-_PHASE_ORDER = ("init", "first_step", "data", "step", "eval", "checkpoint", "exit")
-_EVENT_ORDER = ("step_start", "fetched", "progress", "step_end")
+_PHASE_ORDER: tuple[str, ...] = (
+    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.EXIT,
+)  # fmt: skip
+_EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 

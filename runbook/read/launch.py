@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from nsa import contract
 from runbook.evidence import LaunchEvidence, RankLog
 from runbook.read.documents import (
     GPU_SAMPLES,
@@ -22,9 +23,12 @@ from runbook.records import Launch, LaunchResult, LaunchStatus
 
 __all__ = ["read_launch"]
 
-_CONSOLE, _TRAINING, _GATES = "console.log", "training.csv", "gates.csv"
-_ENV, _AUDIT, _PROFILE = "env.json", "sdpa_audit.json", "profile_rank0.json"
-_TRACE, _JUNIT, _GPU = "trace_rank0.json.gz", "junit.xml", "gpu_samples.csv"
+_CONSOLE, _JUNIT, _GPU = "console.log", "junit.xml", "gpu_samples.csv"
+_DOCUMENTS = {
+    "env": contract.ENV_JSON,
+    "audit": contract.SDPA_AUDIT_JSON,
+    "profile": contract.PROFILE_JSON,
+}
 
 
 def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchEvidence:
@@ -48,7 +52,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         result=result,
         ranks=ranks,
         junit=read_junit(folder / _JUNIT, name=f"{launch.run_dir}/{_JUNIT}", problems=problems),
-        halted=(folder / ".HALT").exists() or result.status is LaunchStatus.HALTED,
+        halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
     )
@@ -57,7 +61,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
 def _read_training(
     folder: Path, run_root: Path, problems: list[str], fields: dict[str, Any]
 ) -> None:
-    path = folder / _TRAINING
+    path = folder / contract.TRAINING_CSV
     if path.is_file():
         log = read_training_csv(path, relative_to=run_root)
         fields["training"] = log
@@ -67,7 +71,7 @@ def _read_training(
 def _read_documents(
     folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]
 ) -> None:
-    for key, name in (("env", _ENV), ("audit", _AUDIT), ("profile", _PROFILE)):
+    for key, name in _DOCUMENTS.items():
         found: list[str] = []
         document, sha256 = read_json_object(folder / name, found)
         problems.extend(f"{run_dir}/{text}" for text in found)
@@ -75,9 +79,9 @@ def _read_documents(
             fields[key] = document
             fields[f"{key}_path"] = f"{run_dir}/{name}"
             fields[f"{key}_sha256"] = sha256
-    trace = folder / _TRACE
+    trace = folder / contract.TRACE_FILE
     if trace.is_file():
-        fields["trace_path"] = f"{run_dir}/{_TRACE}"
+        fields["trace_path"] = f"{run_dir}/{contract.TRACE_FILE}"
         fields["trace_sha256"] = file_sha256(trace)
     console = folder / _CONSOLE
     if console.is_file():
@@ -86,7 +90,7 @@ def _read_documents(
 
 
 def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for name, spec in ((_GATES, GATES), (_GPU, GPU_SAMPLES)):
+    for name, spec in ((contract.GATES_CSV, GATES), (_GPU, GPU_SAMPLES)):
         path = folder / name
         if not path.is_file():
             continue

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from nsa.contract import ExitCode
 from runbook.launch.budgets import Budgets
 from runbook.launch.flight import last_numbers, read_flights
 from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
@@ -21,7 +22,7 @@ from runbook.watch.thresholds import Thresholds
 
 __all__ = ["Watcher"]
 
-_GOOD_CODES = (0, 10, 13)
+_GOOD_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.PREEMPTED)
 
 
 class Watcher:
