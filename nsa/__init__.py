@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsa.config import ModelConfig, NSAConfig
-    from nsa.errors import NSAError
+    from nsa.contract import NSAError
     from nsa.model import NSALanguageModel
     from nsa.module import NSAAttention
 
@@ -21,7 +21,7 @@ __distribution__ = "nsa-runbook"
 _HOME = {
     "ModelConfig": "nsa.config",
     "NSAConfig": "nsa.config",
-    "NSAError": "nsa.errors",
+    "NSAError": "nsa.contract",
     "NSAAttention": "nsa.module",
     "NSALanguageModel": "nsa.model",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]

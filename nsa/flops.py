@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 
 FORMULA = "model FLOPs per token = 6 x parameters + 3 x attention forward"
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from nsa.config import ModelConfig
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.module import GateStats, NSAAttention
 
 __all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]

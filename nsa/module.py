@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsa.attention.api import attend_grouped
 from nsa.attention.branches import Grouped
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.projection import Columns, split_projection
 from nsa.rope import rotations
 

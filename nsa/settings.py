@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.strictyaml import load_strict
 
 Dataset = Literal["synthetic", "markov", "local", "fineweb_edu"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -216,11 +216,6 @@ _ROWS: tuple[Toggle, ...] = (
 
 TOGGLES: dict[str, Toggle] = {row.name: row for row in _ROWS}
 ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in _ROWS if row.arm)
-
-HARNESS_VARIABLES: dict[str, str] = {
-    "RUNBOOK_RUN_TOKEN": "hex token that every process and every record of a launch carries",
-    "RUNBOOK_RUN_DIR": "the run directory to write into; it must hold no earlier run",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

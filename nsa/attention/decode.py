@@ -11,7 +11,7 @@ from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype
 from nsa.attention.token import attend_token
 from nsa.config import NSAConfig, Ranges, raise_all
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 
 Compressor = Callable[[Tensor], Tensor]
 _RAW = ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")

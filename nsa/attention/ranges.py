@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import NSAConfig, Ranges
+from nsa.contract import SELECTION_RANGES
 from nsa.ranges import profile_range
 
 
@@ -72,7 +73,7 @@ def build_ranges(
 ) -> Tensor:
     """Merged token ranges by the chosen version, under its profiler range."""
     build = ranges_v1 if version == "v1" else ranges_v2
-    with profile_range(f"nsa.sel.ranges_{version}"):
+    with profile_range(SELECTION_RANGES[version]):
         return build(blocks, cfg, positions)
 
 

@@ -16,6 +16,7 @@ from nsa.attention.compression import compress, compressed_probabilities
 from nsa.attention.ranges import block_map, build_ranges
 from nsa.attention.selection import group_queries, pick_blocks
 from nsa.config import NSAConfig, Ranges
+from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
 from nsa.ranges import profile_range
 
 CHUNK = 256
@@ -53,10 +54,10 @@ def _compressed(x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     for start in range(0, seq_len, CHUNK):
         stop = min(start + CHUNK, seq_len)
         positions = torch.arange(start, stop, device=q.device)
-        with profile_range("nsa.cmp"):
+        with profile_range(CMP_RANGE):
             p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
             outputs.append(torch.einsum("bgchn,bgnd->bgchd", p, v))
-        with profile_range("nsa.sel.scores"):
+        with profile_range(SCORES_RANGE):
             picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))
     out = torch.cat(outputs, 2).transpose(1, 2).flatten(2, 3)
     return out, torch.cat(picked, 2).transpose(1, 2).contiguous()
@@ -73,7 +74,7 @@ def _selected(
     place = torch.arange(seq_len, device=q.device)
     # Early queries see no more than n_sel blocks, so they select everything visible.
     full = min(seq_len, cfg.n_sel * cfg.l_sel)
-    with profile_range("nsa.sel.attend"):
+    with profile_range(ATTEND_RANGE):
         parts = [attend(q[:, :, :full], k[:, :, :full], v[:, :, :full], None, scale)]
         for start in range(full, seq_len, CHUNK):
             stop = min(start + CHUNK, seq_len)
@@ -90,7 +91,7 @@ def _window(x: Branches, cfg: NSAConfig, attend: Attend) -> Tensor:
     q, k, v = x.q.transpose(1, 2), _expand(x.k_win, cfg), _expand(x.v_win, cfg)
     place = torch.arange(seq_len, device=q.device)
     full = min(seq_len, cfg.w)
-    with profile_range("nsa.win"):
+    with profile_range(WIN_RANGE):
         parts = [attend(q[:, :, :full], k[:, :, :full], v[:, :, :full], None, scale)]
         for start in range(full, seq_len, CHUNK):
             stop = min(start + CHUNK, seq_len)
@@ -110,7 +111,7 @@ def batched_sdpa(
     o_cmp, blocks = _compressed(x, cfg)
     o_sel = _selected(x, blocks, cfg, version, attend).transpose(1, 2)
     o_win = _window(x, cfg, attend).transpose(1, 2)
-    with profile_range("nsa.gate"):
+    with profile_range(GATE_RANGE):
         gates = x.gates.to(o_cmp.dtype)
         out = gates[..., 0:1] * o_cmp + gates[..., 1:2] * o_sel + gates[..., 2:3] * o_win
     return out.to(x.q.dtype), blocks

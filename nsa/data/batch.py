@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 
 
 class DataError(NSAError):

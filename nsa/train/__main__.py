@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from nsa import passthrough
-from nsa.errors import NSAError
-from nsa.train.exits import ExitCode
+from nsa.contract import ExitCode, NSAError
 from nsa.train.launch import LaunchPlan, plan_launch
 from nsa.train.log import say
 from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1

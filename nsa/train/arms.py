@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.settings import raise_problems
 from nsa.toggles import ARM_TOGGLES, TOGGLES, ToggleSet, Value, contradictions
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BRANCH_RANGES = {"cmp": "nsa.cmp", "sel": "nsa.sel.attend", "win": "nsa.win"}
+from nsa.contract import ATTEND_RANGE, CMP_RANGE, WIN_RANGE
+
+BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.
 _KERNELS = (
     ("_scaled_dot_product_flash_attention", "flash"),

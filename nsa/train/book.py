@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa.contract import HALT_FILE, Event, ExitCode
 from nsa.train.arms import Block
 from nsa.train.bus import Agreed, Posted
 from nsa.train.clock import Mark
 from nsa.train.engine import Engine
-from nsa.train.exits import ExitCode
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import LaunchPlan
 from nsa.train.log import say
@@ -45,7 +45,7 @@ def halt_reason(path: Path) -> str:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         text = ""  # agreed with a rank that saw it on another machine
-    return f".HALT ({text.splitlines()[0][:200]})" if text else ".HALT"
+    return f"{HALT_FILE} ({text.splitlines()[0][:200]})" if text else HALT_FILE
 
 
 class Book:
@@ -118,7 +118,7 @@ class Book:
             self._log(item, agreed, rate)
         if item.step % self._every == 0:
             self.heartbeat.write(
-                "progress",
+                Event.PROGRESS,
                 step=item.step,
                 loss=agreed.loss,
                 toks_per_s=round(rate, 3),
@@ -141,7 +141,7 @@ class Book:
 
     def _decide(self, item: Pending, agreed: Agreed) -> None:
         if agreed.nonfinite:
-            self.heartbeat.write("nonfinite", step=item.step, value=repr(agreed.loss))
+            self.heartbeat.write(Event.NONFINITE, step=item.step, value=repr(agreed.loss))
             self.end = End(
                 code=ExitCode.NONFINITE,
                 reason=f"non-finite at step {item.step}: loss {agreed.loss!r}, gradient norm "
@@ -149,7 +149,7 @@ class Book:
             )
         elif agreed.halt:
             why = halt_reason(self._halt_file)
-            self.heartbeat.write("halt", reason=why)
+            self.heartbeat.write(Event.HALT, reason=why)
             self.end = End(code=ExitCode.HALTED, reason=f"{why} at step {item.step}")
         elif agreed.terminate:
             name = self.termination.reason or "a signal on another rank"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nsa.errors import NSAError
+from nsa.contract import (
+    CHECKPOINTS_DIR,
+    CHECKSUMS_JSON,
+    MODEL_FILE,
+    NSAError,
+    checkpoint_name,
+    checkpoint_step,
+)
 from nsa.train.engine import Engine
 from nsa.train.files import RecordWriteError, sync_folder, write_json
-
-CHECKSUMS = "checksums.json"
-_STEP = re.compile(r"^step_(\d+)$")
 
 
 class CheckpointError(NSAError):
@@ -48,13 +51,13 @@ def save(run_dir: Path, engine: Engine, *, step: int, position: dict[str, Any]) 
     nothing has the final name.
     """
     ranks = engine.ranks
-    final = run_dir / "checkpoints" / f"step_{step}"
-    temporary = final.with_name(f".step_{step}.tmp")
+    final = run_dir / CHECKPOINTS_DIR / checkpoint_name(step)
+    temporary = final.with_name(f".{final.name}.tmp")
     problem: OSError | None = None
     try:
         temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         if ranks.rank == 0:
-            _write(temporary / "model.pt", engine.model.state_dict())
+            _write(temporary / MODEL_FILE, engine.model.state_dict())
             _write(temporary / "optimizer.pt", _optimizer_state(engine))
         _write(temporary / f"rank{ranks.rank}.pt", _rank_state(engine, step, position))
     except (OSError, RuntimeError) as error:
@@ -68,7 +71,7 @@ def save(run_dir: Path, engine: Engine, *, step: int, position: dict[str, Any]) 
         raise RuntimeError(f"checkpoint {final}: another rank could not write its part")
     if ranks.rank == 0:
         sums = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
-        write_json(temporary / CHECKSUMS, {"step": step, "sha256": sums})
+        write_json(temporary / CHECKSUMS_JSON, {"step": step, "sha256": sums})
         temporary.rename(final)
         sync_folder(final.parent)
     if ranks.world_size > 1:
@@ -98,8 +101,8 @@ def find_step(path: Path, rank: int) -> tuple[Path, list[str]]:
 def damage(folder: Path, rank: int) -> str | None:
     """What is wrong with a checkpoint, by its digests; None when it is sound."""
     try:
-        listed: dict[str, str] = json.loads((folder / CHECKSUMS).read_bytes())["sha256"]
-        needed = {"model.pt", "optimizer.pt", f"rank{rank}.pt"}
+        listed: dict[str, str] = json.loads((folder / CHECKSUMS_JSON).read_bytes())["sha256"]
+        needed = {MODEL_FILE, "optimizer.pt", f"rank{rank}.pt"}
         if not needed <= set(listed):
             return f"holds no {', '.join(sorted(needed - set(listed)))}"
         for name, digest in listed.items():
@@ -116,7 +119,7 @@ def load(path: Path, engine: Engine) -> Restored:
     folder, refused = find_step(path, rank)
     if not engine.ranks.same_everywhere(str(folder.resolve())):
         raise CheckpointError(f"--resume {path}: the ranks found different sound checkpoints")
-    engine.model.load_state_dict(_read(folder / "model.pt"))
+    engine.model.load_state_dict(_read(folder / MODEL_FILE))
     state = _read(folder / "optimizer.pt")
     fused = engine.is_fused()
     for group in state["optimizer"]["param_groups"]:
@@ -137,16 +140,16 @@ def load(path: Path, engine: Engine) -> Restored:
 
 
 def _candidates(path: Path) -> list[Path]:
-    if _STEP.match(path.name):
-        limit, parent = int(path.name.removeprefix("step_")), path.parent
+    limit = checkpoint_step(path.name)
+    if limit is not None:
+        parent = path.parent
     else:
-        limit = None
-        parent = path if path.name == "checkpoints" else path / "checkpoints"
+        parent = path if path.name == CHECKPOINTS_DIR else path / CHECKPOINTS_DIR
     numbered = []
-    for folder in parent.glob("step_*"):
-        match = _STEP.match(folder.name)
-        if match and (limit is None or int(match.group(1)) <= limit):
-            numbered.append((int(match.group(1)), folder))
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        step = checkpoint_step(folder.name)
+        if step is not None and (limit is None or step <= limit):
+            numbered.append((step, folder))
     return [folder for _, folder in sorted(numbered, reverse=True)]
 
 

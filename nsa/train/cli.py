@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from nsa.errors import NSAError
+from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError
 from nsa.settings import Override
 from nsa.strictyaml import scalar
 
@@ -59,8 +59,7 @@ def _parser() -> _Parser:
         prog="python -m nsa.train",
         description="Train a Native-Sparse-Attention language model.",
         epilog="NSA_* variables: see `runbook toggles`. A flag wins over NSA_*, NSA_* over the "
-        "config. Exit codes: 0 success, 1 crash, 2 config, 10 halted, 11 non-finite loss, "
-        "12 out of memory, 13 pre-empted.",
+        "config. Exit codes: " + "; ".join(f"{code:d} {code.meaning}" for code in ExitCode) + ".",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -102,7 +101,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         problems.append(f"--profile-steps {known.profile_steps}: must be a whole number >= 0")
         profile = 0
     return Flags(
-        config=known.config or environ.get("CONFIG") or None,
+        config=known.config or environ.get(CONFIG_VARIABLE) or None,
         ddp=known.ddp,
         resume=known.resume,
         save=known.save,

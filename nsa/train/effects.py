@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nsa.contract import SELECTION_RANGES
 from nsa.toggles import TOGGLES, ToggleSet
 from nsa.train.engine import Engine
 
@@ -57,7 +58,7 @@ def _judge(name: str, seen: Seen) -> Evidence:
 
 def _prefill(seen: Seen) -> Evidence:
     layers = seen.engine.plan.config.model.n_layers
-    calls = sum(n for name, n in seen.ranges.items() if name.startswith("nsa.sel.ranges_"))
+    calls = sum(seen.ranges.get(name, 0) for name in SELECTION_RANGES.values())
     per_layer = calls / layers
     # Batched prefill builds the ranges once per layer, the sequential one once per token.
     path = "batched" if per_layer == 1 else "sequential" if per_layer > 1 else "none"
@@ -66,9 +67,9 @@ def _prefill(seen: Seen) -> Evidence:
 
 
 def _ranges(seen: Seen) -> Evidence:
-    names = sorted(n for n in seen.ranges if n.startswith("nsa.sel.ranges_"))
+    names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges))
     asked = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-    return names == [f"nsa.sel.ranges_{asked}"], {"ranges": names}
+    return names == [SELECTION_RANGES[asked]], {"ranges": names}
 
 
 def _fused(seen: Seen) -> Evidence:

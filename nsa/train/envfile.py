@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import nsa
+from nsa.contract import ENV_JSON
 from nsa.flops import model_flops_per_token
 from nsa.train.files import write_json
 from nsa.train.launch import LaunchPlan
@@ -206,4 +207,4 @@ def write_env(
         "notes": notes,
         "arms": plan.schedule.model_dump() if plan.schedule else None,
     }
-    write_json(run_dir / "env.json", content)
+    write_json(run_dir / ENV_JSON, content)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import SDPA_AUDIT_JSON, SELECTION_RANGES, TRACE_FILE, Event
 from nsa.ranges import count_ranges
 from nsa.train.arms import Block
 from nsa.train.audit import KernelAudit
@@ -34,7 +35,7 @@ class EffectLog:
         """One toggle of a block: did it take effect, and what shows it."""
         value = block.toggles.values[name]
         self.heartbeat.write(
-            "effect",
+            Event.EFFECT,
             toggle=name,
             value=value,
             took_effect=took,
@@ -47,7 +48,7 @@ class EffectLog:
     def audit(self, arm: str, audit: KernelAudit) -> None:
         """Keep an arm's kernels and write the file anew."""
         self._audits[arm] = {"branches": audit.branches()}
-        write_json(self.run_dir / "sdpa_audit.json", {"arms": self._audits})
+        write_json(self.run_dir / SDPA_AUDIT_JSON, {"arms": self._audits})
         shown = ", ".join(f"{branch}={kernel}" for branch, kernel in audit.kernels().items())
         say(f"[sdpa] {arm or 'run'}: {shown}")
 
@@ -58,9 +59,9 @@ class EffectLog:
         if not block.toggles.flag("NSA_NVTX"):
             return
         version = "v2" if block.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-        name = f"nsa.sel.ranges_{version}"
+        name = SELECTION_RANGES[version]
         found = name in profiler.summary["ranges"]
-        evidence = {"range": name, "in_trace": found, "trace": "trace_rank0.json.gz"}
+        evidence = {"range": name, "in_trace": found, "trace": TRACE_FILE}
         self.effect(block, "NSA_NVTX", found, evidence)
 
 
@@ -119,7 +120,7 @@ class BlockEvidence:
         block, sizes = self.block, self._bucket_sizes()
         if sizes is not None:
             self.log.heartbeat.write(
-                "ddp_buckets", arm=block.arm, block=block.index, sizes_mib=sizes
+                Event.DDP_BUCKETS, arm=block.arm, block=block.index, sizes_mib=sizes
             )
         if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
             self.log.audit(block.arm, self._audit)

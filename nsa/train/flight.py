@@ -14,14 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import FLIGHTS
 from nsa.train.files import write_bytes
 
 KEPT = 2000
-
-
-def flight_path(run_dir: Path, rank: int) -> Path:
-    """Where the record of a rank lies."""
-    return run_dir / f"flight_rank{rank}.json"
 
 
 def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path | None:
@@ -44,7 +40,7 @@ def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path |
         "columns": ["seq", "op", "sizes", "dtypes", "created_ns", "retired"],
         "entries": entries[-KEPT:],
     }
-    path = flight_path(run_dir, rank)
+    path = run_dir / FLIGHTS.name(rank)
     write_bytes(path, json.dumps(document, separators=(",", ":")).encode())
     return path
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import HEARTBEATS, Event, Phase
 from nsa.train.files import LineFile, plain
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +36,7 @@ class Heartbeat:
 
     def __init__(self, *, rank: int, token: str) -> None:
         self.rank, self.token = rank, token
-        self.step, self.phase = 0, "init"
+        self.step, self.phase = 0, Phase.INIT
         self.cuda_mib: Callable[[], float] | None = None
         self.memory = ResidentMemory()
         self._pid = os.getpid()
@@ -47,12 +48,12 @@ class Heartbeat:
     def open(self, run_dir: Path) -> None:
         """Create `heartbeat_rank{r}.jsonl`. Raises FileExistsError for an earlier launch's."""
         self.run_dir = run_dir
-        self._file = LineFile(run_dir / f"heartbeat_rank{self.rank}.jsonl")
+        self._file = LineFile(run_dir / HEARTBEATS.name(self.rank))
         for line in self._early:
             self._file.append(json.dumps(line | {"token": self.token}))
         self._early = []
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: Event, **fields: Any) -> None:
         """Append one event with times, memory, step and phase."""
         line = {
             "event": event,

@@ -10,8 +10,8 @@ from typing import Any
 
 from nsa import passthrough
 from nsa.config import ModelConfig
+from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.data.vocab import VOCAB_SIZES
-from nsa.errors import NSAError
 from nsa.settings import Loaded, TrainerConfig, load_config, raise_problems
 from nsa.toggles import TOGGLES, ToggleSet, Value, contradictions, read_values, with_safe_mode
 from nsa.train.arms import ArmFile, Block, load_blocks
@@ -198,10 +198,10 @@ def _ddp(asked: str, place: Place, problems: list[str]) -> bool:
 
 
 def _harness(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
-    token = environ.get("RUNBOOK_RUN_TOKEN")
+    token = environ.get(RUN_TOKEN_VARIABLE)
     if token is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", token):
-        problems.append(f"RUNBOOK_RUN_TOKEN={token!r}: must be 8 to 64 hexadecimal digits")
-    folder = environ.get("RUNBOOK_RUN_DIR")
+        problems.append(f"{RUN_TOKEN_VARIABLE}={token!r}: must be 8 to 64 hexadecimal digits")
+    folder = environ.get(RUN_DIR_VARIABLE)
     return (Path(folder) if folder else None), token
 
 

@@ -6,6 +6,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from nsa.contract import (
+    CHECKPOINTS_DIR,
+    ENOUGH_FILE,
+    HALT_FILE,
+    Event,
+    ExitCode,
+    Phase,
+    checkpoint_name,
+)
 from nsa.data.batch import Batch, Source
 from nsa.train import checkpoint
 from nsa.train.arms import Block
@@ -15,7 +24,6 @@ from nsa.train.clock import StepClock
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluate import validation_loss
 from nsa.train.evidence import BlockEvidence, EffectLog
-from nsa.train.exits import ExitCode
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.log import say
@@ -52,13 +60,13 @@ class Loop:
             tables=tables,
             heartbeat=heartbeat,
             termination=termination,
-            halt_file=run_dir / ".HALT",
+            halt_file=run_dir / HALT_FILE,
         )
         self.log = EffectLog(heartbeat, run_dir)
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self._early = first_batch
-        self._halt = run_dir / ".HALT"
+        self._halt = run_dir / HALT_FILE
         self._dump_every = int(plan.toggles.number("NSA_MEM_DUMP_EVERY"))
         self.profiler: StepProfiler | None = None
         if plan.flags.profile_steps and self.ranks.rank == 0:
@@ -90,7 +98,7 @@ class Loop:
         if not self.ranks.any(error is not None):
             return True
         text = error or "another rank could not run it"
-        self.heartbeat.write("arm_failed", arm=block.arm, block=block.index, error=text)
+        self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
         say(f"[arms] {block.arm} cannot run: {text}", rank=self.ranks.rank)
         return False
 
@@ -133,9 +141,9 @@ class Loop:
         evidence.emit()
 
     def _enough(self) -> bool:
-        found = self.ranks.any((self.run_dir / ".ENOUGH").exists())
+        found = self.ranks.any((self.run_dir / ENOUGH_FILE).exists())
         if found:
-            self.heartbeat.write("enough")
+            self.heartbeat.write(Event.ENOUGH)
         return found
 
     # -- one step ------------------------------------------------------------------------------
@@ -144,15 +152,15 @@ class Loop:
         """One optimizer step, with everything that is written about it."""
         self.step += 1
         beat, clock = self.heartbeat, self.clock
-        beat.step, beat.phase = self.step, "data"
-        beat.write("step_start")
+        beat.step, beat.phase = self.step, Phase.DATA
+        beat.write(Event.STEP_START)
         self._memory_dump("pre")
         if self.profiler and self.profiler.before_step():
             clock.restart()
         with clock.part("fetch"):
             batches = self._fetch()
-        beat.phase = "step" if self.done else "first_step"
-        beat.write("fetched")
+        beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
+        beat.write(Event.FETCHED)
         outcome = self.engine.compute(batches, clock, evidence.watch())
         posted = self._post(outcome)
         rate = self.engine.update(self.step, clock)
@@ -176,7 +184,7 @@ class Loop:
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
         self._memory_dump("post")
-        beat.write("step_end")
+        beat.write(Event.STEP_END)
         if evidence.step_done():
             clock.restart()
 
@@ -225,21 +233,21 @@ class Loop:
 
     def _evaluate(self) -> None:
         beat, begin = self.heartbeat, perf_counter()
-        beat.phase = "eval"
-        beat.write("eval_start")
+        beat.phase = Phase.EVAL
+        beat.write(Event.EVAL_START)
         loss = validation_loss(self.engine, self.source, self.plan.config.train.eval_batches)
         self.tables.val(self.step, loss)
-        beat.write("eval", loss=loss, seconds=round(perf_counter() - begin, 4))
+        beat.write(Event.EVAL, loss=loss, seconds=round(perf_counter() - begin, 4))
         say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)
         beat.sync()
 
     def _save(self) -> None:
         beat, begin = self.heartbeat, perf_counter()
-        beat.phase = "checkpoint"
-        beat.write("checkpoint_start")
+        beat.phase = Phase.CHECKPOINT
+        beat.write(Event.CHECKPOINT_START)
         path = checkpoint.save(self.run_dir, self.engine, step=self.step, position=self.position)
         seconds = round(perf_counter() - begin, 4)
-        beat.write("checkpoint", path=str(path.relative_to(self.run_dir)), seconds=seconds)
+        beat.write(Event.CHECKPOINT, path=str(path.relative_to(self.run_dir)), seconds=seconds)
         say(f"[checkpoint] {path} in {seconds:.2f} s", rank=self.ranks.rank)
         self.tables.sync()
         beat.sync()
@@ -249,7 +257,7 @@ class Loop:
         asked = self.plan.flags.save or (
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )
-        saved = (self.run_dir / "checkpoints" / f"step_{self.step}").exists()
+        saved = (self.run_dir / CHECKPOINTS_DIR / checkpoint_name(self.step)).exists()
         if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
             self._save()
         return end

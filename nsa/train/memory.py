@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from nsa.contract import Event, memory_file
 from nsa.train.files import write_json
 from nsa.train.heartbeat import MIB, Heartbeat
 
@@ -18,6 +19,6 @@ def write_snapshot(run_dir: Path, heartbeat: Heartbeat, *, when: str, step: int)
         facts["cuda_reserved_mib"] = torch.cuda.memory_reserved() / MIB
         facts["cuda_peak_mib"] = torch.cuda.max_memory_allocated() / MIB
         facts["cuda_stats"] = dict(torch.cuda.memory_stats())
-    path = run_dir / f"mem_{when}_step{step}_rank{heartbeat.rank}.json"
+    path = run_dir / memory_file(when=when, step=step, rank=heartbeat.rank)
     write_json(path, facts)
-    heartbeat.write("memory_dump", path=path.name)
+    heartbeat.write(Event.MEMORY_DUMP, path=path.name)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from nsa.train.exits import ExitCode
+from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode
 
 _PR_SET_PDEATHSIG = 1
 # A rank that cannot finish its step after SIGTERM is stuck; torchrun would kill it after 30 s.
@@ -23,7 +23,7 @@ def arm_death_signal(environ: Mapping[str, str]) -> bool:
     """Die (SIGKILL) when the launcher dies. Only under torchrun or the harness: a trainer that a
     person put into the background must outlive the shell. Returns whether it was armed.
     """
-    if "TORCHELASTIC_RUN_ID" not in environ and "RUNBOOK_RUN_TOKEN" not in environ:
+    if "TORCHELASTIC_RUN_ID" not in environ and RUN_TOKEN_VARIABLE not in environ:
         return False
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -45,7 +45,7 @@ def dump_stacks_on_usr1(file: IO[str] | None = None) -> None:
 
 def open_stackdump(run_dir: Path, rank: int) -> IO[str]:
     """The file that SIGUSR1 and fatal signals (SIGSEGV, SIGABRT) write to; empty until then."""
-    path = run_dir / f"stackdump_rank{rank}_{os.getpid()}.txt"
+    path = run_dir / STACKDUMPS.name(rank, os.getpid())
     file = path.open("w", encoding="utf-8")
     dump_stacks_on_usr1(file)
     faulthandler.enable(file=file, all_threads=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import PROFILE_JSON, TRACE_FILE
 from nsa.train.files import write_json
 from nsa.train.launch import PROFILE_WARMUP_STEPS
 
@@ -61,7 +62,7 @@ class StepProfiler:
             # closing the profiler under it corrupts the heap.
             time.sleep(_SETTLE_S)
             self._torch.__exit__(None, None, None)
-            self._torch.export_chrome_trace(str(self.run_dir / "trace_rank0.json.gz"))
+            self._torch.export_chrome_trace(str(self.run_dir / TRACE_FILE))
             self.summary = summarise(self._torch, self.steps)
             self._torch = None
             return True
@@ -69,7 +70,7 @@ class StepProfiler:
             self._python.disable()
             if self.summary is not None:
                 self.summary["top_python"] = top_functions(self._python)
-                write_json(self.run_dir / "profile_rank0.json", self.summary)
+                write_json(self.run_dir / PROFILE_JSON, self.summary)
             self._python = None
             self.complete = True
             return True

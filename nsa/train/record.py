@@ -6,19 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsa import contract
 from nsa.train.files import LineFile
 from nsa.train.log import say
 
 if TYPE_CHECKING:
     from nsa.module import GateStats
 
-TRAINING_HEADER = (
-    "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
-)
-GATES_HEADER = (
-    "step,entropy,max_gate,share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
-)
-VAL_HEADER = "step,loss"
+_TRAINING_NAMES = contract.names(contract.TRAINING_COLUMNS)
 
 
 class Tables:
@@ -34,11 +29,11 @@ class Tables:
         if rank != 0:
             return
         if csv:
-            self._training = _table(run_dir / "training.csv", TRAINING_HEADER)
-            self._val = _table(run_dir / "val.csv", VAL_HEADER)
-        self._gates = _table(run_dir / "gates.csv", GATES_HEADER)
+            self._training = _table(run_dir / contract.TRAINING_CSV, contract.TRAINING_COLUMNS)
+            self._val = _table(run_dir / contract.VAL_CSV, contract.VAL_COLUMNS)
+        self._gates = _table(run_dir / contract.GATES_CSV, contract.GATES_COLUMNS)
         if board:
-            self._board = open_board(run_dir / "tb")
+            self._board = open_board(run_dir / contract.TENSORBOARD_DIR)
 
     @property
     def has_board(self) -> bool:
@@ -80,12 +75,9 @@ class Tables:
                 self._board.add_scalar(name, value, step)
 
 
-_TRAINING_NAMES = TRAINING_HEADER.split(",")
-
-
-def _table(path: Path, header: str) -> LineFile:
+def _table(path: Path, columns: tuple[contract.Column, ...]) -> LineFile:
     table = LineFile(path)
-    table.append(header)
+    table.append(",".join(contract.names(columns)))
     return table
 
 

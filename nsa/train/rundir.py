@@ -7,18 +7,19 @@ import secrets
 import time
 from pathlib import Path
 
+from nsa import contract
 from nsa.settings import ConfigError
 
 _LEFTOVERS = (
-    "training.csv",
-    "val.csv",
-    "gates.csv",
-    "env.json",
-    ".HALT",
-    ".ENOUGH",
-    "heartbeat_rank*.jsonl",
-    "sdpa_audit.json",
-    "checkpoints",
+    contract.TRAINING_CSV,
+    contract.VAL_CSV,
+    contract.GATES_CSV,
+    contract.ENV_JSON,
+    contract.HALT_FILE,
+    contract.ENOUGH_FILE,
+    contract.HEARTBEATS.glob(),
+    contract.SDPA_AUDIT_JSON,
+    contract.CHECKPOINTS_DIR,
 )
 
 
@@ -41,7 +42,7 @@ def leftovers(run_dir: Path, world_size: int) -> list[str]:
     found: list[str] = []
     for pattern in _LEFTOVERS:
         found += sorted(path.name for path in run_dir.glob(pattern))
-    ours = {f"heartbeat_rank{rank}.jsonl" for rank in range(1, world_size)}
+    ours = {contract.HEARTBEATS.name(rank) for rank in range(1, world_size)}
     return [name for name in found if name not in ours]
 
 
@@ -53,7 +54,7 @@ def claim(run_dir: Path, world_size: int) -> None:
         raise ConfigError(f"run directory {run_dir}: {error.strerror or error}") from error
     found = leftovers(run_dir, world_size)
     if found:
-        stale = " (a stale .HALT is refused, not obeyed)" if ".HALT" in found else ""
+        stale = " (a stale .HALT is refused, not obeyed)" if contract.HALT_FILE in found else ""
         raise ConfigError(
             f"run directory {run_dir} belongs to an earlier launch: it holds "
             f"{', '.join(found)}{stale}; give every launch a directory of its own"
@@ -64,4 +65,4 @@ def link_latest(run_dir: Path) -> None:
     """Point `latest` beside the directory at it, replacing the link in one step."""
     temporary = run_dir.parent / f".latest-{os.getpid()}"
     temporary.symlink_to(run_dir.name)
-    temporary.replace(run_dir.parent / "latest")
+    temporary.replace(run_dir.parent / contract.LATEST_LINK)

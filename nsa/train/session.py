@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from nsa import ranges
+from nsa.contract import Event, ExitCode, Phase
 from nsa.data.batch import Batch, DataError, DataStallError, Source
 from nsa.data.open import open_source
 from nsa.settings import ConfigError
@@ -17,7 +18,6 @@ from nsa.train import checkpoint
 from nsa.train.book import End
 from nsa.train.engine import Engine
 from nsa.train.envfile import effective, write_env
-from nsa.train.exits import ExitCode
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
 from nsa.train.launch import LaunchPlan
@@ -93,10 +93,10 @@ def _write_flight(beat: Heartbeat) -> None:
 def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
     if beat.on_exit is not None:
         beat.on_exit()
-    beat.phase = "exit"
+    beat.phase = Phase.EXIT
     try:
         beat.write(
-            "exit",
+            Event.EXIT,
             code=int(ending.end.code),
             reason=ending.end.reason,
             steps_done=ending.steps_done,
@@ -117,7 +117,7 @@ class _Session:
 
     def run(self) -> None:
         plan, beat = self.plan, self.beat
-        beat.write("boot")
+        beat.write(Event.BOOT)
         if plan.run_dir is not None and plan.run_token is not None:
             self._open(plan.run_dir.resolve())
         device = choose_device(plan)
@@ -131,14 +131,14 @@ class _Session:
         source, first = self._source(ranks)
         start_step = self._resume(engine, source) if plan.flags.resume else 0
         if first is None:
-            beat.phase = "data"
-            beat.write("data_start")
+            beat.phase = Phase.DATA
+            beat.write(Event.DATA_START)
             first = source.fetch()
         if ranks.rank == 0:
             self._describe(run_dir, engine, source)
         tables = self._tables(run_dir)
-        beat.phase = "init"
-        beat.write("init_done")
+        beat.phase = Phase.INIT
+        beat.write(Event.INIT_DONE)
         beat.sync()
         loop = Loop(
             plan,
@@ -199,8 +199,8 @@ class _Session:
         data = self.plan.config.data
         if data.dataset in ("synthetic", "markov"):
             return self._open_source(ranks, data.dataset), None
-        self.beat.phase = "data"
-        self.beat.write("data_start")
+        self.beat.phase = Phase.DATA
+        self.beat.write(Event.DATA_START)
         resuming = self.plan.flags.resume is not None
         problem: Exception | None = None
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.toggles import TOGGLES
 from runbook.records.evidence import Effect, LaunchEvidence
 

@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises UsageError that lists everything wrong with the environment."""
-    from nsa.errors import NSAError
+    from nsa.contract import NSAError
     from nsa.toggles import TOGGLES, parse_toggles
 
     console = console_for(args)

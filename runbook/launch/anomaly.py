@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
 from runbook.files import utc_text, write_atomic

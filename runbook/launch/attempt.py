@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa.contract import ENOUGH_FILE, TRAINING_CSV, ExitCode
 from runbook.files import utc_text, write_atomic
 from runbook.launch.anomaly import Thresholds
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
@@ -40,7 +41,9 @@ _POLL_S = 0.1
 _TERM_GRACE_S = 2.0
 # After one rank has failed, what the others and torchrun may still take before they are ended.
 _FAILED_GRACE_S = 1.0
-_AGREED_CODES = (0, 10, 11, 13)
+_AGREED_CODES = (
+    ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED,
+)  # fmt: skip
 _LOOK_EVERY_S = 0.5
 
 
@@ -261,8 +264,8 @@ class Attempt:
         blocks = first.step // per_round if first else 0
         if blocks > self._blocks_seen:
             self._blocks_seen = blocks
-            if self.options.enough(self.run_dir / "training.csv"):
-                (self.run_dir / ".ENOUGH").touch()
+            if self.options.enough(self.run_dir / TRAINING_CSV):
+                (self.run_dir / ENOUGH_FILE).touch()
 
     def _watch_numbers(self) -> None:
         for anomaly in self.monitor.look_and_record() if self.monitor else ():

@@ -7,19 +7,19 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsa.contract import RANK_LINE, ExitCode
 from runbook.launch.ranks import RankState
 from runbook.records import LaunchStatus, RankExit
 
-_BY_CODE = {
-    2: LaunchStatus.CONFIG_ERROR,
-    10: LaunchStatus.HALTED,
-    11: LaunchStatus.NON_FINITE,
-    12: LaunchStatus.OUT_OF_MEMORY,
-    13: LaunchStatus.PREEMPTED,
+_BY_CODE: dict[int, LaunchStatus] = {
+    ExitCode.CONFIG: LaunchStatus.CONFIG_ERROR,
+    ExitCode.HALTED: LaunchStatus.HALTED,
+    ExitCode.NONFINITE: LaunchStatus.NON_FINITE,
+    ExitCode.OUT_OF_MEMORY: LaunchStatus.OUT_OF_MEMORY,
+    ExitCode.PREEMPTED: LaunchStatus.PREEMPTED,
 }
-_AGREED = (10, 11)
+_AGREED = (ExitCode.HALTED, ExitCode.NONFINITE)
 _ELSEWHERE = "another rank"
-_OTHER_RANK = re.compile(r"^\[rank\s?(\d+)\]")
 # torchrun says at once which of its children ended first, and how.
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _COMMUNICATION = re.compile(
@@ -156,10 +156,15 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
     """The rank whose end the others followed: a named code outranks a peer's broken pipe."""
     when = {state.rank: state.died_at or state.changed_at for state in ranks}
     dead = {state.rank for state in ranks if state.died_at is not None}
-    # Pre-empted (13) is what a parent's SIGTERM leaves behind, so it is nobody's fault.
-    bad = [e for e in exits if e.code not in (0, 13, None) or (e.code is None and e.rank in dead)]
+    # Pre-empted is what a parent's SIGTERM leaves behind, so it is nobody's fault.
+    bad = [
+        e
+        for e in exits
+        if e.code not in (ExitCode.SUCCESS, ExitCode.PREEMPTED, None)
+        or (e.code is None and e.rank in dead)
+    ]
     named = [e for e in bad if e.signal is not None or e.code in _BY_CODE]
-    for group in (named, bad, [e for e in exits if e.code == 13]):
+    for group in (named, bad, [e for e in exits if e.code == ExitCode.PREEMPTED]):
         if group:
             return min(group, key=lambda e: (_ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
     return None
@@ -170,7 +175,7 @@ def _wordless(culprit: RankExit, console: Sequence[str]) -> str:
     other = [
         line
         for line in console
-        if (m := _OTHER_RANK.match(line)) is None or int(m.group(1)) == culprit.rank
+        if (m := RANK_LINE.match(line)) is None or int(m.group(1)) == culprit.rank
     ]
     code = f"exit code {culprit.code}"
     word = _last_error(other)
@@ -195,7 +200,7 @@ def _ended_by_signal(culprit: RankExit, oom: tuple[int | None, int | None]) -> E
 def _without_culprit(
     exits: Sequence[RankExit], child_code: int | None, wanted: int, console: Sequence[str]
 ) -> End:
-    if child_code == 2 and not exits:
+    if child_code == ExitCode.CONFIG and not exits:
         return End(status=LaunchStatus.CONFIG_ERROR, cause=_last_error(console) or "exit code 2")
     if child_code == 0:
         silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})

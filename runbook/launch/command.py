@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.records import Launch
@@ -81,7 +82,7 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
             steps = launch.retry_steps
             _replace_option(words, "--steps", str(steps))
         if launch.schedule is not None:
-            arms = run_dir / "arms.json"
+            arms = run_dir / ARMS_JSON
             arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
             words += ["--arms", str(arms)]
     else:
@@ -119,7 +120,7 @@ def _executable(words: list[str], port: int | None) -> list[str]:
 
 
 def _place_config(launch: Launch, run_dir: Path, words: list[str], env: dict[str, str]) -> None:
-    named = _option(words, _CONFIG_FLAG) or env.get("CONFIG") or launch.config
+    named = _option(words, _CONFIG_FLAG) or env.get(CONFIG_VARIABLE) or launch.config
     if not named:
         return
     path = resolve_config(named)
@@ -127,8 +128,8 @@ def _place_config(launch: Launch, run_dir: Path, words: list[str], env: dict[str
         path = _write_effective(path, launch.config_overrides, run_dir / "config.yaml")
     if _option(words, _CONFIG_FLAG):
         _replace_option(words, _CONFIG_FLAG, str(path))
-    elif "CONFIG" in env:
-        env["CONFIG"] = str(path)
+    elif CONFIG_VARIABLE in env:
+        env[CONFIG_VARIABLE] = str(path)
     else:
         words += [_CONFIG_FLAG, str(path)]
 

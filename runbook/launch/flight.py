@@ -8,14 +8,14 @@ number, other operation or shape) from one that never came and from one that com
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"^flight_rank(\d+)\.json$")
+from nsa.contract import FLIGHTS
+
 _LARGEST_BYTES = 64 << 20
 _LONGEST_PERIOD = 256
 _CONTEXT = 12
@@ -86,12 +86,7 @@ class Straggler:
 
 def flight_files(run_dir: Path) -> dict[int, Path]:
     """The records of a run directory, by rank."""
-    found = {}
-    for path in run_dir.iterdir():
-        match = _NAME.match(path.name)
-        if match and path.is_file():
-            found[int(match.group(1))] = path
-    return dict(sorted(found.items()))
+    return FLIGHTS.found_in(run_dir)
 
 
 def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:

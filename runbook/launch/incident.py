@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
 from runbook.launch.classify import End
 from runbook.launch.flight import (
@@ -29,7 +30,6 @@ from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, process_state
 from runbook.records import LaunchStatus
 
-_STACK_NAME = re.compile(r"^stackdump_rank(\d+)_")
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
 
 
@@ -97,10 +97,10 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
     """Ranks whose main thread is in code of its own: not inside torch, waiting for the others."""
     busy = set()
     for path in files:
-        match = _STACK_NAME.match(path.name)
-        innermost = _innermost_file(path.read_text("utf-8", "replace")) if match else ""
-        if match and innermost and "/torch/" not in innermost:
-            busy.add(int(match.group(1)))
+        rank = STACKDUMPS.rank_of(path.name)
+        innermost = _innermost_file(path.read_text("utf-8", "replace")) if rank is not None else ""
+        if rank is not None and innermost and "/torch/" not in innermost:
+            busy.add(rank)
     return frozenset(busy)
 
 
@@ -130,7 +130,7 @@ def _main_frames(dump: str) -> list[tuple[str, str, str]]:
 
 
 def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in run_dir.glob(f"stackdump_rank{rank}_*.txt")}
+    return {path: path.stat().st_size for path in run_dir.glob(STACKDUMPS.glob(rank))}
 
 
 def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[Path]:
@@ -165,7 +165,7 @@ def _read_from_outside(run_dir: Path, state: RankState) -> Path | None:
         return None
     if not done.stdout.strip():
         return None
-    path = run_dir / f"stackdump_rank{state.rank}_outside.txt"
+    path = run_dir / STACKDUMPS.name(state.rank, "outside")
     path.write_text(done.stdout, encoding="utf-8")
     return path
 
@@ -223,7 +223,7 @@ def bundle(
         straggler = find_straggler(flights)
         return end, [], (straggler.text(),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
-    files = [p for p in sorted(run_dir.glob("stackdump_rank*.txt")) if p.stat().st_size]
+    files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
     files += flight_files(run_dir).values()
     files += [p for name in (".anomaly_type", "anomalies.jsonl") if (p := run_dir / name).is_file()]
     summary = run_dir / "incident.json"
@@ -250,7 +250,7 @@ def _exact(end: End, flights: dict[int, Flight], run_dir: Path, console: Sequenc
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
     told = {rank: f.collectives[-1] for rank, f in flights.items() if f.collectives}
-    stacks = [p for p in run_dir.glob(f"stackdump_rank{aborted}_*.txt") if p.stat().st_size]
+    stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
     place = python_place(stacks[0]) if stacks else ""
     seen = [f"rank {rank}: {last.text()}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")

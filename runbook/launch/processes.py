@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from nsa.contract import CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
-from runbook.launch.reaper import GOOD_BYE, TOKEN_VARIABLE, kill_all
-
-RUN_DIR_VARIABLE = "RUNBOOK_RUN_DIR"
+from runbook.launch.reaper import GOOD_BYE, kill_all
 
 # What a process needs to run on this machine. Toggles are not among them: a launch gets exactly
 # the ones that its plan shows.
@@ -32,7 +31,7 @@ _FROM_MACHINE = (
 
 _FROM_PLAN = (
     "NSA_*", "NCCL_*", "TORCH_*", "TORCHELASTIC_*", "TORCHINDUCTOR_*", "PYTORCH_*", "CUDA_*",
-    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", "CONFIG",
+    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", CONFIG_VARIABLE,
 )  # fmt: skip
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
@@ -70,7 +69,7 @@ def build_environment(
     if loopback:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(plan)
-    environment[TOKEN_VARIABLE] = token
+    environment[RUN_TOKEN_VARIABLE] = token
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     return environment
 

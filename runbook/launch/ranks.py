@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import Event, Phase
 from runbook.launch.endings import exit_code_of
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import heartbeat_files
@@ -109,9 +110,9 @@ class RankWatch:
         if isinstance(mono, int | float):
             state.spoke_mono = float(mono)  # exact, but only fit for comparing ranks
             self._time_steps(state, float(mono))
-        if state.event == "progress" and isinstance(record.get("toks_per_s"), int | float):
+        if state.event == Event.PROGRESS and isinstance(record.get("toks_per_s"), int | float):
             state.toks_per_s = float(record["toks_per_s"])
-        if state.event == "exit":
+        if state.event == Event.EXIT:
             code, done = record.get("code"), record.get("steps_done")
             state.exit_code = code if isinstance(code, int) else 1
             state.exit_reason = str(record.get("reason") or "")
@@ -131,9 +132,9 @@ class RankWatch:
             state.foreign_pid = pid
 
     def _time_steps(self, state: RankState, mono: float) -> None:
-        if state.event == "step_start":
-            state.step_started_mono = mono if state.phase != "first_step" else None
-        elif state.event == "step_end" and state.step_started_mono is not None:
+        if state.event == Event.STEP_START:
+            state.step_started_mono = mono if state.phase != Phase.FIRST_STEP else None
+        elif state.event == Event.STEP_END and state.step_started_mono is not None:
             state.longest_step_s = max(state.longest_step_s, mono - state.step_started_mono)
             state.step_started_mono = None
 

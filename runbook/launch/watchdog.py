@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa.contract import Event, Phase
 from runbook.launch.ranks import RankState
 from runbook.records import Launch
 
@@ -46,13 +47,13 @@ class Budgets:
 
         A step may always take five times as long as the longest one seen in this launch.
         """
-        budgets = {
-            "init": self.init_s,
-            "first_step": self.first_step_s,
-            "data": self.data_s,
-            "eval": self.eval_s,
-            "checkpoint": self.checkpoint_s,
-            "exit": self.exit_s,
+        budgets: dict[str, float] = {
+            Phase.INIT: self.init_s,
+            Phase.FIRST_STEP: self.first_step_s,
+            Phase.DATA: self.data_s,
+            Phase.EVAL: self.eval_s,
+            Phase.CHECKPOINT: self.checkpoint_s,
+            Phase.EXIT: self.exit_s,
         }
         if phase in budgets:
             return budgets[phase]
@@ -60,8 +61,10 @@ class Budgets:
 
 
 _SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
-_PHASE_ORDER = ("init", "first_step", "data", "step", "eval", "checkpoint", "exit")
-_EVENT_ORDER = ("step_start", "fetched", "progress", "step_end")
+_PHASE_ORDER: tuple[str, ...] = (
+    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.EXIT,
+)  # fmt: skip
+_EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import HEARTBEATS, Event
 from runbook.records.evidence import Effect, RankLog
 
 _BLOCK_BYTES = 2 << 20
-_NAME = re.compile(r"^heartbeat_rank(\d+)\.jsonl$")
 _KEPT_PER_KIND = 4096
 _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()
@@ -21,12 +20,7 @@ _BETWEEN = f",{_MARK},".encode()
 
 def heartbeat_files(run_dir: Path) -> dict[int, Path]:
     """The heartbeat files of a run directory, by rank."""
-    found = {}
-    for path in run_dir.iterdir():
-        match = _NAME.match(path.name)
-        if match and path.is_file():
-            found[int(match.group(1))] = path
-    return dict(sorted(found.items()))
+    return HEARTBEATS.found_in(run_dir)
 
 
 class _Collector:
@@ -62,11 +56,11 @@ class _Collector:
         if rank != self.rank and isinstance(rank, int):
             self.other_ranks.add(rank)
         self._clock_and_memory(record)
-        if event in ("step_start", "step_end", "progress"):
+        if event in (Event.STEP_START, Event.STEP_END, Event.PROGRESS):
             self._step(record)
-            if event == "progress":
+            if event == Event.PROGRESS:
                 self._gates(record)
-        elif event == "effect":
+        elif event == Event.EFFECT:
             self._effect(record)
         else:
             self._keep(event, record)
@@ -155,7 +149,7 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     damaged = bool(problems)
     if torn:
         problems.append(f"a torn last line was dropped ({torn} bytes)")
-    ended = collector.last("exit")
+    ended = collector.last(Event.EXIT)
     return RankLog(
         rank=rank,
         path=name.as_posix(),
@@ -171,9 +165,9 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         peak_cuda_mib=collector.peaks.get("cuda_mib"),
         counts=dict(collector.counts),
         effects=tuple(collector.effects),
-        ddp_buckets=tuple(collector.kept.get("ddp_buckets", ())),
-        arm_failures=tuple(collector.kept.get("arm_failed", ())),
-        nonfinite=collector.last("nonfinite") or None,
+        ddp_buckets=tuple(collector.kept.get(Event.DDP_BUCKETS, ())),
+        arm_failures=tuple(collector.kept.get(Event.ARM_FAILED, ())),
+        nonfinite=collector.last(Event.NONFINITE) or None,
         halt_reason=_halt_reason(collector),
         gate_entropy_last=collector.gates.get("gate_entropy"),
         max_gate_last=collector.gates.get("max_gate"),
@@ -199,7 +193,9 @@ def _collect(path: Path, collector: _Collector) -> tuple[str, int]:
 
 
 def _halt_reason(collector: _Collector) -> str | None:
-    return str(collector.last("halt").get("reason", "")) if collector.counts["halt"] else None
+    return (
+        str(collector.last(Event.HALT).get("reason", "")) if collector.counts[Event.HALT] else None
+    )
 
 
 def _whole(value: object) -> int | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from nsa import contract
 from runbook.read.documents import (
     GPU_SAMPLES,
     file_sha256,
@@ -20,9 +21,12 @@ from runbook.read.training import GATES, read_training_csv
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog
 
-_CONSOLE, _TRAINING, _GATES = "console.log", "training.csv", "gates.csv"
-_ENV, _AUDIT, _PROFILE = "env.json", "sdpa_audit.json", "profile_rank0.json"
-_TRACE, _JUNIT, _GPU = "trace_rank0.json.gz", "junit.xml", "gpu_samples.csv"
+_CONSOLE, _JUNIT, _GPU = "console.log", "junit.xml", "gpu_samples.csv"
+_DOCUMENTS = {
+    "env": contract.ENV_JSON,
+    "audit": contract.SDPA_AUDIT_JSON,
+    "profile": contract.PROFILE_JSON,
+}
 
 
 def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchEvidence:
@@ -46,7 +50,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         result=result,
         ranks=ranks,
         junit=read_junit(folder / _JUNIT, name=f"{launch.run_dir}/{_JUNIT}", problems=problems),
-        halted=(folder / ".HALT").exists() or result.status is LaunchStatus.HALTED,
+        halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
     )
@@ -55,7 +59,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
 def _read_training(
     folder: Path, run_root: Path, problems: list[str], fields: dict[str, Any]
 ) -> None:
-    path = folder / _TRAINING
+    path = folder / contract.TRAINING_CSV
     if path.is_file():
         log = read_training_csv(path, relative_to=run_root)
         fields["training"] = log
@@ -65,7 +69,7 @@ def _read_training(
 def _read_documents(
     folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]
 ) -> None:
-    for key, name in (("env", _ENV), ("audit", _AUDIT), ("profile", _PROFILE)):
+    for key, name in _DOCUMENTS.items():
         found: list[str] = []
         document, sha256 = read_json_object(folder / name, found)
         problems.extend(f"{run_dir}/{text}" for text in found)
@@ -73,9 +77,9 @@ def _read_documents(
             fields[key] = document
             fields[f"{key}_path"] = f"{run_dir}/{name}"
             fields[f"{key}_sha256"] = sha256
-    trace = folder / _TRACE
+    trace = folder / contract.TRACE_FILE
     if trace.is_file():
-        fields["trace_path"] = f"{run_dir}/{_TRACE}"
+        fields["trace_path"] = f"{run_dir}/{contract.TRACE_FILE}"
         fields["trace_sha256"] = file_sha256(trace)
     console = folder / _CONSOLE
     if console.is_file():
@@ -84,7 +88,7 @@ def _read_documents(
 
 
 def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for name, spec in ((_GATES, GATES), (_GPU, GPU_SAMPLES)):
+    for name, spec in ((contract.GATES_CSV, GATES), (_GPU, GPU_SAMPLES)):
         path = folder / name
         if not path.is_file():
             continue

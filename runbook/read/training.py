@@ -7,51 +7,27 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from nsa import contract
 from runbook.read.rows import RowSpec, read_rows
 from runbook.records.evidence import TrainingLog
 
-TRAINING_COLUMNS = (
-    "step",
-    "loss",
-    "lr",
-    "toks_per_s",
-    "tokens",
-    "dt_s",
-    "grad_norm",
-    "mem_mib",
-    "arm",
-    "block",
-    "warmup",
-    "fetch_s",
-    "host_s",
-)
+TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
 
-TRAINING = RowSpec(
-    columns=TRAINING_COLUMNS,
-    key="step",
-    text=frozenset({"arm"}),
-    # A loss may be NaN, which the trainer writes as text; it may not be empty.
-    filled=frozenset({"step", "loss", "toks_per_s", "tokens", "dt_s", "block", "warmup"}),
-    whole=frozenset({"step", "block"}),
-    headerless=LEGACY_COLUMNS,
-)
 
-GATES = RowSpec(
-    columns=(
-        "step",
-        "entropy",
-        "max_gate",
-        "share_cmp",
-        "share_sel",
-        "share_win",
-        "sel_blocks_mean",
-        "sel_forced_share",
-    ),
-    key="step",
-    filled=frozenset({"step"}),
-    whole=frozenset({"step"}),
-)
+def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
+    return RowSpec(
+        columns=contract.names(columns),
+        key=columns[0].name,
+        text=frozenset(column.name for column in columns if column.kind is str),
+        filled=frozenset(column.name for column in columns if column.filled),
+        whole=frozenset(column.name for column in columns if column.kind is int),
+        headerless=headerless,
+    )
+
+
+TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
+GATES = _spec(contract.GATES_COLUMNS)
 
 
 def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsa.contract import ExitCode
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
 from runbook.launch.detectors import Monitor
 from runbook.launch.flight import last_numbers, read_flights
@@ -126,7 +127,7 @@ def _token(run_dir: Path) -> str:
     return ""
 
 
-_GOOD_CODES = (0, 10, 13)
+_GOOD_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.PREEMPTED)
 
 
 class Watcher:

@@ -11,7 +11,7 @@ import torch
 import nsa
 from nsa.attention import choose_path, nsa_attention
 from nsa.config import ModelConfig
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.flops import parameter_count
 from nsa.model import NSALanguageModel
 from nsa.module import BlockCompressor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.train.launch import LaunchPlan, plan_launch
 from tests.train.launching import SMOKE, environment
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nsa.contract import CHECKSUMS_JSON
 from nsa.train import checkpoint
 from nsa.train.files import write_json
 from tests.train.conftest import STEPS
@@ -63,7 +64,7 @@ def _checkpoint(folder: Path, step: int) -> Path:
     for name in ("model.pt", "optimizer.pt", "rank0.pt"):
         torch.save({"x": torch.arange(step)}, path / name)
     sums = {file.name: checkpoint._sha256(file) for file in path.iterdir()}
-    write_json(path / checkpoint.CHECKSUMS, {"step": step, "sha256": sums})
+    write_json(path / CHECKSUMS_JSON, {"step": step, "sha256": sums})
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa import passthrough
-from nsa.errors import NSAError
+from nsa.contract import NSAError
 from nsa.toggles import ARM_TOGGLES, TOGGLES, parse_toggles, with_safe_mode
 
 ROOT = Path(__file__).resolve().parents[2]

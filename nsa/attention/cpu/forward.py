@@ -14,6 +14,7 @@ from nsa.attention.cpu.schedule import Schedule, everything_visible
 from nsa.attention.cpu.workspace import Workspace
 from nsa.attention.selection import top_blocks
 from nsa.attention.shapes import split_dim
+from nsa.contract import CMP_RANGE, SCORES_RANGE
 from nsa.ranges import profile_range
 
 
@@ -77,11 +78,11 @@ def attend_compressed(
         nothing = q.new_zeros(groups, blind - cut.full, 0)
         picked.append(_pick(nothing, cut.full, blind, cut))
     for piece in cut.cmp:
-        with profile_range("nsa.cmp"):
+        with profile_range(CMP_RANGE):
             p, total = _piece(q, k, v, rows, piece, heads, space)
         first = max(piece.start, cut.full)
         if first < piece.stop:
-            with profile_range("nsa.sel.scores"):
+            with profile_range(SCORES_RANGE):
                 skip = (first - piece.start) * heads
                 p = p[:, skip:].div_(total[:, skip:].clamp_min(torch.finfo(p.dtype).tiny))
                 summed = split_dim(p, 1, heads).sum(2)

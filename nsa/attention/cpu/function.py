@@ -18,6 +18,7 @@ from nsa.attention.cpu.schedule import Schedule, schedule
 from nsa.attention.cpu.workspace import workspace
 from nsa.attention.ranges import block_map, build_ranges
 from nsa.config import NSAConfig, Ranges
+from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
 from nsa.ranges import profile_range
 
 
@@ -56,13 +57,13 @@ def _forward(
     ]
     blocks = torch.stack(picked)
     chosen = _choose(blocks, plan, version)
-    with profile_range("nsa.sel.attend"):
+    with profile_range(ATTEND_RANGE):
         for b in batch:
             attend_pieces(q[b], keys[1][b], values[1][b], sel.of(b), cut.sel, heads, space)
             plan.pairs.append(
                 attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), chosen[b], cut, space)
             )
-    with profile_range("nsa.win"):
+    with profile_range(WIN_RANGE):
         for b in batch:
             attend_pieces(q[b], keys[2][b], values[2][b], win.of(b), cut.win, heads, space)
     return [cmp, sel, win], blocks
@@ -103,7 +104,7 @@ class _BatchedCPU(torch.autograd.Function):
         keys = [(k * plan.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
         values = [v.contiguous() for v in (v_cmp, v_sel, v_win)]
         results, blocks = _forward(rows, keys, values, plan, version)
-        with profile_range("nsa.gate"):
+        with profile_range(GATE_RANGE):
             mixed = _mix(results, gates)
         ctx.plan = plan
         outs, lses = [r.out for r in results], [r.lse for r in results]

@@ -1,0 +1,259 @@
+"""What the trainer and everything that reads its runs agree on. Torch-free, imports none of ours.
+
+Names of files, columns, events, variables and exit codes are written here once; writers and
+readers take them from here. docs/trainer-contract.md says what a run directory holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from pathlib import Path
+
+
+class NSAError(ValueError):
+    """A wrong value from the caller; the message names it, the allowed values and the remedy."""
+
+
+# -- ends ------------------------------------------------------------------------------------------
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the trainer. torchrun ends with 1 for each failure: see the `exit` event."""
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """A code that knows its meaning."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    SUCCESS = 0, "all steps done, or the schedule had enough"
+    CRASH = 1, "crash, or the ranks' parameters differ at the end"
+    CONFIG = 2, "config, command line, data that cannot be had, a used run directory"
+    HALTED = 10, "halted by the file .HALT"
+    NONFINITE = 11, "non-finite loss or gradient"
+    OUT_OF_MEMORY = 12, "out of memory"
+    PREEMPTED = 13, "pre-empted: SIGTERM or SIGINT"
+
+
+# -- variables that both sides use ----------------------------------------------------------------
+
+# The token is random; every process and every record of a launch carries it.
+RUN_TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
+# The run directory to write into; it must hold no earlier run.
+RUN_DIR_VARIABLE = "RUNBOOK_RUN_DIR"
+# The config file, where no --config is given.
+CONFIG_VARIABLE = "CONFIG"
+
+
+# -- files in a launch's run directory -------------------------------------------------------------
+
+TRAINING_CSV = "training.csv"
+VAL_CSV = "val.csv"
+GATES_CSV = "gates.csv"
+ENV_JSON = "env.json"
+SDPA_AUDIT_JSON = "sdpa_audit.json"
+PROFILE_JSON = "profile_rank0.json"
+TRACE_FILE = "trace_rank0.json.gz"
+TENSORBOARD_DIR = "tb"
+CHECKPOINTS_DIR = "checkpoints"
+# Written by others to ask for an end: after this step, or after this block of a schedule.
+HALT_FILE = ".HALT"
+ENOUGH_FILE = ".ENOUGH"
+# The schedule that the harness gives to --arms.
+ARMS_JSON = "arms.json"
+# When `nsa.inject` caused its fault.
+INJECTED_JSON = "injected.json"
+# Beside the run directories of a launch by hand: a link to the newest.
+LATEST_LINK = "latest"
+MEMORY_GLOB = "mem_*.json"
+# In a checkpoint's folder.
+CHECKSUMS_JSON = "checksums.json"
+MODEL_FILE = "model.pt"
+
+_CHECKPOINT = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFiles:
+    """Files of which each rank has its own. `tagged`: a word after the rank tells several apart."""
+
+    stem: str
+    suffix: str
+    tagged: bool = False
+
+    def name(self, rank: int, tag: object = "") -> str:
+        """The file of a rank."""
+        return f"{self.stem}{rank}{f'_{tag}' if self.tagged else ''}{self.suffix}"
+
+    def glob(self, rank: int | None = None) -> str:
+        """A pattern for the files of one rank, or of all."""
+        return f"{self.stem}*{self.suffix}" if rank is None else self.name(rank, "*")
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank whose file this is; None for any other file."""
+        tag = "_.*" if self.tagged else ""
+        match = re.fullmatch(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}", name)
+        return int(match.group(1)) if match else None
+
+    def found_in(self, folder: Path) -> dict[int, Path]:
+        """The files of a run directory by rank, for files of which a rank has one."""
+        ranks = {self.rank_of(path.name): path for path in folder.iterdir() if path.is_file()}
+        return dict(sorted((rank, path) for rank, path in ranks.items() if rank is not None))
+
+
+HEARTBEATS = RankFiles(stem="heartbeat_rank", suffix=".jsonl")
+FLIGHTS = RankFiles(stem="flight_rank", suffix=".json")
+# The tag is the process id, or a word for stacks that were taken from outside.
+STACKDUMPS = RankFiles(stem="stackdump_rank", suffix=".txt", tagged=True)
+
+
+def memory_file(*, when: str, step: int, rank: int) -> str:
+    """The memory snapshot of a rank before ("pre") or after ("post") a step."""
+    return f"mem_{when}_step{step}_rank{rank}.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step_{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step whose checkpoint this folder is; None for any other."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a CSV file. `filled`: never empty (a NaN is written as text)."""
+
+    name: str
+    meaning: str
+    unit: str = ""
+    kind: type = float
+    filled: bool = False
+
+
+def _column(
+    name: str, meaning: str, unit: str = "", *, kind: type = float, filled: bool = False
+) -> Column:
+    return Column(name=name, meaning=meaning, unit=unit, kind=kind, filled=filled)
+
+
+TRAINING_COLUMNS = (
+    _column("step", "optimizer step, from 1", kind=int, filled=True),
+    _column("loss", "mean over all ranks and micro-batches", "nats", filled=True),
+    _column("lr", "learning rate"),
+    _column("toks_per_s", "tokens over dt_s", "tok/s", filled=True),
+    _column("tokens", "of all ranks and micro-batches", "tokens", filled=True),
+    _column("dt_s", "wall time of exactly this step", "s", filled=True),
+    _column("grad_norm", "before clipping"),
+    _column("mem_mib", "CUDA: peak of all tensors; CPU: resident memory", "MiB"),
+    _column("arm", "name of the arm, empty without a schedule", kind=str),
+    _column("block", "number of the block in the schedule", kind=int, filled=True),
+    _column("warmup", "1 for a warm-up step of its block", kind=bool, filled=True),
+    _column("fetch_s", "waiting for data", "s"),
+    _column("host_s", "the trainer's own time, outside all work", "s"),
+)
+VAL_COLUMNS = (
+    _column("step", "optimizer step", kind=int, filled=True),
+    _column("loss", "on documents never trained on", "nats", filled=True),
+)
+GATES_COLUMNS = (
+    _column("step", "optimizer step", kind=int, filled=True),
+    _column("entropy", "of the gates' shares, over ln 3"),
+    _column("max_gate", "largest share of a branch"),
+    _column("share_cmp", "mean share of the compressed branch"),
+    _column("share_sel", "mean share of the selected branch"),
+    _column("share_win", "mean share of the window"),
+    _column("sel_blocks_mean", "blocks that a query attends to", "blocks"),
+    _column("sel_forced_share", "part of them that is forced"),
+)
+
+
+def names(columns: Iterable[Column]) -> tuple[str, ...]:
+    """The columns' names, in the file's order."""
+    return tuple(column.name for column in columns)
+
+
+# -- heartbeats ------------------------------------------------------------------------------------
+
+
+class Phase(StrEnum):
+    """What a rank is doing: the `phase` of every heartbeat."""
+
+    INIT = "init"
+    DATA = "data"
+    FIRST_STEP = "first_step"
+    STEP = "step"
+    EVAL = "eval"
+    CHECKPOINT = "checkpoint"
+    EXIT = "exit"
+
+
+class Event(StrEnum):
+    """What a heartbeat tells."""
+
+    BOOT = "boot"
+    DATA_START = "data_start"
+    INIT_DONE = "init_done"
+    STEP_START = "step_start"
+    FETCHED = "fetched"
+    PROGRESS = "progress"
+    STEP_END = "step_end"
+    EVAL_START = "eval_start"
+    EVAL = "eval"
+    CHECKPOINT_START = "checkpoint_start"
+    CHECKPOINT = "checkpoint"
+    MEMORY_DUMP = "memory_dump"
+    DDP_BUCKETS = "ddp_buckets"
+    EFFECT = "effect"
+    ARM_FAILED = "arm_failed"
+    ENOUGH = "enough"
+    NONFINITE = "nonfinite"
+    HALT = "halt"
+    EXIT = "exit"
+
+
+# Of every heartbeat: wall and monotonic clock in seconds, memory in MiB (cuda null on a CPU).
+COMMON_FIELDS = (
+    "event", "ts", "mono", "rank", "pid", "token", "step", "phase", "rss_mib", "cuda_mib",
+)  # fmt: skip
+# What an event carries besides; those that are not listed carry nothing.
+EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
+    Event.PROGRESS: (
+        "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
+    ),
+    Event.EVAL: ("loss", "seconds"),
+    Event.CHECKPOINT: ("path", "seconds"),
+    Event.MEMORY_DUMP: ("path",),
+    Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
+    Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
+    Event.ARM_FAILED: ("arm", "block", "error"),
+    Event.NONFINITE: ("value",),
+    Event.HALT: ("reason",),
+    Event.EXIT: ("code", "reason", "steps_done", "param_hash"),
+}  # fmt: skip
+
+
+# -- the log and the profiler ----------------------------------------------------------------------
+
+# How a line of the console begins that one rank writes for itself.
+RANK_LINE = re.compile(r"^\[rank\s?(\d+)\]")
+
+# Names of the ranges that the profiler and NVTX see.
+CMP_RANGE = "nsa.cmp"
+SCORES_RANGE = "nsa.sel.scores"
+SELECTION_RANGES = {"v1": "nsa.sel.ranges_v1", "v2": "nsa.sel.ranges_v2"}
+ATTEND_RANGE = "nsa.sel.attend"
+WIN_RANGE = "nsa.win"
+GATE_RANGE = "nsa.gate"
