@@ -12,7 +12,6 @@ from runbook import __version__
 from runbook.cli._parser import CommandParser, parse_all
 from runbook.console import Console
 from runbook.errors import RunbookError, UsageError, did_you_mean
-from runbook.guard import check_packages
 
 __all__ = ["COMMANDS", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
 
@@ -88,7 +87,6 @@ def _dispatch(words: list[str]) -> int:
             f"unknown command {words[0]!r}{did_you_mean(words[0], commands)}",
             hint=f"commands: {', '.join(commands)}",
         )
-    check_packages()
     args, problems = parse_all(parser, commands, words)
     module = modules[args.command]
     if find_problems := getattr(module, "problems", None):

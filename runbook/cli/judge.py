@@ -9,7 +9,6 @@ from typing import Any
 from runbook.cli._common import DEFAULT_OUT, find_run, load_run
 from runbook.cli._parser import add_output_flags
 from runbook.console import console_for
-from runbook.errors import did_you_mean
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -53,20 +52,17 @@ def add_parser(subparsers: Any) -> None:
 
 def problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the arguments."""
-    from reports import FORMATS
+    from runbook.engine.rendering import format_problems
 
-    name = _format(args)
-    if name in FORMATS:
-        return []
-    near = did_you_mean(name, FORMATS)
-    return [f"--format {name!r}: no such format{near}; there are: {', '.join(FORMATS)}"]
+    return [f"--format {text}" for text in format_problems([_format(args)])]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the new report; the exit code is that of the new verdict."""
-    from reports import render
     from runbook.config import load_profile, load_profile_document
     from runbook.engine.rejudge import judge_again
+    from runbook.engine.rendering import render
+    from runbook.records.report import Screen
 
     console = console_for(args)
     folder = find_run(args.run_name, Path(args.out))
@@ -76,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         profile = load_profile_document(record.profile_document, where="run.json")
     judged = judge_again(record, folder, profile)
-    text = render(judged, _format(args), color=console.color_out)
+    text = render(judged, _format(args), Screen(color=console.color_out))
     console.result(text.rstrip("\n"))
     return judged.verdict.exit_code
 

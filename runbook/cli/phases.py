@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the phases."""
-    from phases.registry import PHASES
+    from runbook import registry
 
     console = console_for(args)
     if args.json:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
                 "reads": list(phase.reads),
                 "optional": phase.optional,
             }
-            for phase in PHASES.values()
+            for phase in registry.phases().values()
         ]
         console.result(json.dumps({"schema_version": 1, "phases": rows}, indent=2))
         return 0
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             phase.question,
             ", ".join(phase.reads) or "-",
         )
-        for phase in PHASES.values()
+        for phase in registry.phases().values()
     ]
     console.result(table(("PHASE", "QUESTION", "USES"), rows_text))
     console.progress("an optional phase runs only when named: runbook run --phase all,NAME")

@@ -9,7 +9,6 @@ from typing import Any
 from runbook.cli._common import DEFAULT_OUT, find_run, load_run
 from runbook.cli._parser import add_output_flags
 from runbook.console import console_for
-from runbook.errors import did_you_mean
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -50,29 +49,25 @@ def add_parser(subparsers: Any) -> None:
 
 def problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the arguments."""
-    from reports import FORMATS
+    from runbook.engine.rendering import format_problems
 
-    return [
-        f"--format {name!r}: no such format{did_you_mean(name, FORMATS)}; "
-        f"there are: {', '.join(FORMATS)}"
-        for name in _formats(args)
-        if name not in FORMATS
-    ]
+    return [f"--format {text}" for text in format_problems(_formats(args))]
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
-    from reports import render, write
+    from runbook.engine.rendering import render, write_reports
+    from runbook.records.report import Screen
 
     console = console_for(args)
     folder = find_run(args.run_name, Path(args.out))
     record = load_run(folder)
     formats = _formats(args)
     if len(formats) > 1:
-        for path in write(record, folder, formats):
+        for path in write_reports(record, folder, formats):
             console.result(str(path))
         return 0
-    text = render(record, formats[0], color=console.color_out, location=str(folder))
+    text = render(record, formats[0], Screen(color=console.color_out, location=str(folder)))
     console.result(text.rstrip("\n"))
     return 0
 

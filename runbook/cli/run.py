@@ -159,7 +159,7 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
 
 
 def _select_phases(found: list[str], args: argparse.Namespace) -> None:
-    from phases.registry import select
+    from runbook.registry import select
 
     try:
         select(args.phase)

@@ -106,8 +106,8 @@ def test_without_a_command_the_help_goes_to_stderr(tmp_path: Path) -> None:
         (
             ["report", "--format", "pdf,markdwn,html"],
             "2 problems:\n"
-            "  - --format 'pdf': no such format; there are: md, html, junit, json, terminal\n"
-            "  - --format 'markdwn': no such format; there are: md, html, junit, json, terminal; "
+            "  - --format 'pdf': no such format; there are: html, json, junit, md, terminal\n"
+            "  - --format 'markdwn': no such format; there are: html, json, junit, md, terminal; "
             "see runbook report --help",
         ),
         (

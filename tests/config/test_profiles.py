@@ -10,10 +10,13 @@ import yaml
 
 from nsa.passthrough import PASSTHROUGH_NAMES
 from nsa.toggles import TOGGLES
-from phases.registry import PHASES, known_checks
+from runbook import registry
 from runbook.config import load_profile, load_profile_document, profile_names
 from runbook.errors import UsageError
 from runbook.files import data_path
+from runbook.registry import known_checks
+
+PHASES = registry.phases()
 
 # What the seeds ask for on two A100, word by word (seeds 000, 002, 003).
 SEED_LIMITS = {

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from phases.registry import PHASES
+from runbook import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 WHERE = builder.context()
 WARNED = (Outcome.PASS, Reason.WARNING)
