@@ -153,6 +153,22 @@ def test_every_toggle_and_config_exists() -> None:
     assert all((ROOT / path).is_file() for path in configs)
 
 
+def test_the_documented_defaults_are_the_toggles() -> None:
+    """Requirements V5, E8, E10, E15 and C8."""
+    defaults = {name.removeprefix("NSA_"): toggle.default for name, toggle in TOGGLES.items()}
+    documented = {
+        "SEL_RANGES_V2": True,
+        "DDP_DISABLE_GC": True,
+        "TB_DISABLE": True,
+        "PG_TIMEOUT_MIN": 15,
+        "SCALER_INIT_SCALE": 65536,
+        "SCALER_GROWTH_INTERVAL": 2000,
+        "SCALER_GROWTH_FACTOR": 2.0,
+        "SCALER_BACKOFF_FACTOR": 0.5,
+    }
+    assert documented.items() <= defaults.items()
+
+
 def test_every_number_that_is_cited_exists() -> None:
     unknown = [
         f"{path.relative_to(ROOT)}: {number}"
