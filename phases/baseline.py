@@ -24,6 +24,16 @@ from phases.common.rates import (
 )
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
+from phases.limits import (
+    GPU_IMBALANCE,
+    GPU_UTILISATION,
+    MEMORY_HEADROOM,
+    MFU_FLOOR,
+    PLAUSIBLE,
+    THROUGHPUT,
+    THROUGHPUT_AIM_HIGH,
+    THROUGHPUT_AIM_LOW,
+)
 from runbook.records import Launch
 from runbook.records.phase import Judgement, PlanContext
 
@@ -36,14 +46,15 @@ class Baseline(RowPhase):
     title = "Baseline DDP throughput"
     source = "seed 000, Baseline DDP Throughput (Synthetic)"
     question = "Does the production config reach the throughput that the plan needs?"
+    fixed = PLAUSIBLE
     limits = (
-        "throughput",
-        "throughput_aim_low",
-        "throughput_aim_high",
-        "mfu_floor",
-        "gpu_utilisation",
-        "gpu_imbalance",
-        "memory_headroom",
+        THROUGHPUT,
+        THROUGHPUT_AIM_LOW,
+        THROUGHPUT_AIM_HIGH,
+        MFU_FLOOR,
+        GPU_UTILISATION,
+        GPU_IMBALANCE,
+        MEMORY_HEADROOM,
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:

@@ -21,6 +21,7 @@ from phases.common.plausible import alike
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
+from phases.limits import SWEEP
 from runbook.records import Launch, Measurement, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.records.phase import Judgement, PlanContext
@@ -36,6 +37,7 @@ class BucketSweep(RowPhase):
     title = "DDP bucket sweep"
     source = "seed 000, DDP Bucket Sweep"
     question = "Which bucket size is best, and by more than chance?"
+    fixed = SWEEP
     reads = ("baseline",)
 
     def arms(self, context: PlanContext) -> dict[str, dict[str, str]]:

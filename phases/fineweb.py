@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from phases.common.case import Case, ending
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.finding import Finding, failed, invalid, passed, skipped
-from phases.common.measure import holds, log_value, with_limit
+from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
+from phases.limits import LOADER_FETCH
 from runbook.records import Launch, LaunchStatus, Reason
 from runbook.records.phase import PlanContext
 
@@ -26,7 +27,7 @@ class FineWeb(RowPhase):
     source = "seed 000, FineWeb-Edu (Optional)"
     question = "Does training on streamed text work?"
     optional = True
-    limits = ("loader_fetch_s",)
+    limits = (LOADER_FETCH,)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader, then the seed's run."""
@@ -119,11 +120,8 @@ def _loader(case: Case) -> Finding:
         return fallback
     log = case.log(_SMOKE)
     slowest = float(log.frame["fetch_s"].max())
-    limit = case.limit("loader_fetch_s")
     value = log_value(log, "fetch_s_max", slowest, "s")
-    fine = holds(slowest, limit.comparator.value, limit.value)
-    text = f"slowest batch after {slowest:.2f} s"
-    return with_limit(passed(text) if fine else failed(Reason.ABOVE_LIMIT, text), value, limit)
+    return against(value, case.limit(LOADER_FETCH), f"slowest batch after {slowest:.2f} s")
 
 
 def _fallback(case: Case, name: str) -> Finding | None:

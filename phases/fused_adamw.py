@@ -26,6 +26,7 @@ from phases.common.plausible import alike
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
+from phases.limits import FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
 from runbook.records import Launch, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.records.phase import Judgement, PlanContext
@@ -47,8 +48,9 @@ class FusedAdamW(RowPhase):
     title = "Fused AdamW A/B"
     source = "seed 000, Fused AdamW A/B (Optional)"
     question = "May fused AdamW replace the plain one?"
+    fixed = NON_INFERIOR
     reads = ("baseline",)
-    limits = ("fused_margin", "loss_parity")
+    limits = (FUSED_MARGIN, LOSS_PARITY)
 
     def arms(self, context: PlanContext) -> dict[str, dict[str, str]]:
         """The control first; an A/A runs it twice."""
@@ -181,11 +183,12 @@ class FusedAdamW(RowPhase):
         return passed(text, measurement=rank_value(first.ranks[0], "optimizer_kernel", text or "-"))
 
     def _loss_parity(self, case: Case) -> Finding:
-        limit = case.limit("loss_parity")
+        limit = case.limit(LOSS_PARITY)
         gap = loss_gap(case, list(self.arms(case.context)))
         text = f"the variant's loss differs by {float(gap.value):+.4f} nats"
         low, high = gap.interval or (float(gap.value), float(gap.value))
-        if low > limit.value or high < -limit.value:
+        # The smallest difference that the interval allows: zero if it spans zero.
+        if not limit.holds(max(low, -high, 0.0)):
             finding = warned(f"{text}, beyond +-{limit.value:g}: DROP", topic="fused")
         else:
             finding = passed(f"{text}, not shown to be beyond +-{limit.value:g}")
@@ -202,7 +205,7 @@ class FusedAdamW(RowPhase):
     def _decide(self, context: PlanContext, table: pd.DataFrame, *, final: bool = True) -> Decision:
         from runbook.stats import FUSED_PLAN, non_inferiority
 
-        margin = context.profile.limit("fused_margin").value
+        margin = context.profile.limit(FUSED_MARGIN).value
         base, variant = list(self.arms(context))
         plan = FUSED_PLAN if context.protocol == "blocks" else None
         return non_inferiority(

@@ -8,11 +8,28 @@ from typing import TYPE_CHECKING
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.curves import columns, gate_entropy
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
-from phases.common.measure import against, decided, last50, log_value, rank_value, with_limit
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed
+from phases.common.measure import (
+    against,
+    decided,
+    last50,
+    log_value,
+    rank_value,
+    shown_only,
+    with_limit,
+)
 from phases.common.rates import gather, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
+from phases.limits import (
+    DRIFT,
+    GATE_COLLAPSE_READINGS,
+    GATE_ENTROPY_MIN,
+    GATE_MAX_SHARE,
+    MEMORY,
+    STABLE,
+    STALL_SHARE,
+)
 from runbook.records import Launch, Measurement, Reason, Series, Window
 from runbook.records.phase import Judgement, PlanContext
 
@@ -24,6 +41,8 @@ if TYPE_CHECKING:
 
 _LAUNCH = "run"
 _MIB_PER_GIB = 1024.0
+# Where the limit is only shown the projection has none; the leak is still looked for.
+_UNLIMITED_MIB = 1e12
 _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
@@ -35,14 +54,15 @@ class LongRun(RowPhase):
     title = "Stability long run"
     source = "seed 000, Stability Long-Run + Watchdog"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
+    fixed = STABLE
     reads = ("bucket_sweep", "fused_adamw")
     limits = (
-        "drift",
-        "stall_share",
-        "gate_entropy_min",
-        "gate_max_share",
-        "gate_collapse_readings",
-        "memory_gib",
+        DRIFT,
+        STALL_SHARE,
+        GATE_ENTROPY_MIN,
+        GATE_MAX_SHARE,
+        GATE_COLLAPSE_READINGS,
+        MEMORY,
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:
@@ -125,12 +145,11 @@ def _steady(case: Case) -> Finding:
     from runbook.stats import steady, step_times
 
     log = case.log(_LAUNCH)
-    drift, stall = case.limit("drift"), case.limit("stall_share")
+    drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     value = _from_decision(log_value(log, "step_time_change", 0.0, "share"), decision)
-    if not (case.profile.throughput_gated and drift.gated):
-        reason = f"{decision.reason}; shown, not gated on profile {case.profile.name}"
-        return skipped(Reason.NOT_GATED, reason, measurement=value)
+    if not (case.profile.throughput_gated and drift.gated and stall.gated):
+        return shown_only(value, drift, decision.reason)
     return with_limit(decided(decision, value), value, drift)
 
 
@@ -154,12 +173,14 @@ def _gate_frame(case: Case) -> pd.DataFrame:
 def _gates(case: Case) -> Finding:
     """Collapsed: entropy too low or one gate too large in N readings one after the other."""
     frame, launch = _gate_frame(case), case.launch(_LAUNCH)
-    low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
-    patience = int(case.limit("gate_collapse_readings").value)
+    low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
+    patience = case.limit(GATE_COLLAPSE_READINGS)
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)
-    # Written so that a NaN counts as bad.
-    bad = ~((entropy >= low.value) & (largest <= high.value))
+    bad = [
+        not (low.holds(one) and high.holds(other))
+        for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
+    ]
     value = Measurement(
         name="gate_entropy_min",
         value=float(entropy.min()),
@@ -170,26 +191,26 @@ def _gates(case: Case) -> Finding:
         sha256=launch.gates_sha256,
         note=f"largest gate share {largest.max():.3f}",
     )
-    start = _run_of(bad.tolist(), patience)
     text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
-    if start is not None:
+    start, readings = _longest_run(bad)
+    if not patience.holds(readings):
         step = int(frame["step"].iloc[start])
-        reason = f"the gates collapse from step {step} ({patience} readings in a row): {text}"
+        reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
         return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
-    if float(value.value) < low.value or bool(bad.any()):
-        text += f"; {int(bad.sum())} bad reading(s), never {patience} in a row"
+    if any(bad):
+        text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
         return passed(text, measurement=value)
     return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
 
 
-def _run_of(flags: Sequence[bool], length: int) -> int | None:
-    """Where the first run of `length` true flags begins."""
-    run = 0
+def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
+    start, longest, run = 0, 0, 0
     for index, flag in enumerate(flags):
         run = run + 1 if flag else 0
-        if run == length:
-            return index - length + 1
-    return None
+        if run > longest:
+            start, longest = index - run + 1, run
+    return start, longest
 
 
 def _memory_plateau(case: Case) -> Finding:
@@ -201,12 +222,12 @@ def _memory_plateau(case: Case) -> Finding:
         reason = f"{log.path} has no memory readings"
         raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(log.path,)))
     rows = frame[frame["mem_mib"].notna()]
-    limit = case.limit("memory_gib")
+    limit = case.limit(MEMORY)
     decision = memory_plateau(
         rows["step"].to_numpy(dtype=float),
         rows["mem_mib"].to_numpy(dtype=float),
         float(case.profile.workload.production_steps),
-        limit.value * _MIB_PER_GIB,
+        limit.value * _MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
     )
     value = _from_decision(log_value(log, "memory_projected", 0.0, "MiB projected"), decision)
     finding = decided(decision, value)
@@ -227,11 +248,10 @@ def _memory_limit(case: Case) -> Finding:
     peak, rank = max(known, key=lambda item: item[0])
     value = rank_value(rank, "peak_memory", peak / _MIB_PER_GIB, "GiB")
     text = f"rank {rank.rank} uses most: {peak:.0f} MiB"
-    limit = case.limit("memory_gib")
-    return against(value, limit, fault=failed(Reason.ABOVE_LIMIT, text), fine=passed(text))
+    return against(value, case.limit(MEMORY), text)
 
 
 def _curves(case: Case) -> tuple[Series, ...]:
-    limit = case.limit("memory_gib").value * _MIB_PER_GIB
+    limit = case.limit(MEMORY).value * _MIB_PER_GIB
     kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
-    return (*kept, *gate_entropy(case, _LAUNCH, limit=case.limit("gate_entropy_min").value))
+    return (*kept, *gate_entropy(case, _LAUNCH, limit=case.limit(GATE_ENTROPY_MIN).value))

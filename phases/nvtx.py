@@ -14,12 +14,13 @@ from phases.common.finding import (
     incomplete,
     invalid,
     passed,
-    skipped,
 )
-from phases.common.measure import holds, with_limit
+from phases.common.measure import against
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
+from phases.limits import PYTHON_HOTSPOT, PYTHON_SHARE
+from runbook.config.limits import LimitSpec
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -37,7 +38,7 @@ class Nvtx(RowPhase):
     title = "NVTX profiling"
     source = "seed 000, NVTX Profiling (Attribution)"
     question = "Does v2 run, and is no Python hotspot dominating?"
-    limits = ("python_share", "python_hotspot")
+    limits = (PYTHON_SHARE, PYTHON_HOTSPOT)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
@@ -183,7 +184,7 @@ def _python_share(case: Case) -> Finding:
         reason = "the profile names no share of Python"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     value = _value(launch, "python_share", float(share))
-    return _shares(case, value, "python_share", f"{float(share):.0%} of the profiled time")
+    return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
 
 
 def _hotspot(case: Case) -> Finding:
@@ -194,18 +195,13 @@ def _hotspot(case: Case) -> Finding:
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     share = float(top[0].get("share") or 0.0)
     value = _value(launch, "python_hotspot", share, n=len(top))
-    return _shares(case, value, "python_hotspot", f"{top[0].get('name')}: {share:.0%}")
+    return _shares(case, value, PYTHON_HOTSPOT, f"{top[0].get('name')}: {share:.0%}")
 
 
-def _shares(case: Case, value: Measurement, name: str, text: str) -> Finding:
-    limit, share = case.limit(name), float(value.value)
+def _shares(case: Case, value: Measurement, spec: LimitSpec, text: str) -> Finding:
+    share = float(value.value)
     if not 0.0 <= share <= 1.0:
         return invalid(
             Reason.NOT_PLAUSIBLE, f"{text}: not a share between 0 and 1", measurement=value
         )
-    if not limit.gated:
-        reason = f"{text}; shown, not gated on profile {case.profile.name}"
-        return skipped(Reason.NOT_GATED, reason, measurement=value)
-    fine = holds(share, limit.comparator.value, limit.value)
-    finding = passed(text) if fine else failed(Reason.ABOVE_LIMIT, text)
-    return with_limit(finding, value, limit)
+    return against(value, case.limit(spec), text)

@@ -22,9 +22,10 @@ from phases.common.facts import (
     variables,
 )
 from phases.common.finding import Finding, failed, invalid, passed
-from phases.common.measure import against, holds, with_limit
+from phases.common.measure import against
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
+from phases.limits import DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY, MACHINE
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import JUnitCase
 from runbook.records.phase import Judgement, PlanContext
@@ -40,8 +41,9 @@ class Preflight(RowPhase):
     title = "Preflight"
     source = "seed 000, Preflight (Snapshot & Sync)"
     question = "Is this the right machine and checkout, in a state to be measured?"
+    fixed = MACHINE
     collects = True
-    limits = ("disk_free_gib", "disk_write_mib_s", "gpu_idle_memory_mib")
+    limits = (DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The shipped sanity tests; facts are collected by the engine before."""
@@ -237,18 +239,18 @@ def _infiniband(case: Case) -> Finding:
 def _disk_free(case: Case) -> Finding:
     _, value = case.known("disk.free_gib")
     text = f"{float(value.value):.0f} GiB free"
-    fault = invalid(Reason.WRONG_ENVIRONMENT, text)
-    return against(value, case.limit("disk_free_gib"), fault=fault, fine=passed(text))
+    return against(value, case.limit(DISK_FREE), text, beyond=_wrong_environment)
 
 
 def _disk_speed(case: Case) -> Finding:
     """Slow disks are the environment's fault, and only where checkpoints are written."""
     _, value = case.known("disk.write_mib_s")
-    limit = case.limit("disk_write_mib_s")
     text = f"{float(value.value):.0f} MiB/s written and synced"
-    fine = holds(float(value.value), limit.comparator.value, limit.value)
-    finding = passed(text) if fine else invalid(Reason.WRONG_ENVIRONMENT, text)
-    return with_limit(finding, value, limit)
+    return against(value, case.limit(DISK_WRITE), text, beyond=_wrong_environment)
+
+
+def _wrong_environment(text: str) -> Finding:
+    return invalid(Reason.WRONG_ENVIRONMENT, text)
 
 
 def _port(case: Case) -> Finding:

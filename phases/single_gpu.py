@@ -9,11 +9,12 @@ from nsa.toggles import TOGGLES
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.finding import Finding, invalid, passed, skipped
-from phases.common.measure import decided, derived, effective_rate, not_gated, with_limit
+from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
 from phases.common.plausible import alike, differences
 from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
+from phases.limits import PAIRED, SCALING
 from runbook.records import Launch, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
@@ -40,9 +41,10 @@ class SingleGpu(RowPhase):
     title = "Single-GPU isolation"
     source = "seed 000, Single-GPU Isolation (Production Config)"
     question = "How near to linear is the scaling?"
+    fixed = PAIRED
     reads = ("baseline",)
     needs = ("baseline",)
-    limits = ("scaling",)
+    limits = (SCALING,)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs."""
@@ -115,7 +117,7 @@ class SingleGpu(RowPhase):
         before = case.earlier("baseline")
         together = [effective_rate(before.log(name)) for name in before.evidence.launches]
         pairs = min(len(alone), len(together))
-        limit = case.limit("scaling")
+        limit = case.limit(SCALING)
         decision = scaling(
             [float(rate.value) for rate in alone[:pairs]],
             [float(rate.value) for rate in together[:pairs]],
@@ -132,7 +134,7 @@ class SingleGpu(RowPhase):
             note=f"T_{ranks} from the baseline phase, T_1 from {alone[0].path}",
         )
         if not (case.profile.throughput_gated and limit.gated):
-            return not_gated(case, value, "efficiency at the same global batch")
+            return shown_only(value, limit, f"efficiency at the same global batch: {value}")
         same = self._same_as_baseline(case)
         if same.code is Reason.NOT_COMPARABLE:
             return invalid(

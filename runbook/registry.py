@@ -18,6 +18,7 @@ from runbook.records.phase import Phase, PlanContext
 from runbook.records.report import Report
 
 if TYPE_CHECKING:
+    from runbook.config.limits import LimitSpec
     from runbook.config.profile import Profile
 
 PHASE_GROUP = "runbook.phases"
@@ -95,9 +96,18 @@ def known_checks(profile: Profile) -> tuple[str, ...]:
     )
 
 
-def known_limits() -> tuple[str, ...]:
-    """Names of all limits that a profile has to set, in the order of the phases."""
-    return tuple(dict.fromkeys(limit for phase in phases().values() for limit in phase.limits))
+def known_limits(names: Iterable[str]) -> dict[str, LimitSpec]:
+    """The limits that the phases of these names read, in the order of the phases.
+
+    Raises RunbookError if two phases declare different limits under one name.
+    """
+    wanted = set(names)
+    table: dict[str, LimitSpec] = {}
+    for phase in phases().values():
+        for spec in phase.limits if phase.name in wanted else ():
+            if table.setdefault(spec.name, spec) != spec:
+                raise RunbookError(f"two limits are called {spec.name!r}; {phase.name} has one")
+    return table
 
 
 def _installed(group: str) -> list[EntryPoint]:

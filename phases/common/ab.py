@@ -23,6 +23,7 @@ from phases.common.measure import derived, effective_rate, last50
 from phases.common.plausible import differences
 from phases.common.rates import optional, rounded
 from phases.common.rows import Row
+from phases.limits import CONTROL_LEAST
 from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
@@ -217,10 +218,8 @@ def arm_table(
     return table, found
 
 
-# Two-sided error of the interval, and the least half-width: the worst launch-to-launch noise of a
-# healthy machine, so that three lucky launches do not make every later one invalid.
+# Two-sided error of the prediction interval.
 _ERROR = 0.01
-LEAST = 0.05
 
 
 def reproduces_baseline(
@@ -267,5 +266,5 @@ def prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     mean = sum(logs) / count
     spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
     reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
-    half = max(reach, math.log1p(LEAST))
+    half = max(reach, math.log1p(CONTROL_LEAST))
     return math.exp(mean - half), math.exp(mean + half)

@@ -6,13 +6,17 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nsa.toggles import TOGGLES
+from phases.common.commands import environment
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from runbook.config.limits import Limit
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
-    from runbook.config.profile import Limit, PhaseSettings, Profile
+    from runbook.config.limits import LimitSpec
+    from runbook.config.profile import PhaseSettings, Profile
 
 
 # (outcome, code) of a launch that did not run to its end. A fault of the trainer is FAIL; what we
@@ -98,9 +102,14 @@ class Case:
         """The profile's settings of this phase."""
         return self.profile.phases[self.phase]
 
-    def limit(self, name: str) -> Limit:
-        """A limit of the profile."""
-        return self.profile.limit(name)
+    def limit(self, spec: LimitSpec) -> Limit:
+        """A limit with the profile's value, or with that of the toggle that owns it."""
+        if not spec.toggle:
+            return self.profile.limit(spec)
+        given = environment(self.context, self.phase).get(spec.toggle)
+        value = TOGGLES[spec.toggle].default if given is None else given
+        source = f"toggle {spec.toggle}" + ("" if given is not None else ", its default")
+        return Limit(spec=spec, value=float(str(value)), source=source, gated=True)
 
     def launch(self, name: str) -> LaunchEvidence:
         """A launch that was started, however it ended."""

@@ -13,14 +13,10 @@ from phases.common.finding import (
     skipped,
     warned,
 )
-from phases.common.measure import holds
+from phases.limits import GPU_IDLE_MEMORY, LONG_SEQUENCE, MEMORY_SHARE
 from runbook.records import Measurement, Reason
 
-# From this length on, token-by-token prefill looks like a hang (seeds 000 and 001).
-LONG_SEQUENCE = 1024
 _MIB_PER_GIB = 1024.0
-# A card sold as 80 GB shows a little less than 80 GiB.
-MEMORY_SHARE = 0.95
 
 
 def recorded(case: Case, name: str) -> Finding:
@@ -173,8 +169,8 @@ def gpu_state(case: Case) -> Finding:
     if float(busy.value) > 0:
         return _wrong_hardware(f"{float(busy.value):.0f} process(es): {fact.note}", busy)
     _, used = case.known("gpu.memory_used_mib")
-    limit = case.limit("gpu_idle_memory_mib")
-    if not holds(float(used.value), limit.comparator.value, limit.value):
+    limit = case.limit(GPU_IDLE_MEMORY)
+    if limit.gated and not limit.holds(float(used.value)):
         return _wrong_hardware(f"{float(used.value):.0f} MiB in use before the run", used)
     broken = _broken(case)
     if broken:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed, skipped
+from phases.common.finding import Finding, Unanswerable, incomplete, skipped
 from phases.common.measure import against
 from phases.common.training import first_problem
+from phases.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -81,8 +82,7 @@ def _utilisation(case: Case, name: str) -> Finding:
     least = min(means, key=lambda index: means[index])
     value = _value(launch, frame, "gpu_utilisation", means[least], "%")
     text = f"{name}: least busy is GPU {least} with {means[least]:.0f} %"
-    limit = case.limit("gpu_utilisation")
-    return against(value, limit, fault=failed(Reason.BELOW_LIMIT, text), fine=passed(text))
+    return against(value, case.limit(GPU_UTILISATION), text)
 
 
 def _balance(case: Case, name: str) -> Finding:
@@ -93,8 +93,7 @@ def _balance(case: Case, name: str) -> Finding:
     spread = max(means.values()) - min(means.values())
     value = _value(launch, frame, "gpu_imbalance", spread, "percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
-    limit = case.limit("gpu_imbalance")
-    return against(value, limit, fault=failed(Reason.ABOVE_LIMIT, each), fine=passed(each))
+    return against(value, case.limit(GPU_IMBALANCE), each)
 
 
 def _headroom(case: Case, name: str) -> Finding:
@@ -105,5 +104,4 @@ def _headroom(case: Case, name: str) -> Finding:
     free = 100.0 * (1.0 - used[fullest] / total[fullest])
     value = _value(launch, frame, "memory_headroom", float(free), "%")
     text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
-    limit = case.limit("memory_headroom")
-    return against(value, limit, fault=failed(Reason.BELOW_LIMIT, text), fine=passed(text))
+    return against(value, case.limit(MEMORY_HEADROOM), text)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, inconclusive, invalid, skipped
-from runbook.records import Measurement, Outcome, Reason, Window
+from phases.common.finding import (
+    Finding,
+    Unanswerable,
+    failed,
+    inconclusive,
+    invalid,
+    passed,
+    skipped,
+)
+from runbook.records import Comparator, Measurement, Outcome, Reason, Window
 from runbook.records.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
-    from runbook.config.profile import Limit
+    from runbook.config.limits import Limit
     from runbook.stats import Decision
 
 
@@ -138,24 +145,31 @@ def _too_short(log: TrainingLog, error: ValueError) -> Finding:
     return inconclusive(Reason.TOO_FEW_SAMPLES, str(error), evidence=(log.path,))
 
 
-def holds(value: float, comparator: str, limit: float) -> bool:
-    """Does `value comparator limit` hold? A NaN holds nothing."""
-    if math.isnan(value):
-        return False
-    checks = {
-        ">=": value >= limit,
-        ">": value > limit,
-        "<=": value <= limit,
-        "<": value < limit,
-        "==": value == limit,
-    }
-    return checks[comparator]
+def against(
+    measurement: Measurement,
+    limit: Limit,
+    text: str,
+    *,
+    beyond: Callable[[str], Finding] | None = None,
+) -> Finding:
+    """PASS if the measured number keeps to the limit, FAIL (or what `beyond` makes) if not.
+
+    `text` says what was measured. A limit that the profile only shows decides nothing, whatever
+    the number is: SKIPPED.
+    """
+    if not limit.gated:
+        return shown_only(measurement, limit, text)
+    if limit.holds(float(measurement.value)):
+        return with_limit(passed(text), measurement, limit)
+    below = limit.spec.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
+    fault = Reason.BELOW_LIMIT if below else Reason.ABOVE_LIMIT
+    return with_limit(beyond(text) if beyond else failed(fault, text), measurement, limit)
 
 
-def against(measurement: Measurement, limit: Limit, *, fault: Finding, fine: Finding) -> Finding:
-    """`fine` if the measured number holds the limit, else `fault`; both with number and limit."""
-    ok = holds(float(measurement.value), limit.comparator.value, limit.value)
-    return with_limit(fine if ok else fault, measurement, limit)
+def shown_only(measurement: Measurement, limit: Limit, text: str) -> Finding:
+    """A number beside a limit that does not decide on this profile."""
+    reason = f"{text}; shown beside {limit}, which is not gated on this profile"
+    return skipped(Reason.NOT_GATED, reason, measurement=measurement)
 
 
 def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Finding:
@@ -163,17 +177,11 @@ def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Find
     return replace(
         finding,
         measurement=measurement,
-        comparator=limit.comparator,
+        comparator=limit.spec.comparator,
         limit=limit.value,
         limit_source=limit.source,
         evidence=tuple(dict.fromkeys((*finding.evidence, measurement.path))),
     )
-
-
-def not_gated(case: Case, measurement: Measurement, what: str) -> Finding:
-    """A number that is shown and decides nothing on this profile."""
-    reason = f"{what}: {measurement}; shown, not gated on profile {case.profile.name}"
-    return skipped(Reason.NOT_GATED, reason, measurement=measurement)
 
 
 def decided(

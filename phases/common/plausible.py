@@ -10,6 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.common.case import Case
 from phases.common.finding import Finding, invalid, passed
 from phases.common.measure import log_value
+from phases.limits import FLOOR_SLACK, RATE_TOLERANCE, START_TOLERANCE
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-# A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
-# any sane initialisation, narrow enough to see a resumed or a wrong model.
-START_TOLERANCE = 0.15
-# Least slack under the loss floor, in nats: sampling noise of a mean over a window.
-FLOOR_SLACK = 0.01
-# toks_per_s is written with finite digits.
-RATE_TOLERANCE = 0.01
 _WINDOW = 50
 
 

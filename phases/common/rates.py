@@ -17,15 +17,16 @@ from phases.common.finding import (
     warned,
 )
 from phases.common.measure import (
+    against,
     decided,
     derived,
     effective_rate,
-    holds,
     last50,
-    not_gated,
+    shown_only,
     with_limit,
 )
 from phases.common.training import require_sound
+from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
 from runbook.records import Measurement, Reason, Table
 
 T = TypeVar("T")
@@ -85,9 +86,9 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     rates = launch_rates(case, names)
     paths = tuple(rate.path for rate in rates)
     pooled = pooled_rate(case, names)
-    limit = case.limit("throughput")
+    limit = case.limit(THROUGHPUT)
     if not (case.profile.throughput_gated and limit.gated):
-        return not_gated(case, pooled, "throughput")
+        return shown_only(pooled, limit, f"throughput: {pooled}")
     decision = meets_target([float(rate.value) for rate in rates], limit.value)
     shown = pooled.model_copy(update={"interval": decision.interval})
     seed = optional(lambda: last50(case.log(names[0])))
@@ -101,18 +102,18 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
 def aim(case: Case, names: Sequence[str]) -> Finding:
     """Where the throughput stands in the band that is aimed at; it never decides."""
     pooled = pooled_rate(case, names)
-    low, high = case.limit("throughput_aim_low"), case.limit("throughput_aim_high")
+    low, high = case.limit(THROUGHPUT_AIM_LOW), case.limit(THROUGHPUT_AIM_HIGH)
     if not case.profile.throughput_gated:
-        return not_gated(case, pooled, "throughput")
+        return shown_only(pooled, low, f"throughput: {pooled}")
     value = float(pooled.value)
-    place = "below" if value < low.value else "above" if value > high.value else "inside"
+    place = "below" if not low.holds(value) else "inside" if high.holds(value) else "above"
     reason = f"{value:.4g} toks/s is {place} the aim of {low.value:g}-{high.value:g} ({low.source})"
     return skipped(Reason.NOT_GATED, f"{reason}; an aim, not a limit", measurement=pooled)
 
 
 def stale_target(case: Case, names: Sequence[str]) -> Finding:
     """A floor under half of what is measured can catch nothing: STALE TARGET."""
-    pooled, limit = pooled_rate(case, names), case.limit("throughput")
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
     value = float(pooled.value)
     if not (case.profile.throughput_gated and limit.gated):
         return skipped(
@@ -150,12 +151,14 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
 
 
 def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
-    share, floor = float(value.value), case.limit("mfu_floor")
+    share, floor = float(value.value), case.limit(MFU_FLOOR)
     if not 0.0 < share <= 1.0:
         return invalid(
             Reason.NOT_PLAUSIBLE, f"MFU {share:.3g} is not in (0, 1]: {note}", measurement=value
         )
-    if floor.value > 0 and not holds(share, floor.comparator.value, floor.value):
+    if floor.gated:
+        return against(value, floor, f"MFU {share:.3%}; {note}")
+    if not floor.holds(share):
         reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {note}"
         return warned(reason, measurement=value, topic="throughput")
     return passed(f"MFU {share:.2%}; {note}", measurement=value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._common import load_run, run_folders, short_duration
+from runbook.config.page import limits_of
 from runbook.console import Console, console_for
 from runbook.errors import RunbookError
 from runbook.launch.command import pasteable
@@ -69,12 +70,13 @@ class Estimator:
         return self._words(launch, typical, "the profile's figure for its own step counts")
 
     def _from_target(self, launch: Launch) -> Estimate | None:
-        limit = self._profile.limits.get(_THROUGHPUT_LIMIT)
+        found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
+        limit = next(found, None)
         gated = self._profile.throughput_gated and limit is not None and limit.gated
         if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
         seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
-        return self._words(launch, seconds, f"at the floor of {limit.value:g} {limit.unit}")
+        return self._words(launch, seconds, f"at the floor of {limit.value:g} {limit.spec.unit}")
 
     def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
         if seconds > launch.timeout_s:

@@ -27,6 +27,9 @@ def add_parser(subparsers: Any) -> None:
         ),
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="a profile's name, or a .yaml file")
+    parser.add_argument(
+        "--page", action="store_true", help="print the page of thresholds, docs/thresholds.md"
+    )
     add_output_flags(parser, json_help="one JSON document on stdout")
 
 
@@ -35,6 +38,11 @@ def run(args: argparse.Namespace) -> int:
     from runbook.config import detect_profile, load_profile, profile_names
 
     console = console_for(args)
+    if args.page:
+        from runbook.config.page import thresholds_page
+
+        console.result(thresholds_page().rstrip("\n"))
+        return 0
     if args.name is not None:
         profile = load_profile(args.name)
         if args.json:
@@ -67,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(console: Console, profile: Profile) -> None:
+    from runbook.config.page import limits_of
+
     console.result(f"{profile.name}: {profile.title}")
     console.result(f"scope    {profile.scope}")
     console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
@@ -74,13 +84,8 @@ def _show(console: Console, profile: Profile) -> None:
     console.result(f"ranks    {profile.ranks}")
     console.result("")
     limits = [
-        (
-            name,
-            f"{limit.comparator.value} {limit.value:g} {limit.unit}".strip(),
-            "" if limit.gated else "shown only",
-            limit.source,
-        )
-        for name, limit in sorted(profile.limits.items())
+        (limit.spec.name, str(limit), "" if limit.gated else "shown only", limit.source)
+        for limit in limits_of(profile)
     ]
     console.result(table(("LIMIT", "VALUE", "", "SOURCE"), limits))
     if profile.env:

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runbook.config.detect import detect_profile
     from runbook.config.load import load_profile, load_profile_document, profile_names
-    from runbook.config.profile import Hardware, Limit, PhaseSettings, Profile, Sourced, Workload
+    from runbook.config.profile import (
+        Hardware,
+        LimitValue,
+        PhaseSettings,
+        Profile,
+        Sourced,
+        Workload,
+    )
     from runbook.config.settings import Settings, parse_settings
 
 __all__ = [
     "Hardware",
-    "Limit",
+    "LimitValue",
     "PhaseSettings",
     "Profile",
     "Settings",

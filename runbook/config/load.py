@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from nsa.strictyaml import load_strict
 from runbook import registry
+from runbook.config.limits import limit_problems
 from runbook.config.profile import Profile
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
@@ -134,13 +135,11 @@ def _unknown_references(profile: Profile) -> list[str]:
     ]
     needed = [name for name, phase in known.items() if not phase.optional]
     problems += [f"phases.{name}: missing" for name in needed if name not in profile.phases]
-    limits = registry.known_limits()
-    problems += [
-        f"limits.{name}: no such limit{did_you_mean(name, limits)}; there are: {', '.join(limits)}"
-        for name in profile.limits
-        if name not in limits
-    ]
-    problems += [f"limits.{name}: missing" for name in limits if name not in profile.limits]
+    problems += limit_problems(
+        profile.limits,
+        needed=registry.known_limits(profile.phases),
+        known=registry.known_limits(known),
+    )
     return problems or _unknown_checks(profile)
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from runbook.records import Comparator
+from runbook.config.limits import Limit, LimitSpec
 from runbook.records.measurement import Record
 
 
@@ -17,14 +17,18 @@ class Sourced(Record):
     source: str = Field(min_length=1)
 
 
-class Limit(Record):
-    """A number that a measurement is held against. `gated` false: shown, never decides."""
+class LimitValue(Record):
+    """What a profile says of a limit. `gated` false: shown, never decides.
+
+    Unit and comparator belong to the declaration (`runbook.config.limits`). A profile need not
+    repeat them; one that does has to agree.
+    """
 
     value: float = Field(allow_inf_nan=False)
-    unit: str = ""
-    comparator: Comparator = Comparator.NONE
     source: str = Field(min_length=1)
     gated: bool = True
+    unit: str | None = None
+    comparator: str | None = None
 
 
 class Hardware(Record):
@@ -118,7 +122,7 @@ class Profile(Record):
     throughput_gated: bool
     env: dict[str, Sourced] = Field(default_factory=dict)
     phases: dict[str, PhaseSettings]
-    limits: dict[str, Limit]
+    limits: dict[str, LimitValue]
     kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     kernels_source: str = ""
     required: tuple[str, ...] = Field(min_length=1)
@@ -134,9 +138,9 @@ class Profile(Record):
             raise ValueError("kernels needs kernels_source, where the expectation comes from")
         return self
 
-    def limit(self, name: str) -> Limit:
-        """The limit of this name; every phase's limits are checked when a profile is loaded."""
-        return self.limits[name]
+    def limit(self, spec: LimitSpec) -> Limit:
+        """The limit in force; every phase's limits are checked when a profile is loaded."""
+        return spec.in_force(self.limits[spec.name])
 
     @property
     def has_gpu(self) -> bool:

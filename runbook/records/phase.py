@@ -11,6 +11,7 @@ from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 
 if TYPE_CHECKING:
+    from runbook.config.limits import FixedRule, LimitSpec
     from runbook.config.profile import Profile
 
 
@@ -51,8 +52,8 @@ class Phase(ABC):
 
     `order` is its place in the running order (the shipped phases are 10 apart). `reads` names the
     phases whose choices or evidence this one uses, if they ran; `limits` declares what the profile
-    has to set for it; `collects` asks the engine to run the collectors before the launches
-    (preflight only).
+    has to set for it, `fixed` what is the same on every machine; `collects` asks the engine to run
+    the collectors before the launches (preflight only).
     """
 
     name: ClassVar[str]
@@ -61,7 +62,8 @@ class Phase(ABC):
     question: ClassVar[str]
     order: ClassVar[int]
     reads: ClassVar[tuple[str, ...]] = ()
-    limits: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[LimitSpec, ...]] = ()
+    fixed: ClassVar[tuple[FixedRule, ...]] = ()
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
 

@@ -19,10 +19,12 @@ from runbook.registry import known_checks
 PHASES = registry.phases()
 
 # What is demanded of two A100, by requirement of docs/spec.md.
+LIMITS = registry.known_limits(registry.phases())
+
 DEMANDED = {
     "throughput": (">=", 39.0, "B3"),
-    "throughput_aim_low": ("", 45.0, "B4"),
-    "throughput_aim_high": ("", 55.0, "B4"),
+    "throughput_aim_low": (">=", 45.0, "B4"),
+    "throughput_aim_high": ("<=", 55.0, "B4"),
     "gpu_utilisation": (">", 80.0, "B9"),
     "memory_headroom": (">", 20.0, "B11"),
     "memory_gib": ("<", 60.0, "L7"),
@@ -44,16 +46,16 @@ def test_every_number_and_setting_names_its_source(name: str) -> None:
 
 @pytest.mark.parametrize("limit", DEMANDED)
 def test_the_demanded_limits_stand_as_written(limit: str) -> None:
-    found = load_profile("a100x2_pcie4").limit(limit)
+    found = load_profile("a100x2_pcie4").limit(LIMITS[limit])
     comparator, value, requirement = DEMANDED[limit]
-    assert (found.comparator.value, found.value) == (comparator, value)
+    assert (found.spec.comparator.value, found.value) == (comparator, value)
     assert re.search(rf"requirements? (\w+ and )?{requirement}\b", found.source)
 
 
 def test_generation_3_changes_the_link_and_the_throughput_only() -> None:
     old, new = load_profile("a100x2_pcie3"), load_profile("a100x2_pcie4")
-    assert (old.limit("throughput").value, old.hardware.pcie_gen) == (35.0, 3)
-    assert [old.limit(f"throughput_aim_{end}").value for end in ("low", "high")] == [35.0, 40.0]
+    assert (old.limits["throughput"].value, old.hardware.pcie_gen) == (35.0, 3)
+    assert [old.limits[f"throughput_aim_{end}"].value for end in ("low", "high")] == [35.0, 40.0]
     same = {name for name in new.limits if old.limits[name] == new.limits[name]}
     assert set(new.limits) - same == {"throughput", "throughput_aim_low", "throughput_aim_high"}
     assert old.required == new.required and old.phases == new.phases
@@ -62,8 +64,8 @@ def test_generation_3_changes_the_link_and_the_throughput_only() -> None:
 def test_only_lower_bounds_of_throughput_gate() -> None:
     for name in profile_names():
         profile = load_profile(name)
-        assert not profile.limit("throughput_aim_low").gated
-        assert not profile.limit("throughput_aim_high").gated
+        assert not profile.limits["throughput_aim_low"].gated
+        assert not profile.limits["throughput_aim_high"].gated
         assert "baseline.throughput_aim" not in profile.required
 
 
@@ -192,6 +194,30 @@ def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> N
         ("extends: 3\n", "expected the name of a profile, got 3"),
         ("extends: cpuu\n", "did you mean 'cpu'?"),
         ("extends: cpu\nlimits: {throughput: {source: ''}}\n", "limits.throughput.source"),
+        (
+            "extends: cpu\nlimits: {throughput: {comparator: '<='}}\n",
+            "limits.throughput.comparator: this limit is declared '>=', got '<='",
+        ),
+        (
+            "extends: cpu\nlimits: {throughput: {comparator: ''}}\n",
+            "limits.throughput.comparator: this limit is declared '>=', got ''",
+        ),
+        (
+            "extends: cpu\nlimits: {memory_gib: {unit: MiB}}\n",
+            "limits.memory_gib.unit: this limit is declared in 'GiB', got 'MiB'",
+        ),
+        (
+            "extends: cpu\nlimits: {throughput_aim_low: {gated: true}}\n",
+            "limits.throughput_aim_low.gated: this is an aim, which never decides",
+        ),
+        (
+            "extends: cpu\nlimits: {fused_margin: {gated: false}}\n",
+            "limits.fused_margin.gated: this is a part of a rule and cannot be shown only",
+        ),
+        (
+            "extends: cpu\nlimits: {gate_entropy_min: {value: 0, source: x}}\n",
+            "limits.gate_entropy_min: set NSA_WATCH_GATE_ENTROPY_MIN instead, which owns the value",
+        ),
         ("extends: cpu\nranks: yes\n", "ranks: Input should be a valid integer, got 'yes'"),
         ("extends: h200x1\nranks: 4\n", "ranks 4 need that many GPUs, not 1"),
         ("extends: cpu\nhardware: {gpus: 2}\n", "cpu has 0, cuda has 1+"),

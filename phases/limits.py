@@ -1,0 +1,160 @@
+"""Every limit of the shipped phases, declared once; profiles give the values.
+
+A new limit is one declaration here, its name in the `limits` of the phase that reads it, and one
+line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
+"""
+
+from __future__ import annotations
+
+from runbook.config.limits import FixedRule, LimitSpec, LimitUse
+from runbook.records import Comparator
+
+
+def _gate(
+    name: str,
+    comparator: str,
+    unit: str,
+    meaning: str,
+    use: LimitUse = LimitUse.GATE,
+    *,
+    toggle: str = "",
+) -> LimitSpec:
+    return LimitSpec(
+        name=name,
+        comparator=Comparator(comparator),
+        unit=unit,
+        meaning=meaning,
+        use=use,
+        toggle=toggle,
+    )
+
+
+THROUGHPUT = _gate("throughput", ">=", "tok/s", "floor of the production config, all ranks")
+THROUGHPUT_AIM_LOW = _gate(
+    "throughput_aim_low", ">=", "tok/s", "lower end of the band aimed at", LimitUse.AIM
+)
+THROUGHPUT_AIM_HIGH = _gate(
+    "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
+)
+MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
+GPU_UTILISATION = _gate("gpu_utilisation", ">", "%", "of the least busy GPU")
+GPU_IMBALANCE = _gate(
+    "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
+)
+MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
+SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same global batch")
+FUSED_MARGIN = _gate(
+    "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
+)
+LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW", LimitUse.RULE)
+PYTHON_SHARE = _gate("python_share", "<=", "", "share of the profiled time spent in Python")
+PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
+DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
+STALL_SHARE = _gate("stall_share", "<=", "", "share of time in steps beyond twice the median")
+# What the watchdog halts on while a launch runs is what its gates are judged by afterwards.
+GATE_ENTROPY_MIN = _gate(
+    "gate_entropy_min",
+    ">=",
+    "",
+    "entropy of the branch gates over ln 3",
+    toggle="NSA_WATCH_GATE_ENTROPY_MIN",
+)
+GATE_MAX_SHARE = _gate(
+    "gate_max_share",
+    "<=",
+    "",
+    "largest share of one branch",
+    toggle="NSA_WATCH_GATE_MAX_THRESHOLD",
+)
+GATE_COLLAPSE_READINGS = _gate(
+    "gate_collapse_readings",
+    "<",
+    "readings",
+    "bad readings in a row: a collapse",
+    LimitUse.RULE,
+    toggle="NSA_WATCH_GATE_COLLAPSE_N",
+)
+MEMORY = _gate("memory_gib", "<", "GiB", "peak of any rank, and projected to the last step")
+LOADER_FETCH = _gate("loader_fetch_s", "<=", "s", "the slowest batch of the loader's test")
+DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
+DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
+GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
+
+# -- the same on every machine: physics, and error rates fixed in the code -------------------------
+
+# A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
+# any sane initialization, narrow enough to see a resumed or a wrong model.
+START_TOLERANCE = 0.15
+# Least slack under the loss floor, in nats: sampling noise of a mean over a window.
+FLOOR_SLACK = 0.01
+# toks_per_s is written with finite digits.
+RATE_TOLERANCE = 0.01
+# Half-width of what one more baseline launch may give: the worst launch-to-launch noise of a
+# healthy machine, so that three lucky launches do not make every later one invalid.
+CONTROL_LEAST = 0.05
+# A card sold as 80 GB shows a little less than 80 GiB.
+MEMORY_SHARE = 0.95
+# From this length on, token-by-token prefill looks like a hang (E1).
+LONG_SEQUENCE = 1024
+
+
+def _fixed(what: str, rule: str, why: str) -> FixedRule:
+    return FixedRule(what=what, rule=rule, why=why)
+
+
+MACHINE = (
+    _fixed(
+        "GPU memory",
+        f"at least {MEMORY_SHARE:.0%} of the profile's",
+        "a card sold as 80 GB shows a little less than 80 GiB",
+    ),
+    _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
+)
+PLAUSIBLE = (
+    _fixed("MFU", "above 0, at most 1", "more than the peak is not possible"),
+    _fixed(
+        "first loss",
+        f"within {START_TOLERANCE:.0%} of ln(vocabulary)",
+        "a fresh model predicts about uniformly",
+    ),
+    _fixed(
+        "mean loss of the last 50 steps",
+        f"not under the floor by more than {FLOOR_SLACK:g} nats or 4 standard errors",
+        "below it the model sees the future",
+    ),
+    _fixed(
+        "tokens",
+        "steps x S x global batch x accumulation, exactly",
+        "counted, not estimated",
+    ),
+    _fixed(
+        "toks_per_s",
+        f"tokens / dt_s within {RATE_TOLERANCE:.0%}",
+        "the columns are written from one measurement",
+    ),
+    _fixed("sum of dt_s", "at most the launch's duration", "steps happen inside the launch"),
+    _fixed("throughput", "lower bound over at least 3 launches", "one-sided 5 %"),
+)
+SWEEP = (
+    _fixed(
+        "control arm",
+        f"99 % interval of one more baseline launch, at least {CONTROL_LEAST:.0%} wide",
+        "otherwise the arms were compared under other conditions",
+    ),
+    _fixed(
+        "best bucket",
+        "beats every other arm, paired; else TIE: the configured one stays",
+        "1 % for all arms together",
+    ),
+)
+PAIRED = (
+    _fixed("scaling", "at most 1.05", "more is not possible for like runs"),
+    _fixed("scaling", "bound of E = T_N / (N x T_1)", "one-sided 1 %"),
+)
+NON_INFERIOR = (
+    _fixed("fused AdamW", "ratio above 1 - margin: KEEP; below: DROP", "one-sided 5 %"),
+)
+STABLE = (
+    _fixed("steady", "slope inside the drift limit, no change point, no stall", "90 % interval"),
+    _fixed("memory", "no new high-water mark (max(64 MiB, 0.2 %)), projection", "one-sided 5 %"),
+)
