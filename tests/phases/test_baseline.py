@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder
-
-WHERE = builder.context()
-few = settings(max_examples=25, deadline=None)
+from tests.phases.answers import FEW, WHERE
 
 
 def run(what: str, *rates: float, where: Any = WHERE) -> Check:
@@ -67,7 +65,7 @@ def test_one_long_launch_cannot_decide_near_the_floor() -> None:
         assert run("throughput", rate, where=where).outcome is outcome
 
 
-@few
+@FEW
 @given(st.floats(1.0, 500.0))
 def test_equal_launches_pass_exactly_from_the_floor_on(rate: float) -> None:
     expected = Outcome.PASS if rate >= 39.0 else Outcome.FAIL
@@ -75,7 +73,7 @@ def test_equal_launches_pass_exactly_from_the_floor_on(rate: float) -> None:
         assert run("throughput", rate, rate, rate).outcome is expected
 
 
-@few
+@FEW
 @given(st.floats(30.0, 38.9), st.floats(0.0, 0.05))
 def test_no_spread_makes_a_mean_below_the_floor_pass(mean: float, spread: float) -> None:
     rates = (mean * (1 - spread), mean, mean * (1 + spread))
@@ -157,14 +155,14 @@ def gpus(what: str, **samples: float) -> Check:
     return builder.row("baseline", what, builder.evidence("baseline", WHERE, change=change), WHERE)
 
 
-@few
+@FEW
 @given(st.floats(0.0, 100.0))
 def test_utilisation_has_to_be_above_80_percent(busy: float) -> None:
     expected = Outcome.PASS if busy > 80.0 else Outcome.FAIL
     assert gpus("gpu_utilisation", busy=busy).outcome is expected
 
 
-@few
+@FEW
 @given(st.integers(1, 81_920))
 def test_headroom_has_to_be_above_20_percent(used: int) -> None:
     free = 100.0 * (1 - used / 81_920)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -233,3 +235,33 @@ def test_remedies_come_from_the_playbook() -> None:
     check = builder.row("baseline", "completed", found, where)
     assert "SIGUSR1" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
     assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
+
+
+GARBAGE = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30])
+COLUMNS = ("loss", "toks_per_s", "tokens", "dt_s", "mem_mib", "fetch_s")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    phase=st.sampled_from(["baseline", "bucket_sweep", "fused_adamw", "single_gpu", "long_run"]),
+    column=st.sampled_from(COLUMNS),
+    value=GARBAGE,
+    share=st.sampled_from([0.01, 1.0]),
+    keep=st.integers(1, 400),
+)
+def test_no_number_in_a_csv_can_stop_a_judgement(
+    phase: str, column: str, value: float, share: float, keep: int
+) -> None:
+    def spoil(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.training is not None
+        table = made.training.frame.iloc[:keep].copy()
+        table[column] = table[column].astype(float)
+        table.iloc[: max(1, int(share * len(table))), table.columns.get_loc(column)] = value
+        return replace(made, training=replace(made.training, frame=table))
+
+    where = builder.context("cpu")
+    found = builder.evidence(phase, where, change=spoil)
+    judgement = builder.judge(phase, found, where)
+    if keep < 60 and phase in ("baseline", "single_gpu"):
+        checks = {check.id: check for check in judgement.checks}
+        assert checks[f"{phase}.plausible"].outcome is not Outcome.PASS

@@ -10,13 +10,9 @@ import pytest
 from runbook.records import Check, Outcome, Reason
 from runbook.records.phase import PlanContext
 from tests.phases import builder
+from tests.phases.answers import WHERE, said
 
-WHERE = builder.context()
 WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-
-
-def said(check: Check) -> tuple[Outcome, Reason]:
-    return check.outcome, check.code
 
 
 def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:

@@ -1,0 +1,51 @@
+"""What a phase says: one row, or the whole judgement, of evidence made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import settings
+
+from runbook.records import Check, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.phase import Judgement, PlanContext
+from tests.phases import builder
+
+WHERE = builder.context()
+NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+TOO_MUCH = (Outcome.FAIL, Reason.ABOVE_LIMIT)
+WARNED = (Outcome.PASS, Reason.WARNING)
+FEW = settings(max_examples=25, deadline=None)
+
+
+def said(check: Check) -> tuple[Outcome, Reason]:
+    """What a row answered, and by which reason."""
+    return check.outcome, check.code
+
+
+def get(judgement: Judgement, check_id: str) -> Check:
+    """One row of a judgement."""
+    return {check.id: check for check in judgement.checks}[check_id]
+
+
+def row(
+    phase: str, what: str, change: builder.Change | None = None, where: PlanContext = WHERE
+) -> Check:
+    """One row of a phase whose healthy launches were changed."""
+    return builder.row(phase, what, builder.evidence(phase, where, change=change), where)
+
+
+def noisy(made: LaunchEvidence) -> LaunchEvidence:
+    """Five percent of jitter from step to step."""
+    assert made.training is not None
+    return replace(made, training=builder.jittered(made.training, 0.05))
+
+
+def judged(
+    phase: str, rates: Mapping[str, float], where: PlanContext = WHERE, *, jitter: bool = True
+) -> Judgement:
+    """The judgement of an A/B phase whose arms run at these rates."""
+    change = noisy if jitter else None
+    found = builder.evidence(phase, where, rates=rates, change=change)
+    return builder.judge(phase, found, where)

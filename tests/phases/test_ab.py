@@ -1,0 +1,83 @@
+"""What the A/B phases share: the control, unlike arms, and stopping when the answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runbook import registry
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from tests.phases import builder
+from tests.phases.answers import WHERE, get, said
+
+PHASES = registry.phases()
+
+
+def with_baseline(rates: tuple[float, ...] = (1e5, 1.01e5, 0.99e5)) -> dict[str, PhaseEvidence]:
+    launches = {
+        launch.name: builder.healthy(launch, WHERE.profile, rate=rate)
+        for launch, rate in zip(PHASES["baseline"].plan(WHERE), rates, strict=True)
+    }
+    return {"baseline": PhaseEvidence(launches=launches)}
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (1.0e5, (Outcome.PASS, Reason.OK)),
+        (1.03e5, (Outcome.PASS, Reason.OK)),
+        (2.5e5, (Outcome.INVALID, Reason.NOT_COMPARABLE)),
+        (0.5e5, (Outcome.INVALID, Reason.NOT_COMPARABLE)),
+    ],
+)
+@pytest.mark.parametrize("phase", ["bucket_sweep", "fused_adamw"])
+def test_the_control_arm_has_to_reproduce_the_baseline(
+    phase: str, rate: float, expected: tuple[Outcome, Reason]
+) -> None:
+    found = builder.evidence(phase, WHERE, rate=rate, earlier=with_baseline())
+    check = builder.row(phase, "control", found, WHERE)
+    assert said(check) == expected, check.reason
+
+
+def test_a_control_on_another_config_is_not_comparable() -> None:
+    found = builder.evidence(
+        "bucket_sweep", WHERE, earlier=with_baseline(), change=builder.effective(seq_len=128)
+    )
+    check = builder.row("bucket_sweep", "control", found, WHERE)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE) and "seq_len" in check.reason
+
+
+def test_without_a_baseline_there_is_no_control() -> None:
+    found = builder.evidence("bucket_sweep", WHERE)
+    assert builder.row("bucket_sweep", "control", found, WHERE).code is Reason.NOT_ASKED_FOR
+
+
+@pytest.mark.parametrize(("phase", "what"), [("bucket_sweep", "best"), ("fused_adamw", "keep")])
+def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None:
+    where = builder.context(protocol="launches")
+    last = PHASES[phase].plan(where)[-1].name
+
+    def newer(made: LaunchEvidence) -> LaunchEvidence:
+        found = dict(made.env or {})
+        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
+
+    found = builder.evidence(phase, where, change=newer, only=[last])
+    judgement = builder.judge(phase, found, where)
+    assert said(get(judgement, f"{phase}.{what}")) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert judgement.choices == {}
+
+
+@pytest.mark.parametrize("phase", ["bucket_sweep", "fused_adamw"])
+def test_a_run_may_stop_when_the_answer_is_known(phase: str) -> None:
+    (launch,) = PHASES[phase].plan(WHERE)
+    clear = builder.healthy(launch, WHERE.profile, rates={"25": 2e5, "fused": 2e5})
+    assert clear.training is not None
+    log = builder.jittered(clear.training, 0.01)
+    assert PHASES[phase].enough(log, launch, WHERE)
+    assert launch.schedule is not None
+    row = len(launch.schedule.rounds[0]) * (launch.schedule.steps + launch.schedule.warmup_steps)
+    early = replace(log, frame=log.frame.iloc[: 2 * row])
+    assert not PHASES[phase].enough(early, launch, WHERE)
+    assert not PHASES[phase].enough(replace(log, frame=log.frame.iloc[:0]), launch, WHERE)

@@ -1,0 +1,117 @@
+"""Bucket sweep: a winner, a tie, and every way in which the arms decide nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runbook import registry
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from tests.phases import builder
+from tests.phases.answers import WHERE, get, judged, said
+
+PHASES = registry.phases()
+
+
+def test_a_clearly_better_bucket_wins_and_is_chosen() -> None:
+    judgement = judged("bucket_sweep", {"25": 1.1e5, "50": 1e5, "100": 1e5})
+    best = get(judgement, "bucket_sweep.best")
+    assert best.outcome is Outcome.PASS and best.reason.startswith("WINNER")
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}
+    assert best.measurement is not None and best.measurement.interval is not None
+
+
+def test_equal_buckets_tie_and_the_configured_one_stays_whatever_the_seeds_rule_says() -> None:
+    judgement = judged("bucket_sweep", {"25": 1.0005e5, "50": 1e5, "100": 1e5})
+    best = get(judgement, "bucket_sweep.best")
+    assert best.outcome is Outcome.PASS and best.reason.startswith("TIE")
+    assert "the configured 50 MB stays" in best.reason
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "50"}
+    assert "by the seeds' rule alone" in judgement.notes[0]
+
+
+def test_the_bucket_table_has_a_row_for_each_size_with_the_last_50_steps() -> None:
+    judgement = judged("bucket_sweep", {"25": 9e4, "50": 1e5, "100": 8e4}, jitter=False)
+    (table,) = judgement.tables
+    assert [row[0] for row in table.rows] == ["25", "50", "100"]
+    assert [row[1] for row in table.rows] == pytest.approx([9e4, 1e5, 8e4])
+    assert [row[3] for row in table.rows] == [50, 50, 50]
+
+
+def test_too_few_rounds_are_inconclusive() -> None:
+    document: dict[str, Any] = WHERE.profile.model_dump(mode="json")
+    document["phases"]["bucket_sweep"]["rounds"] = 2
+    where = builder.with_profile(WHERE, phases=document["phases"])
+    best = get(judged("bucket_sweep", {}, where), "bucket_sweep.best")
+    assert best.outcome is Outcome.INCONCLUSIVE
+
+
+def test_an_a_a_run_ties_and_chooses_nothing() -> None:
+    where = builder.context(aa=True)
+    judgement = judged("bucket_sweep", {}, where)
+    best = get(judgement, "bucket_sweep.best")
+    assert best.outcome is Outcome.PASS and best.reason.startswith("TIE")
+    assert judgement.choices == {}
+
+
+def test_an_a_a_run_with_a_winner_condemns_the_measurement() -> None:
+    where = builder.context(aa=True)
+    judgement = judged("bucket_sweep", {"a": 1e5, "again": 1.2e5}, where)
+    assert said(get(judgement, "bucket_sweep.best")) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+
+
+def same_buckets(made: LaunchEvidence) -> LaunchEvidence:
+    one = tuple({**event, "sizes_mib": [50.0, 50.0]} for event in made.ranks[0].ddp_buckets)
+    return builder.every_rank(ddp_buckets=one)(made)
+
+
+def one_bucket(made: LaunchEvidence) -> LaunchEvidence:
+    one = tuple({**event, "sizes_mib": [8.0]} for event in made.ranks[0].ddp_buckets)
+    return builder.every_rank(ddp_buckets=one)(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (same_buckets, "same buckets"),
+        (one_bucket, "one bucket of 8.00 MiB"),
+        (builder.every_rank(ddp_buckets=()), "no bucket sizes logged"),
+        (builder.without_effect("NSA_DDP_BUCKET_MB", arm="25"), "in arm 25: did nothing"),
+    ],
+)
+def test_buckets_that_did_not_differ_decide_nothing(change: builder.Change, text: str) -> None:
+    found = builder.evidence("bucket_sweep", WHERE, change=change, rates={"25": 2e5})
+    judgement = builder.judge("bucket_sweep", found, WHERE)
+    for what in ("buckets_differ", "best"):
+        check = get(judgement, f"bucket_sweep.{what}")
+        assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT) and text in check.reason
+    assert judgement.choices == {}
+
+
+def test_an_arm_that_failed_fails_the_sweep() -> None:
+    failure = ({"arm": "100", "error": "out of buffers"},)
+    found = builder.evidence("bucket_sweep", WHERE, change=builder.rank(0, arm_failures=failure))
+    check = builder.row("bucket_sweep", "arms_complete", found, WHERE)
+    assert said(check) == (Outcome.FAIL, Reason.CRASH) and "out of buffers" in check.reason
+
+
+def test_one_launch_per_arm_and_round_is_judged_alike() -> None:
+    where = builder.context(protocol="launches")
+    speed = {"25": 1.2e5, "50": 1e5, "100": 1e5}
+    launches = {}
+    for number, launch in enumerate(PHASES["bucket_sweep"].plan(where)):
+        rate = speed[launch.name.split("_")[0]] * (1 + 0.002 * (number % 4))
+        launches[launch.name] = builder.healthy(launch, where.profile, rate=rate)
+    judgement = builder.judge("bucket_sweep", PhaseEvidence(launches=launches), where)
+    assert get(judgement, "bucket_sweep.best").reason.startswith("WINNER")
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}
+    assert len(judgement.tables[0].rows) == 12
+
+
+def test_the_seeds_protocol_gives_a_table_and_no_decision() -> None:
+    where = builder.context(protocol="seed")
+    judgement = builder.judge("bucket_sweep", builder.evidence("bucket_sweep", where), where)
+    assert get(judgement, "bucket_sweep.best").outcome is Outcome.INCONCLUSIVE
+    assert [row[3] for row in judgement.tables[0].rows] == [50, 50, 50]

@@ -1,0 +1,47 @@
+"""FineWeb: skipped without its package, and judged by its loader and its loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runbook.records import LaunchStatus, Outcome, Reason
+from tests.phases import builder
+from tests.phases.answers import TOO_MUCH, WHERE, row, said
+
+NO_PACKAGE = builder.ended(
+    LaunchStatus.CONFIG_ERROR, cause="dataset fineweb_edu needs the package datasets"
+)
+falling = builder.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
+
+
+def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
+    found = builder.evidence("fineweb", WHERE, change=NO_PACKAGE)
+    checks = builder.judge("fineweb", found, WHERE).checks
+    assert {check.outcome for check in checks} == {Outcome.SKIPPED}
+    assert all("datasets" in check.reason for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        ("progress", falling, (Outcome.PASS, Reason.OK)),
+        ("progress", builder.columns(loss=5.5), (Outcome.FAIL, Reason.MISMATCH)),
+        ("loader", None, (Outcome.PASS, Reason.OK)),
+        ("loader", builder.columns(fetch_s=61.0), TOO_MUCH),
+        ("loader", builder.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
+        (
+            "loader",
+            lambda made: replace(
+                made, env={**(made.env or {}), "notes": ["SYNTHETIC DATA instead of fineweb_edu"]}
+            ),
+            (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+        ),
+    ],
+)
+def test_fineweb_rows(
+    what: str, change: builder.Change | None, expected: tuple[Outcome, Reason]
+) -> None:
+    check = row("fineweb", what, change)
+    assert said(check) == expected, check.reason

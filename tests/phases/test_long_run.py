@@ -1,0 +1,116 @@
+"""Long run: steady, without a halt, gates healthy, memory flat."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from tests.phases import builder
+from tests.phases.answers import NOTHING, TOO_MUCH, WHERE, row, said
+
+
+def drifting(made: LaunchEvidence) -> LaunchEvidence:
+    assert made.training is not None
+    rise = np.linspace(1.0, 1.3, len(made.training.frame))
+    table = made.training.frame.copy()
+    table["dt_s"] *= rise
+    table["toks_per_s"] /= rise
+    return replace(made, training=replace(made.training, frame=table))
+
+
+def pausing(made: LaunchEvidence) -> LaunchEvidence:
+    assert made.training is not None
+    slow = np.where(np.arange(len(made.training.frame)) % 50 == 49, 5.0, 1.0)
+    table = made.training.frame.copy()
+    table["dt_s"] *= slow
+    table["toks_per_s"] /= slow
+    return replace(made, training=replace(made.training, frame=table))
+
+
+def rough(made: LaunchEvidence) -> LaunchEvidence:
+    assert made.training is not None
+    return replace(made, training=builder.jittered(made.training, 0.25))
+
+
+leaking = builder.columns(mem_mib=lambda table: 30_000.0 + 1.0 * table["step"])
+
+
+def gates(**health: float) -> builder.Change:
+    return builder.parts(gates=builder.gates(1200, **health))
+
+
+COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        ("no_halt", builder.parts(halted=True), (Outcome.FAIL, Reason.HALTED)),
+        ("no_halt", builder.rank(1, halt_reason="gates"), (Outcome.FAIL, Reason.HALTED)),
+        ("steady", drifting, (Outcome.FAIL, Reason.BELOW_LIMIT)),
+        ("steady", pausing, (Outcome.FAIL, Reason.BELOW_LIMIT)),
+        ("steady", rough, (Outcome.INCONCLUSIVE, Reason.UNDECIDED)),
+        (
+            "gates",
+            builder.parts(gates=builder.gates(1200, entropy=0.1)),
+            (Outcome.FAIL, Reason.BELOW_LIMIT),
+        ),
+        (
+            "gates",
+            builder.parts(gates=builder.gates(1200, max_gate=0.95)),
+            (Outcome.FAIL, Reason.BELOW_LIMIT),
+        ),
+        (
+            "gates",
+            builder.parts(gates=builder.gates(1200, entropy=math.nan)),
+            (Outcome.FAIL, Reason.BELOW_LIMIT),
+        ),
+        ("gates", builder.parts(gates=None), NOTHING),
+        ("memory_plateau", leaking, (Outcome.FAIL, Reason.LEAK)),
+        (
+            "memory_plateau",
+            builder.columns(mem_mib=math.nan),
+            NOTHING,
+        ),
+        (
+            "memory_limit",
+            builder.rank(1, peak_cuda_mib=70_000.0),
+            TOO_MUCH,
+        ),
+        (
+            "memory_limit",
+            builder.rank(1, peak_cuda_mib=None),
+            NOTHING,
+        ),
+    ],
+)
+def test_long_run_rows(what: str, change: builder.Change, expected: tuple[Outcome, Reason]) -> None:
+    assert row("long_run", what).outcome is Outcome.PASS
+    check = row("long_run", what, change)
+    assert said(check) == expected, check.reason
+
+
+def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:
+    for bad, outcome in ((2, Outcome.PASS), (3, Outcome.FAIL)):
+        health = builder.gates(1200)
+        health.loc[10 : 9 + bad, "entropy"] = 0.05
+        check = row("long_run", "gates", builder.parts(gates=health))
+        assert check.outcome is outcome, check.reason
+
+
+def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:
+    where = builder.context("cpu")
+    assert row("long_run", "steady", drifting, where).code is Reason.NOT_GATED
+    assert row("long_run", "memory_plateau", None, where).outcome is Outcome.PASS
+
+
+def test_the_long_run_keeps_its_curves() -> None:
+    judgement = builder.judge("long_run", builder.evidence("long_run", WHERE), WHERE)
+    names = [curve.name for curve in judgement.series]
+    assert names == ["run toks_per_s", "run loss", "run mem_mib", "run gate entropy"]
+    assert judgement.series[2].limit == 60 * 1024

@@ -1,0 +1,80 @@
+"""The SDPA audit: which kernel served which branch, and which setting is unusable."""
+
+from __future__ import annotations
+
+import pytest
+
+from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.phase import Judgement
+from tests.phases import builder
+from tests.phases.answers import WARNED, WHERE, get, said
+
+
+def audited(change: builder.Change | None = None) -> Judgement:
+    return builder.judge("sdpa_audit", builder.evidence("sdpa_audit", WHERE, change=change), WHERE)
+
+
+def kernels(**found: str) -> builder.Change:
+    return builder.parts(
+        audit=builder.audit({"cmp": "explicit_softmax", "sel": "flash", "win": "flash", **found})
+    )
+
+
+def test_an_unexpected_fallback_fails() -> None:
+    check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
+    assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "sel: math, expected triton or flash" in check.reason and check.remedy
+
+
+def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
+    (table,) = audited().tables
+    assert table.rows[0] == ("default", "explicit_softmax", "flash", "flash")
+    assert table.rows[2] == ("no_flash", "explicit_softmax", "efficient", "efficient")
+
+
+@pytest.mark.parametrize("what", ["audited", "kernels"])
+def test_an_audit_that_saw_nothing_is_invalid(what: str) -> None:
+    for change in (builder.parts(audit=None), builder.parts(audit=builder.audit({"cmp": "x"}))):
+        check = get(audited(change), f"sdpa_audit.{what}")
+        assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT)
+        assert "NSA_SDPA_AUDIT=1" in check.remedy or "profile" in check.remedy
+
+
+def test_an_audit_without_its_toggle_is_invalid() -> None:
+    change = builder.without_effect("NSA_SDPA_AUDIT")
+    assert said(get(audited(change), "sdpa_audit.audited")) == (Outcome.INVALID, Reason.NO_EFFECT)
+
+
+def refused(*arms: str) -> builder.Change:
+    failures = tuple({"arm": arm, "error": "no kernel for this mask"} for arm in arms)
+    return builder.rank(0, arm_failures=failures)
+
+
+def test_one_unusable_setting_is_an_answer() -> None:
+    judgement = audited(refused("flash_only"))
+    flash = get(judgement, "sdpa_audit.flash_only")
+    assert said(flash) == WARNED and "no kernel for this mask" in flash.reason
+    assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
+
+
+def test_two_unusable_settings_are_a_no_go() -> None:
+    stable = get(audited(refused("flash_only", "no_flash")), "sdpa_audit.stable")
+    assert said(stable) == (Outcome.FAIL, Reason.CRASH)
+
+
+def test_a_setting_that_did_nothing_is_invalid() -> None:
+    judgement = audited(builder.without_effect("NSA_SDPA_NO_FLASH"))
+    assert said(get(judgement, "sdpa_audit.no_flash")) == (Outcome.INVALID, Reason.NO_EFFECT)
+
+
+def test_a_crash_in_the_flash_arm_spares_the_audit_of_the_default() -> None:
+    judgement = audited(builder.ended(LaunchStatus.CRASHED, rows=60))
+    assert said(get(judgement, "sdpa_audit.completed")) == WARNED
+    assert get(judgement, "sdpa_audit.kernels").outcome is Outcome.PASS
+    assert said(get(judgement, "sdpa_audit.flash_only")) == WARNED
+    assert get(judgement, "sdpa_audit.no_flash").outcome is Outcome.INCOMPLETE
+
+
+def test_a_crash_in_the_default_arm_fails() -> None:
+    judgement = audited(builder.ended(LaunchStatus.CRASHED, rows=20))
+    assert said(get(judgement, "sdpa_audit.completed")) == (Outcome.FAIL, Reason.CRASH)

@@ -1,0 +1,100 @@
+"""v2 parity: only tests that ran and passed pass, and speed is told by its slowest shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
+from tests.phases import builder
+from tests.phases.answers import NOTHING, row, said
+
+
+def with_status(status: str, message: str = "", *, only: str = "") -> builder.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.junit is not None
+        cases = tuple(
+            replace(case, status=status, message=message) if only in case.name else case
+            for case in made.junit.cases
+        )
+        return replace(made, junit=replace(made.junit, cases=cases))
+
+    return change
+
+
+def collected(*names: str) -> builder.Change:
+    cases = tuple(JUnitCase(name=name, classname="nsa.tests.x", status="passed") for name in names)
+    report = JUnitReport(path="v2_parity/parity/junit.xml", sha256=builder.SHA, cases=cases)
+    return builder.parts(junit=report)
+
+
+@pytest.mark.parametrize("what", ["parity", "gaps", "faster"])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (None, (Outcome.PASS, Reason.OK)),
+        (with_status("failed", "indices differ"), (Outcome.FAIL, Reason.TEST_FAILED)),
+        (with_status("error", "no fixture"), (Outcome.FAIL, Reason.TEST_FAILED)),
+        (with_status("skipped", "needs CUDA"), (Outcome.SKIPPED, Reason.NEEDS_CUDA)),
+        (collected(), (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)),
+        (collected("test_something_else"), (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)),
+        (builder.parts(junit=None), NOTHING),
+    ],
+)
+def test_only_tests_that_ran_and_passed_pass(
+    what: str, change: builder.Change | None, expected: tuple[Outcome, Reason]
+) -> None:
+    assert said(row("v2_parity", what, change)) == expected
+
+
+def test_the_pattern_gaps_has_its_own_row() -> None:
+    broken = with_status("failed", "blocks 3 and 9", only="gaps")
+    for what in ("gaps", "parity"):
+        check = row("v2_parity", what, broken)
+        assert check.outcome is Outcome.FAIL and "blocks 3 and 9" in check.reason
+        assert "NSA_SEL_RANGES_V2=0" in check.remedy
+    only_others = collected("test_equivalence_various_patterns[random]")
+    assert row("v2_parity", "gaps", only_others).code is Reason.NOTHING_COLLECTED
+
+
+def test_a_slow_v2_on_a_shared_cpu_is_shown_and_not_gated() -> None:
+    slower = with_status("failed", "ratio 0.9")
+    check = row("v2_parity", "faster", slower, builder.context("cpu"))
+    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED)
+
+
+def test_a_test_run_that_hung_is_told_by_its_rows() -> None:
+    def hung(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(builder.ended(LaunchStatus.TIMED_OUT)(made), junit=None)
+
+    assert said(row("v2_parity", "parity", hung)) == (Outcome.INCOMPLETE, Reason.TIMEOUT)
+
+
+def raced(device: str, *bounds: float) -> builder.Change:
+    """Speed tests that recorded these lower bounds; the test itself fails at 1 or less."""
+    cases = tuple(
+        JUnitCase(
+            name=f"test_v2_performance_improvement[{number}]",
+            classname="nsa.tests.test_performance_guards",
+            status="passed" if bound > 1.0 else "failed",
+            properties={"v1_over_v2_ratio_lower_99": str(bound), "device": device},
+        )
+        for number, bound in enumerate(bounds)
+    )
+    return builder.parts(junit=JUnitReport(path="speed/junit.xml", sha256=builder.SHA, cases=cases))
+
+
+def test_the_slowest_shape_is_the_number_that_speed_is_judged_by() -> None:
+    check = row("v2_parity", "faster", raced("cuda:0", 5.0, 1.7, 9.0))
+    assert check.measurement is not None and check.measurement.value == 1.7
+    assert (check.outcome, check.comparator.value, check.limit) == (Outcome.PASS, ">", 1.0)
+    slow = row("v2_parity", "faster", raced("cuda:0", 5.0, 0.9))
+    assert slow.outcome is Outcome.FAIL and slow.measurement is not None
+    assert slow.measurement.value == 0.9
+
+
+def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
+    check = row("v2_parity", "faster", raced("cpu", 5.0, 9.0))
+    assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
