@@ -7,13 +7,12 @@ lists everything wrong. Torch-free.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from nsa.contract import NSAError
+from nsa.contract import NSAError, did_you_mean, raise_problems
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -274,9 +273,7 @@ def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") 
     merged = {row.name: values.get(row.name, row.default) for row in _ROWS}
     toggles = ToggleSet(values=merged, sources=dict.fromkeys(values, source))
     problems += contradictions(toggles)
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise NSAError(f"NSA_* variables: {len(problems)} problem(s){lines}")
+    raise_problems("NSA_* variables", problems)
     return toggles
 
 
@@ -296,9 +293,8 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, TOGGLES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "see `runbook toggles` for all names"
-    return f"{name}: no such toggle; {hint}"
+    hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
+    return f"{name}: no such toggle{hint}"
 
 
 _SAFE_MODE_OFF: dict[str, Value] = {

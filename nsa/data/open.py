@@ -8,8 +8,7 @@ from nsa.data.generated import GeneratedSource
 from nsa.data.packing import PackedSource
 from nsa.data.prefetch import PrefetchSource
 from nsa.data.tokenizers import open_tokenizer
-from nsa.data.vocab import VOCAB_SIZES
-from nsa.settings import DataSection
+from nsa.settings import VOCAB_SIZES, DataSection
 
 
 def open_source(

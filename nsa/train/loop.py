@@ -8,6 +8,7 @@ from typing import Any
 
 from nsa.contract import (
     CHECKPOINTS_DIR,
+    COMPRESSION_LINE,
     ENOUGH_FILE,
     HALT_FILE,
     Event,
@@ -91,7 +92,7 @@ class Loop:
         self.engine.configure(block.toggles)
         kind = block.toggles.text("NSA_DDP_COMPRESS")
         if kind != "off" and self.ranks.grouped:
-            say(f"[ddp] gradient compression enabled: {kind}", rank=self.ranks.rank)
+            say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
         if self.plan.schedule is None:
             return True
         error = self._probe(block)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from nsa import passthrough
+from nsa import torch_env
 from nsa.toggles import TOGGLES, ToggleSet, contradictions, read_values
 from runbook.errors import did_you_mean
 
@@ -40,9 +40,9 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
     merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
     chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "environment"))
     problems = [*problems, *contradictions(chosen)]
-    problems += passthrough.plan(environ, uses_nccl=uses_nccl)[1]
+    problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
     read = torch_variables()
-    known = {*read, *passthrough.PASSTHROUGH_NAMES}
+    known = {*read, *torch_env.TORCH_VARIABLES}
     problems += [
         f"{name}: the installed torch reads no such variable{did_you_mean(name, known)}"
         for name in sorted(environ)
@@ -53,5 +53,5 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
 
 def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
     """What becomes of variables that are set under an old name or to a harmful value."""
-    rows, _ = passthrough.plan(environ, uses_nccl=uses_nccl)
+    rows, _ = torch_env.plan(environ, uses_nccl=uses_nccl)
     return [f"{row.name}={row.value}: {row.note}" for row in rows if row.note]

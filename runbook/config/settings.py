@@ -8,11 +8,10 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from nsa.passthrough import PASSTHROUGH_NAMES
-from nsa.settings import TrainerConfig
-from nsa.strictyaml import scalar
+from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, contradictions, read_values
 from nsa.toggles import ToggleSet as _ToggleSet
+from nsa.torch_env import TORCH_VARIABLES
 from runbook.errors import UsageError, did_you_mean
 
 __all__ = ["Scalar", "Settings", "config_keys", "parse_settings"]
@@ -57,7 +56,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             problems.append(f"--set {pair!r}: expected KEY=VALUE")
         elif name in toggles or name in overrides:
             problems.append(f"--set {name}: given twice")
-        elif name in TOGGLES or name in PASSTHROUGH_NAMES:
+        elif name in TOGGLES or name in TORCH_VARIABLES:
             toggles[name] = value
         elif name in keys:
             overrides[name] = scalar(value)
@@ -72,7 +71,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
 
 
 def _unknown(name: str, keys: Mapping[str, Any]) -> str:
-    known = [*TOGGLES, *PASSTHROUGH_NAMES, *keys]
+    known = [*TOGGLES, *TORCH_VARIABLES, *keys]
     hint = did_you_mean(name, known) or "; see `runbook toggles`, or use section.key of a config"
     return f"--set {name}: no such toggle or config key{hint}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsa.strictyaml import load_strict
+from nsa.settings import load_strict
 from runbook.errors import UsageError, did_you_mean
 from runbook.replay.models import (
     Acceptance,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.strictyaml import load_strict
+from nsa.settings import load_strict
 from runbook.drill.faults import FAULTS
 from runbook.drill.scene import drill_launch
 from runbook.errors import UsageError

@@ -15,7 +15,7 @@ from nsa.module import GateStats
 from runbook.launch import reaper
 from tests.train.launching import Launch, environment
 
-MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings")
+MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
 LAUNCHED = [pytest.mark.e2e, pytest.mark.slow]
 
 
