@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import INJECTED_JSON
 from runbook.drill.faults import BUDGET_S, Fault
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.observer import Observer, SilentObserver
@@ -51,7 +52,7 @@ def budgets_of(fault: Fault) -> Budgets:
 
 def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Launch:
     """The planted trainer on two gloo ranks."""
-    plant = ("-m", "runbook.drill.plant", fault.plant, str(fault.rank), str(fault.step), "--")
+    plant = ("-m", "nsa.inject", fault.plant, str(fault.rank), str(fault.step), "--")
     trainer = ("--config", "configs/cpu_smoke.yaml", "--dataset", "synthetic", "--ddp", "1")
     return Launch(
         name=name,
@@ -107,7 +108,7 @@ def run_planted(
 def planted_at(run_dir: Path) -> float | None:
     """When the fault happened, on the monotonic clock; None if it never did."""
     try:
-        document: Any = json.loads((run_dir / "planted.json").read_text(encoding="utf-8"))
+        document: Any = json.loads((run_dir / INJECTED_JSON).read_text(encoding="utf-8"))
         return float(document["mono"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
