@@ -152,7 +152,8 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import checkpoint, loop
+    from nsa.train import checkpoint
+    from nsa.train.engine import Engine
 
     seconds = float(injector.step)
 
@@ -168,7 +169,7 @@ def _slow_phases(injector: Injector) -> None:
         time.sleep(seconds)
 
     wrap(checkpoint, "save", slow)
-    wrap(loop, "validation_loss", slow)
+    wrap(Engine, "validation_loss", slow)
     injector.step = 1
     at_step(first)(injector)
 
@@ -189,7 +190,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "sleep_backward": _sleep_in_backward,
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
-    "hang_eval": hang_in("nsa.train.loop", "validation_loss"),
+    "hang_eval": hang_in("nsa.train.engine", "Engine.validation_loss"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint", "save"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": _stall_data,

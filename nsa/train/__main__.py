@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
 from nsa.train.launch import LaunchPlan, plan_launch
-from nsa.train.log import say
+from nsa.train.output import say
 from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
 
 

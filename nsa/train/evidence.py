@@ -7,16 +7,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
+from nsa.attention.tracing import count_ranges
 from nsa.contract import SDPA_AUDIT_JSON, SELECTION_RANGES, TRACE_FILE, Event
-from nsa.ranges import count_ranges
 from nsa.train.arms import Block
 from nsa.train.audit import KernelAudit
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
-from nsa.train.files import write_json
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import AUDITED
-from nsa.train.log import say
+from nsa.train.output import say, write_json
 from nsa.train.profiling import StepProfiler
 
 # DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa import contract
-from nsa.train.files import LineFile
-from nsa.train.log import say
+from nsa.train.output import LineFile, say
 
 if TYPE_CHECKING:
-    from nsa.module import GateStats
+    from nsa.layer import GateStats
 
 _TRAINING_NAMES = contract.names(contract.TRAINING_COLUMNS)
 

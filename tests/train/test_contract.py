@@ -11,7 +11,7 @@ import pytest
 
 from nsa import contract
 from nsa.contract import COMMON_FIELDS, EVENT_FIELDS, Event, ExitCode, Phase
-from nsa.module import GateStats
+from nsa.layer import GateStats
 from runbook.launch import reaper
 from tests.train.launching import Launch, environment
 

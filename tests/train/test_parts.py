@@ -15,15 +15,15 @@ import torch
 
 from nsa.settings import ConfigError
 from nsa.train.audit import kernel_name, operators_by_branch
-from nsa.train.book import halt_reason
 from nsa.train.clock import StepClock
-from nsa.train.compress import WireStats
+from nsa.train.ddp import WireStats
 from nsa.train.engine import learning_rate
 from nsa.train.envfile import redact
-from nsa.train.files import LineFile, RecordWriteError, plain, write_json
+from nsa.train.output import LineFile, RecordWriteError, plain, write_json
 from nsa.train.profiling import covered
 from nsa.train.ranks import parameter_hash
 from nsa.train.rundir import claim, leftovers
+from nsa.train.settle import halt_reason
 from tests.train.launching import environment
 
 

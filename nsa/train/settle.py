@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa.contract import HALT_FILE, Event, ExitCode
+from nsa.train.agree import Agreed, Posted
 from nsa.train.arms import Block
-from nsa.train.bus import Agreed, Posted
 from nsa.train.clock import Mark
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import LaunchPlan
-from nsa.train.log import say
+from nsa.train.output import say
 from nsa.train.process import GRACE_S, Termination
 from nsa.train.record import Tables
 
@@ -48,7 +48,7 @@ def halt_reason(path: Path) -> str:
     return f"{HALT_FILE} ({text.splitlines()[0][:200]})" if text else HALT_FILE
 
 
-class Book:
+class Settler:
     """Keeps steps until their numbers are there: none on the CPU, one step on CUDA.
 
     Every rank settles every step in the same order and from the same agreed values, so `end`
