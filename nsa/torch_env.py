@@ -1,7 +1,7 @@
 """Variables that belong to torch, NCCL and CUDA: recorded, and old spellings translated.
 
-torch 2.13 ignores several names that the seeds set, and breaks on some values. `plan` says what
-becomes of each; nothing is dropped or renamed without a note. Torch-free.
+torch 2.13 ignores several names that people set, and breaks on some values (E11 to E14). `plan`
+says what becomes of each; nothing is dropped or renamed without a note. Torch-free.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: s
     assert described["value"] == {"bool": True, "int": 7, "choice": "bf16"}.get(
         row.kind, float(text) if row.kind == "float" else None
     )
-    assert row.meaning and row.seed
+    assert row.meaning and row.requirement
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("off", False), ("TRUE", True)])
