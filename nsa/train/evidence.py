@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,10 @@ class BlockEvidence:
         log: EffectLog,
         engine: Engine,
         profiler: StepProfiler | None,
-        has_board: bool,
+        running: Mapping[str, Any],
     ) -> None:
         self.block, self.log, self.engine = block, log, engine
-        self.profiler, self.has_board = profiler, has_board
+        self.profiler, self.running = profiler, running
         self._ranges: dict[str, int] = {}
         self._audit: KernelAudit | None = None
         self._steps, self._emitted = 0, False
@@ -137,7 +137,7 @@ class BlockEvidence:
             ranges=self._ranges,
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
-            has_board=self.has_board,
+            running=self.running,
         )
 
     def _bucket_sizes(self) -> list[float] | None:

@@ -121,7 +121,11 @@ class Loop:
             log=self.log,
             engine=self.engine,
             profiler=self.profiler,
-            has_board=self.tables.has_board,
+            running={
+                **self.tables.running(),
+                "NSA_HEARTBEAT_EVERY": self.settler.every,
+                "NSA_MEM_DUMP_EVERY": self._dump_every,
+            },
         )
 
     def _run_block(self, block: Block) -> None:

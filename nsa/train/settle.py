@@ -72,7 +72,7 @@ class Settler:
         self.end: End | None = None
         self._pending: deque[Pending] = deque()
         self._gates: tuple[float, float] | None = None
-        self._every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
+        self.every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
         self._first: int | None = None
 
     def add(self, item: Pending) -> None:
@@ -116,7 +116,7 @@ class Settler:
         self._first = self._first or item.step
         if item.step % self.plan.config.train.log_every == 0 or item.step == self._first:
             self._log(item, agreed, rate)
-        if item.step % self._every == 0:
+        if item.step % self.every == 0:
             self.heartbeat.write(
                 Event.PROGRESS,
                 step=item.step,
