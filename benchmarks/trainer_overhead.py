@@ -97,7 +97,7 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
         begin = perf_counter()
         for _ in range(steps):
             loop.one_step(block, False, evidence)
-        loop.book.drain()
+        loop.settler.drain()
         sync()
         return (perf_counter() - begin) / steps
 

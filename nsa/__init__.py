@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nsa.config import ModelConfig, NSAConfig
     from nsa.contract import NSAError
+    from nsa.layer import NSAAttention
     from nsa.model import NSALanguageModel
-    from nsa.module import NSAAttention
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ _HOME = {
     "ModelConfig": "nsa.config",
     "NSAConfig": "nsa.config",
     "NSAError": "nsa.contract",
-    "NSAAttention": "nsa.module",
+    "NSAAttention": "nsa.layer",
     "NSALanguageModel": "nsa.model",
 }
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nsa.contract import NSAError
+from nsa.contract import did_you_mean, raise_problems
 
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
@@ -37,17 +36,8 @@ def choice_error(name: str, value: object, allowed: tuple[str, ...]) -> list[str
     """Say that `value` is none of `allowed`, with the closest one as a suggestion."""
     if value in allowed:
         return []
-    close = difflib.get_close_matches(str(value), allowed, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(repr(value), map(repr, allowed))
     return [f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}{hint}"]
-
-
-def raise_all(what: str, errors: list[str]) -> None:
-    """Raise one NSAError that lists every problem, or return if there is none."""
-    if errors:
-        raise NSAError(
-            f"{what}: {len(errors)} problem(s)\n" + "\n".join(f"  - {e}" for e in errors)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +71,7 @@ class NSAConfig:
         errors = positive_int_errors(self, whole) + choice_error("phi", self.phi, PHIS)
         if not errors:
             errors = self._relation_errors()
-        raise_all("NSAConfig", errors)
+        raise_problems("NSAConfig", errors)
 
     def _relation_errors(self) -> list[str]:
         errors = []
@@ -149,7 +139,7 @@ class ModelConfig:
                 errors.append(f"{name}={getattr(self, name)!r}: must be above 0")
         if self.attention.d_k % 2:
             errors.append(f"attention.d_k={self.attention.d_k}: must be even for rotary positions")
-        raise_all("ModelConfig", errors)
+        raise_problems("ModelConfig", errors)
 
     @property
     def mlp_hidden(self) -> int:

@@ -6,15 +6,42 @@ readers take them from here. docs/trainer-contract.md says what a run directory 
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
+from typing import Self
 
 
 class NSAError(ValueError):
-    """A wrong value from the caller; the message names it, the allowed values and the remedy."""
+    """A wrong value from the caller; the message names it, the allowed values and the remedy.
+
+    `problems` has each reason by itself where the message lists several.
+    """
+
+    def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems) or (message,)
+
+    @classmethod
+    def listing(cls, where: str, problems: Sequence[str]) -> Self:
+        """One error for all problems."""
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        return cls(f"{where}: {len(problems)} problem(s){lines}", problems)
+
+
+def raise_problems(where: str, problems: Sequence[str]) -> None:
+    """Raise one NSAError that lists every problem, or return if there is none."""
+    if problems:
+        raise NSAError.listing(where, problems)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean X?"` for the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 # -- ends ------------------------------------------------------------------------------------------
@@ -247,6 +274,8 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
 
 # -- the log and the profiler ----------------------------------------------------------------------
 
+# The start of the line that says which gradient compression DDP uses.
+COMPRESSION_LINE = "[ddp] gradient compression enabled: "
 # How a line of the console begins that one rank writes for itself.
 RANK_LINE = re.compile(r"^\[rank\s?(\d+)\]")
 

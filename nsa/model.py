@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nsa.config import ModelConfig
 from nsa.contract import NSAError
-from nsa.module import GateStats, NSAAttention
+from nsa.layer import GateStats, NSAAttention
 
 __all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]
 

@@ -1,5 +1,7 @@
 """From one product of the layer's input to turned queries and keys, values and gates.
 
+Rotary positions: neighbouring components of a vector turn together as one complex number.
+
 One matrix product makes everything; this function cuts its result apart, turns queries and keys
 by their positions, and lays all of it out group by group, which is how attention reads it. Its
 backward pass writes each gradient straight into its columns of one matrix.
@@ -15,9 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.attention.branches import Grouped
+from nsa.attention.branches import Grouped, split_dim
 from nsa.config import NSAConfig
-from nsa.rope import rotate_into
 
 # Column order of the product.
 PARTS = ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
@@ -59,6 +60,44 @@ class Columns:
             view = y[..., columns].view(*y.shape[:2], groups, *share, width)
             views[part] = view.transpose(1, 2)
         return views
+
+
+def rotations(positions: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Unit complex numbers [S, d/2] that turn a vector of even width d at each position.
+
+    `dtype` is the real type of the vectors (half types use complex64). Angles are computed in
+    float64, so that far positions stay exact.
+    """
+    frequency = base ** (-torch.arange(0, d, 2, dtype=torch.float64, device=positions.device) / d)
+    angle = positions.to(torch.float64)[:, None] * frequency
+    kind = torch.complex128 if dtype == torch.float64 else torch.complex64
+    return torch.polar(torch.ones_like(angle), angle).to(kind)
+
+
+def rotate_into(source: Tensor, turns: Tensor, target: Tensor) -> None:
+    """Write source [B,G,S,(h,)d], each position turned by turns [S, d/2], to target.
+
+    The product q.k of two vectors turned like this depends on their positions only through the
+    difference. Differentiates nothing; the gradient is the turn back.
+    """
+    if source.dim() == 5:
+        turns = turns[:, None]
+    if source.dtype.itemsize < 4:
+        target.copy_(torch.view_as_real(_pairs(source.float().contiguous()) * turns).flatten(-2))
+    elif _pairable(source) and _pairable(target):
+        torch.mul(_pairs(source), turns, out=_pairs(target))
+    else:
+        target.copy_(torch.view_as_real(_pairs(source.contiguous()) * turns).flatten(-2))
+
+
+def _pairable(x: Tensor) -> bool:
+    """Whether neighbouring components can be viewed as complex numbers where they lie."""
+    *outer, inner = x.stride()
+    return inner == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in outer)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(split_dim(x, x.dim() - 1, 2))
 
 
 class _Split(torch.autograd.Function):

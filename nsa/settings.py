@@ -1,21 +1,83 @@
 """The trainer's configuration: strict, complete, and every error of it in one message.
 
 Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. Torch-free.
+
+YAML is read without its traps: PyYAML reads `off` as False, `1e-4` as a string, and keeps the last
+of two equal keys without a word. Here a boolean is `true` or `false` only, numbers are numbers, and
+a repeated key is a problem with its line.
 """
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.contract import NSAError
-from nsa.strictyaml import load_strict
+from nsa.contract import NSAError, did_you_mean
+
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$")
+_FLOAT = re.compile(
+    r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
+    r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9]+(?:[eE][-+]?[0-9]+)?)$"
+)
+_BOOL = re.compile(r"^(?:true|false|True|False)$")
+_NULL = re.compile(r"^(?:~|null|Null|)$")
+
+
+class _Loader(yaml.SafeLoader):
+    problems: list[str]
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            if key in seen:
+                self.problems.append(f"line {line}: key {key!r} repeats line {seen[key]}")
+            seen.setdefault(key, line)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", _BOOL, "tfTF"),
+    ("tag:yaml.org,2002:int", _INT, "-+0123456789"),
+    ("tag:yaml.org,2002:float", _FLOAT, "-+0123456789."),
+    ("tag:yaml.org,2002:null", _NULL, ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(_tag, _pattern, list(_first))
+
+
+def load_strict(text: str) -> tuple[Any, list[str]]:
+    """Parse one YAML document. Returns the data (None where unreadable) and the problems."""
+    loader = _Loader(text)
+    loader.problems = []
+    try:
+        data = loader.get_single_data()
+    except yaml.YAMLError as error:
+        return None, [f"not valid YAML: {' '.join(str(error).split())}"]
+    finally:
+        loader.dispose()
+    return data, loader.problems
+
+
+def scalar(text: str) -> Any:
+    """What a single word means by the same rules: a number, a boolean, or the text itself."""
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text):
+        return int(text.replace("_", ""))
+    return float(text.replace("_", "")) if _FLOAT.match(text) else text
+
+
+# By tokenizer. GPT-2's 50,257 tokens are padded to a multiple of 128, for the GPU's matrix units.
+VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
 
 Dataset = Literal["synthetic", "markov", "local", "fineweb_edu"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -109,8 +171,12 @@ class TrainerConfig(_Section):
 
     def attention(self) -> NSAConfig:
         """The attention's shape. Raises NSAError for shapes that do not fit together."""
-        shape = self.model.model_dump(exclude={"n_layers", "mlp_ratio", "tie_embeddings"})
-        return NSAConfig(**shape, **self.nsa.model_dump())
+        return _attention(self.model, self.nsa)
+
+
+def _attention(model: ModelSection, nsa: NsaSection) -> NSAConfig:
+    shape = model.model_dump(exclude={"n_layers", "mlp_ratio", "tie_embeddings"})
+    return NSAConfig(**shape, **nsa.model_dump())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,26 +216,19 @@ def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
             section[item.key] = item.value
             origins[(item.section, item.key)] = item.origin
     config = _validate(data, origins, problems)
-    raise_problems(problems)
+    if problems or config is None:
+        raise refusal(problems)
     return Loaded(
-        config=cast("TrainerConfig", config),
+        config=config,
         sources={".".join(key): origin for key, origin in origins.items()},
         path=str(path),
         schedule_steps=file_steps,
     )
 
 
-def refusal(problems: Iterable[str]) -> ConfigError:
-    """The error that lists every problem."""
-    lines = list(problems)
-    body = "".join(f"\n  - {line}" for line in lines)
-    return ConfigError(f"this launch cannot start: {len(lines)} problem(s){body}")
-
-
-def raise_problems(problems: Sequence[str]) -> None:
-    """Raise ConfigError with one line per problem, or return if there is none."""
-    if problems:
-        raise refusal(problems)
+def refusal(problems: Sequence[str]) -> ConfigError:
+    """The error that lists every reason why a launch cannot start."""
+    return ConfigError.listing("this launch cannot start", problems)
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
@@ -206,25 +265,23 @@ def _validate(
             bad_sections.add(str(item["loc"][0]))
             problems.append(_explain(cast("dict[str, Any]", item), origins))
     if not bad_sections & {"model", "nsa"}:
-        problems += shape_problems(data)
+        problems += _shape_problems(data)
     return config
 
 
-def shape_problems(data: Mapping[str, Any]) -> list[str]:
+def _shape_problems(data: Mapping[str, Any]) -> list[str]:
     """Shapes that do not fit together, although each value is allowed."""
     model = ModelSection.model_validate(data["model"])
-    shape = model.model_dump(exclude={"n_layers", "mlp_ratio", "tie_embeddings"})
     try:
-        attention = NSAConfig(**shape, **NsaSection.model_validate(data["nsa"]).model_dump())
+        attention = _attention(model, NsaSection.model_validate(data["nsa"]))
         ModelConfig(
-            vocab_size=256,
+            vocab_size=VOCAB_SIZES["byte"],
             n_layers=model.n_layers,
             attention=attention,
             mlp_ratio=model.mlp_ratio,
-            tie_embeddings=model.tie_embeddings,
         )
     except NSAError as error:
-        return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+        return list(error.problems)
     return []
 
 
@@ -244,8 +301,7 @@ def _hint(loc: tuple[str, ...]) -> str:
     owner: type[BaseModel] = TrainerConfig
     if len(loc) > 1 and loc[0] in TrainerConfig.model_fields:
         owner = cast("type[BaseModel]", TrainerConfig.model_fields[loc[0]].annotation)
-    near = difflib.get_close_matches(loc[-1], owner.model_fields, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; allowed: {_names(owner)}"
+    return did_you_mean(loc[-1], owner.model_fields) or f"; allowed: {_names(owner)}"
 
 
 def _names(owner: type[BaseModel]) -> str:

@@ -7,13 +7,12 @@ lists everything wrong. Torch-free.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from nsa.contract import NSAError
+from nsa.contract import NSAError, did_you_mean, raise_problems
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -26,7 +25,7 @@ FALSE_WORDS = ("0", "false", "off", "no")
 
 @dataclass(frozen=True, kw_only=True)
 class Toggle:
-    """One row: what the variable means, what it may hold, and which seed asks for it.
+    """One row: what the variable means, what it may hold, which requirements ask for it.
 
     default None means that the config file decides. `arm`: may change between the blocks of one
     launch. `reader`: which part of the program acts on it.
@@ -36,7 +35,7 @@ class Toggle:
     kind: Kind
     default: Value
     meaning: str
-    seed: str = "-"
+    requirement: str = "-"
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -97,122 +96,76 @@ def _number(text: str, *, whole: bool) -> int | float | None:
     return number if math.isfinite(number) else None
 
 
-def _flag(name: str, default: bool | None, meaning: str, seed: str, **more: bool) -> Toggle:
-    return Toggle(
-        name=PREFIX + name,
-        kind="bool",
-        default=default,
-        meaning=meaning,
-        seed=seed,
-        arm=more.get("arm", False),
-    )
-
-
-def _count(name: str, default: int | None, meaning: str, seed: str, *, minimum: int = 0) -> Toggle:
-    return Toggle(
-        name=PREFIX + name, kind="int", default=default, meaning=meaning, seed=seed, minimum=minimum
-    )
-
-
-def _real(
-    name: str,
-    default: float | None,
-    meaning: str,
-    seed: str,
-    *,
-    minimum: float,
-    maximum: float | None = None,
-    arm: bool = False,
+def _row(
+    kind: Kind, name: str, default: Value, meaning: str, requirement: str = "-", **more: Any
 ) -> Toggle:
     return Toggle(
         name=PREFIX + name,
-        kind="float",
-        default=default,
-        meaning=meaning,
-        seed=seed,
-        minimum=minimum,
-        maximum=maximum,
-        arm=arm,
-    )
-
-
-def _watch(name: str, kind: Kind, default: Value, meaning: str, top: float | None = None) -> Toggle:
-    return Toggle(
-        name=f"{PREFIX}WATCH_{name}",
         kind=kind,
         default=default,
         meaning=meaning,
-        seed="000, 003",
-        minimum=None if kind == "bool" else 0,
-        maximum=top,
-        reader="watchdog",
+        requirement=requirement,
+        **more,
     )
 
 
+_WATCHDOG: dict[str, Any] = {"reader": "watchdog", "minimum": 0}
+
 _ROWS: tuple[Toggle, ...] = (
-    _flag("PREFILL_BATCHED", False, "batched prefill instead of token by token", "000, 001, 002"),
-    _flag("SEL_RANGES_V2", True, "vectorised selection ranges (0: plain loops)", "000", arm=True),
-    _flag("USE_TRITON_SEL", None, "Triton kernel for the selected branch", "-", arm=True),
-    _flag("SDPA_AUDIT", False, "record the kernel that really ran per branch", "000", arm=True),
-    _flag("SDPA_FLASH_ONLY", False, "allow only the flash kernel", "000, 002", arm=True),
-    _flag("SDPA_NO_FLASH", False, "forbid the flash kernel", "000, 002, 004", arm=True),
-    _flag("USE_FA2", False, "ask for the flash_attn package", "002"),
-    _flag("NVTX", False, "emit NVTX ranges", "000"),
-    _flag("OPT_FUSED", False, "fused AdamW", "000", arm=True),
-    Toggle(
-        name=PREFIX + "DDP_COMPRESS",
-        kind="choice",
-        default="off",
-        choices=("off", "bf16", "fp16"),
-        meaning="type of the gradients on the wire",
-        seed="000, 004",
-        arm=True,
-    ),
-    _real(
-        "DDP_BUCKET_MB",
-        25.0,
-        "bucket cap of DDP, MiB",
-        "000, 004",
-        minimum=0.01,
-        maximum=4096,
-        arm=True,
-    ),
-    _flag("DDP_STATIC_GRAPH", False, "tell DDP that the graph never changes", "002, 004", arm=True),
-    _flag("DDP_FIND_UNUSED", False, "let DDP search for unused parameters", "002, 004", arm=True),
-    _flag("DDP_DISABLE_GC", True, "gradient checkpointing off under DDP", "002, 004"),
-    _flag("DDP_SAFE_MODE", False, "conservative DDP: no compression, no fused kernels", "002"),
-    _real("PG_TIMEOUT_MIN", 15.0, "process-group timeout, minutes", "004", minimum=0.01),
-    _flag("TB_DISABLE", True, "0 writes TensorBoard events to tb/", "000, 002"),
-    _flag("DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "002"),
-    _flag("DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "000, 002"),
-    _count("HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "-", minimum=1),
-    _count("MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "002"),
-    _count("ACCUM", None, "micro-batches per optimizer step", "002", minimum=1),
-    _real("LR", None, "learning rate", "002", minimum=0.0, maximum=10.0),
-    _count("SEQ_LEN", None, "tokens per sequence", "-", minimum=2),
-    _count("BATCH_SIZE", None, "global batch, sequences", "-", minimum=1),
-    _real("SCALER_INIT_SCALE", 65536.0, "first scale of the fp16 scaler", "002", minimum=1.0),
-    _count("SCALER_GROWTH_INTERVAL", 2000, "good steps before the scale grows", "002", minimum=1),
-    _real("SCALER_GROWTH_FACTOR", 2.0, "factor of that growth", "002", minimum=1.0),
-    _real(
-        "SCALER_BACKOFF_FACTOR", 0.5, "factor after an overflow", "002", minimum=0.01, maximum=0.99
-    ),
-    _watch("HEARTBEAT_STALL_S", "float", 180.0, "seconds without a heartbeat that mean a stall"),
-    _watch("FLATLINE_N", "int", 4, "equal throughput readings that mean a flat line"),
-    _watch("GATE_COLLAPSE_N", "int", 3, "bad gate readings in a row that mean a collapse"),
-    _watch("GATE_ENTROPY_MIN", "float", 0.2, "gate entropy under which a reading is bad", 1.0),
-    _watch("GATE_MAX_THRESHOLD", "float", 0.9, "largest gate share above which it is bad", 1.0),
-    _watch("INTERVAL_S", "float", 30.0, "seconds between two looks"),
-    _watch("HALT", "bool", True, "write .HALT on an anomaly"),
-    Toggle(
-        name=PREFIX + "TEST_SEL_PACK",
-        kind="bool",
-        default=False,
-        meaning="run the parity tests on packed selection ranges too",
-        seed="000",
-        reader="tests",
-    ),
-)
+    _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
+    _row("bool", "SEL_RANGES_V2", True, "vectorised selection ranges (0: plain loops)", "B2, E2",
+         arm=True),
+    _row("bool", "USE_TRITON_SEL", None, "Triton kernel for the selected branch", arm=True),
+    _row("bool", "SDPA_AUDIT", False, "record the kernel that really ran per branch", "A1",
+         arm=True),
+    _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
+    _row("bool", "SDPA_NO_FLASH", False, "forbid the flash kernel", "A4, T14", arm=True),
+    _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
+    _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
+    _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
+    _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
+         choices=("off", "bf16", "fp16"), arm=True),
+    _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
+         minimum=0.01, maximum=4096, arm=True),
+    _row("bool", "DDP_STATIC_GRAPH", False, "tell DDP that the graph never changes", "E7",
+         arm=True),
+    _row("bool", "DDP_FIND_UNUSED", False, "let DDP search for unused parameters", "E7", arm=True),
+    _row("bool", "DDP_DISABLE_GC", True, "gradient checkpointing off under DDP", "E8"),
+    _row("bool", "DDP_SAFE_MODE", False, "conservative DDP: no compression, no fused kernels",
+         "E19"),
+    _row("float", "PG_TIMEOUT_MIN", 15.0, "process-group timeout, minutes", "E15", minimum=0.01),
+    _row("bool", "TB_DISABLE", True, "0 writes TensorBoard events to tb/", "N1, E10"),
+    _row("bool", "DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "E10"),
+    _row("bool", "DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "N1, E9"),
+    _row("int", "HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "M1", minimum=1),
+    _row("int", "MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "M4",
+         minimum=0),
+    _row("int", "ACCUM", None, "micro-batches per optimizer step", "E18", minimum=1),
+    _row("float", "LR", None, "learning rate", "E18", minimum=0.0, maximum=10.0),
+    _row("int", "SEQ_LEN", None, "tokens per sequence", minimum=2),
+    _row("int", "BATCH_SIZE", None, "global batch, sequences", minimum=1),
+    _row("float", "SCALER_INIT_SCALE", 65536.0, "first scale of the fp16 scaler", "C8",
+         minimum=1.0),
+    _row("int", "SCALER_GROWTH_INTERVAL", 2000, "good steps before the scale grows", "C8",
+         minimum=1),
+    _row("float", "SCALER_GROWTH_FACTOR", 2.0, "factor of that growth", "C8", minimum=1.0),
+    _row("float", "SCALER_BACKOFF_FACTOR", 0.5, "factor after an overflow", "C8",
+         minimum=0.01, maximum=0.99),
+    _row("float", "WATCH_HEARTBEAT_STALL_S", 180.0, "seconds without a heartbeat that mean a stall",
+         "L8", **_WATCHDOG),
+    _row("int", "WATCH_FLATLINE_N", 4, "equal throughput readings that mean a flat line", "M6",
+         **_WATCHDOG),
+    _row("int", "WATCH_GATE_COLLAPSE_N", 3, "bad gate readings in a row that mean a collapse", "L5",
+         **_WATCHDOG),
+    _row("float", "WATCH_GATE_ENTROPY_MIN", 0.2, "gate entropy under which a reading is bad", "L5",
+         maximum=1.0, **_WATCHDOG),
+    _row("float", "WATCH_GATE_MAX_THRESHOLD", 0.9, "largest gate share above which it is bad", "L5",
+         maximum=1.0, **_WATCHDOG),
+    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between two looks", "L2", **_WATCHDOG),
+    _row("bool", "WATCH_HALT", True, "write .HALT on an anomaly", "L2", reader="watchdog"),
+    _row("bool", "TEST_SEL_PACK", False, "run the parity tests on packed selection ranges too",
+         "V1", reader="tests"),
+)  # fmt: skip
 
 TOGGLES: dict[str, Toggle] = {row.name: row for row in _ROWS}
 ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in _ROWS if row.arm)
@@ -274,9 +227,7 @@ def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") 
     merged = {row.name: values.get(row.name, row.default) for row in _ROWS}
     toggles = ToggleSet(values=merged, sources=dict.fromkeys(values, source))
     problems += contradictions(toggles)
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise NSAError(f"NSA_* variables: {len(problems)} problem(s){lines}")
+    raise_problems("NSA_* variables", problems)
     return toggles
 
 
@@ -296,9 +247,8 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, TOGGLES, n=1)
-    hint = f"did you mean {near[0]}?" if near else "see `runbook toggles` for all names"
-    return f"{name}: no such toggle; {hint}"
+    hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
+    return f"{name}: no such toggle{hint}"
 
 
 _SAFE_MODE_OFF: dict[str, Value] = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from nsa.attention.api import nsa_attention, select_blocks
-from nsa.attention.choice import PathChoice, choose_path
+from nsa.attention.api import PathChoice, choose_path, nsa_attention, select_blocks
 from nsa.attention.decode import KVCache, decode_step
-from nsa.attention.ranges import block_map, ranges_v1, ranges_v2
+from nsa.attention.selection import block_map, ranges_v1, ranges_v2
 
 __all__ = [
     "KVCache",

@@ -1,14 +1,16 @@
-"""The public functional core: attention and block selection."""
+"""The public functional core: attention, block selection, and how a call will run."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nsa.attention._check import check_attention_inputs, check_selection_inputs
 from nsa.attention.branches import Branches, Grouped
 from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu import batched_cpu
+from nsa.attention.inputs import check_attention_inputs, check_selection_inputs
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
@@ -125,3 +127,30 @@ def select_blocks(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> Tensor:
         k = compress(k_cmp, cfg).transpose(1, 2)
         grouped = group_queries(q, cfg).to(accumulate_dtype(q.dtype))
         return selected_blocks(grouped, k, cfg).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathChoice:
+    """The implementation chosen (`value`) and the reason, for people and for env.json."""
+
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.reason})"
+
+
+def choose_path(
+    cfg: NSAConfig, seq_len: int, *, path: Path = "batched", device: str = "cpu"
+) -> PathChoice:
+    """Say how `nsa_attention` will run for this config, length, path and device type."""
+    if path != "batched":
+        return PathChoice(value=path, reason="asked for by name")
+    if device != "cpu":
+        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA by chunks of queries")
+    full = cfg.n_sel * cfg.l_sel
+    if seq_len <= full:
+        reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
+        return PathChoice(value="cpu_dense", reason=reason)
+    reason = f"S={seq_len} > n_sel*l_sel={full}: later queries attend block by block"
+    return PathChoice(value="cpu_block", reason=reason)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from nsa.attention.shapes import split_dim
 from nsa.config import NSAConfig
 
 
+def split_dim(x: Tensor, dim: int, inner: int) -> Tensor:
+    """View dimension `dim` (not negative) as two, the inner one of size `inner`."""
+    shape = list(x.shape)
+    shape[dim : dim + 1] = [shape[dim] // inner, inner]
+    # A dimension may be split in any layout, so this never copies.
+    return x.view(shape)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Branches:
-    """q [B,S,H,Dk], keys [B,S,G,Dk] and values [B,S,G,Dv] of each branch, gates [B,S,H,3].
-
-    k_cmp and v_cmp are raw ([B,S,G,D]) for phi "avg" and compressed ([B,N,G,D]) for phi "mlp".
-    """
-
+class _Tensors:
     q: Tensor
     k_cmp: Tensor
     v_cmp: Tensor
@@ -31,9 +34,17 @@ class Branches:
         """The tensors by field name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def to(self, dtype: torch.dtype) -> Branches:
+    def to(self, dtype: torch.dtype) -> Self:
         """The same tensors in another type."""
-        return Branches(**{name: tensor.to(dtype) for name, tensor in self.named().items()})
+        return type(self)(**{name: tensor.to(dtype) for name, tensor in self.named().items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches(_Tensors):
+    """q [B,S,H,Dk], keys [B,S,G,Dk] and values [B,S,G,Dv] of each branch, gates [B,S,H,3].
+
+    k_cmp and v_cmp are raw ([B,S,G,D]) for phi "avg" and compressed ([B,N,G,D]) for phi "mlp".
+    """
 
     def grouped(self, cfg: NSAConfig) -> Grouped:
         """Views of the same tensors, group before token."""
@@ -45,29 +56,12 @@ class Branches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouped:
+class Grouped(_Tensors):
     """The same, group before token: q [B,G,S,h,Dk], gates [B,G,S,h,3], keys, values [B,G,T,D].
 
     h query heads share a group. Laid out contiguously like this, a group's queries are the rows
     of one matrix.
     """
-
-    q: Tensor
-    k_cmp: Tensor
-    v_cmp: Tensor
-    k_sel: Tensor
-    v_sel: Tensor
-    k_win: Tensor
-    v_win: Tensor
-    gates: Tensor
-
-    def named(self) -> dict[str, Tensor]:
-        """The tensors by field name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def to(self, dtype: torch.dtype) -> Grouped:
-        """The same tensors in another type."""
-        return Grouped(**{name: tensor.to(dtype) for name, tensor in self.named().items()})
 
     def flat(self) -> Branches:
         """Token before group, heads in one dimension."""

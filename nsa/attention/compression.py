@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nsa.attention.shapes import split_dim
+from nsa.attention.branches import split_dim
 from nsa.config import NSAConfig
 
 

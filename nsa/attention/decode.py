@@ -10,8 +10,8 @@ from torch import Tensor
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype
 from nsa.attention.token import attend_token
-from nsa.config import NSAConfig, Ranges, raise_all
-from nsa.contract import NSAError
+from nsa.config import NSAConfig, Ranges
+from nsa.contract import NSAError, raise_problems
 
 Compressor = Callable[[Tensor], Tensor]
 _RAW = ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win")
@@ -121,7 +121,7 @@ class KVCache:
         if tuple(gates.shape) != (batch, 1, cfg.n_heads, 3):
             want = (batch, 1, cfg.n_heads, 3)
             errors.append(f"gates have shape {tuple(gates.shape)}: must be {want}")
-        raise_all("KVCache.append", errors)
+        raise_problems("KVCache.append", errors)
 
     def seen_by_last(self, q: Tensor) -> Branches:
         """What the newest token attends to, with its query q [B,1,H,Dk], in the wide type."""
@@ -150,7 +150,7 @@ def decode_step(
         errors.append(f"the cache was made for {cache.cfg}, not for {cfg}")
     if q.dim() != 4 or tuple(q.shape[1:]) != (1, cfg.n_heads, cfg.d_k):
         errors.append(f"q has shape {tuple(q.shape)}: must be [B,1,{cfg.n_heads},{cfg.d_k}]")
-    raise_all("decode_step", errors)
+    raise_problems("decode_step", errors)
     with torch.autocast(q.device.type, enabled=False):
         seen = cache.seen_by_last(q)
         out, _ = attend_token(seen, cache.length - 1, cfg, selection_ranges)

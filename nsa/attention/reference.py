@@ -7,8 +7,7 @@ from torch import Tensor
 
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype, compress, compressed_probabilities
-from nsa.attention.ranges import block_map, build_ranges
-from nsa.attention.selection import group_queries, pick_blocks
+from nsa.attention.selection import block_map, build_ranges, group_queries, pick_blocks
 from nsa.config import NSAConfig, Ranges
 
 

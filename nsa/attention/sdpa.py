@@ -13,11 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsa.attention.branches import Branches
 from nsa.attention.compression import compress, compressed_probabilities
-from nsa.attention.ranges import block_map, build_ranges
-from nsa.attention.selection import group_queries, pick_blocks
+from nsa.attention.selection import block_map, build_ranges, group_queries, pick_blocks
+from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
-from nsa.ranges import profile_range
 
 CHUNK = 256
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]

@@ -8,8 +8,7 @@ from torch import Tensor
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype, compress, compressed_probabilities
 from nsa.attention.compression import n_visible as count_visible
-from nsa.attention.ranges import build_ranges, range_tokens
-from nsa.attention.selection import group_queries, pick_blocks
+from nsa.attention.selection import build_ranges, group_queries, pick_blocks, range_tokens
 from nsa.config import NSAConfig, Ranges
 
 

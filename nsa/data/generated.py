@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nsa.data.batch import Batch, DataError
+from nsa.data.source import Batch, DataError
 
 # Chance of each successor, the same for every state, so the entropy rate is that of this list.
 CHAIN_CHANCES = (0.55, 0.25, 0.15, 0.05)

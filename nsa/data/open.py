@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from nsa.data.batch import Source
-from nsa.data.documents import Corpus, FinewebCorpus, LocalCorpus
 from nsa.data.generated import GeneratedSource
 from nsa.data.packing import PackedSource
-from nsa.data.prefetch import PrefetchSource
-from nsa.data.tokenizers import open_tokenizer
-from nsa.data.vocab import VOCAB_SIZES
-from nsa.settings import DataSection
+from nsa.data.source import PrefetchSource, Source
+from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus, open_tokenizer
+from nsa.settings import VOCAB_SIZES, DataSection
 
 
 def open_source(

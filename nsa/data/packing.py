@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.data.batch import Batch, DataError
-from nsa.data.documents import Corpus
-from nsa.data.tokenizers import Tokenizer
+from nsa.data.source import Batch, DataError
+from nsa.data.text import Corpus, Tokenizer
 
 # Every tenth document is only ever read for validation.
 VALIDATION_EVERY = 10

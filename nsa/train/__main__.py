@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from nsa import passthrough
+from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
 from nsa.train.launch import LaunchPlan, plan_launch
-from nsa.train.log import say
+from nsa.train.output import say
 from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
 
 def translate_environment(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
     """Give torch the variables under the names it reads; it looks when it is imported."""
-    setting, removing = passthrough.changes(list(plan.passed), environ)
+    setting, removing = torch_env.changes(list(plan.passed), environ)
     for name in removing:
         del environ[name]
     environ.update(setting)

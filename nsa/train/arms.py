@@ -5,7 +5,6 @@ Torch-free, so that a bad schedule is refused before anything heavy is loaded.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nsa.contract import NSAError
-from nsa.settings import raise_problems
+from nsa.contract import NSAError, did_you_mean
+from nsa.settings import refusal
 from nsa.toggles import ARM_TOGGLES, TOGGLES, ToggleSet, Value, contradictions
 
 
@@ -67,8 +66,7 @@ def load_blocks(path: Path, toggles: ToggleSet) -> tuple[list[Block], ArmFile]:
             f"got {item['input']!r}"
             for item in error.errors(include_url=False)
         ]
-        raise_problems(lines)
-        raise
+        raise refusal(lines) from error
     problems: list[str] = []
     blocks = []
     for entry in file.blocks:
@@ -85,7 +83,8 @@ def load_blocks(path: Path, toggles: ToggleSet) -> tuple[list[Block], ArmFile]:
                 toggles=merged,
             )
         )
-    raise_problems(problems)
+    if problems:
+        raise refusal(problems)
     return blocks, file
 
 
@@ -93,11 +92,9 @@ def _values(given: Mapping[str, str], where: str, problems: list[str]) -> dict[s
     values: dict[str, Value] = {}
     for name, text in given.items():
         if name not in ARM_TOGGLES:
-            near = difflib.get_close_matches(name, ARM_TOGGLES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(
-                f"{where}: {name} cannot change inside a launch{hint}; allowed: "
-                f"{', '.join(ARM_TOGGLES)}"
+                f"{where}: {name} cannot change inside a launch{did_you_mean(name, ARM_TOGGLES)}; "
+                f"allowed: {', '.join(ARM_TOGGLES)}"
             )
             continue
         try:

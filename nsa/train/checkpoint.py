@@ -27,7 +27,7 @@ from nsa.contract import (
     checkpoint_step,
 )
 from nsa.train.engine import Engine
-from nsa.train.files import RecordWriteError, sync_folder, write_json
+from nsa.train.output import RecordWriteError, sync_folder, write_json
 
 
 class CheckpointError(NSAError):

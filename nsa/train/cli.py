@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError
-from nsa.settings import Override
-from nsa.strictyaml import scalar
+from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
+from nsa.settings import Override, scalar
 
 # Flag, section and key of the config that it overrides.
 _OVERRIDES: tuple[tuple[str, str, str], ...] = (
@@ -123,8 +121,7 @@ def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> lis
 
 def _unknown(word: str, options: Sequence[str]) -> str:
     name = word.split("=", 1)[0]
-    near = difflib.get_close_matches(name, options, n=1)
-    return f"{name}: no such flag" + (f"; did you mean {near[0]}?" if near else "")
+    return f"{name}: no such flag{did_you_mean(name, options)}"
 
 
 def _stray(unknown: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nsa.contract import SELECTION_RANGES
-from nsa.toggles import TOGGLES, ToggleSet
+from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
 from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
@@ -31,14 +31,18 @@ ALWAYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was observed in a block's first steps."""
+    """What was observed in a block's first steps.
+
+    running: by toggle, the value that the object in charge works with, where one says so; None on
+    a rank whose object does nothing.
+    """
 
     engine: Engine
     toggles: ToggleSet
     ranges: Mapping[str, int]
     kernels: Mapping[str, str] | None
     wire: Mapping[str, Any] | None
-    has_board: bool
+    running: Mapping[str, Any]
 
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
@@ -50,10 +54,18 @@ def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
 def _judge(name: str, seen: Seen) -> Evidence:
     if TOGGLES[name].reader != "trainer":
         return None, f"read by the {TOGGLES[name].reader}, not by the trainer"
+    if name in seen.running:
+        return _running(name, seen)
     rule = _RULES.get(name)
-    if rule is not None:
-        return rule(seen)
-    return True, {"in_force": seen.toggles.values[name]}
+    # What nobody looks at is not proven: that the toggle was read says nothing about its effect.
+    return rule(seen) if rule is not None else (None, "unproven: nothing here shows its effect")
+
+
+def _running(name: str, seen: Seen) -> Evidence:
+    value = seen.running[name]
+    if value is None:
+        return None, "rank 0 writes"
+    return value == seen.toggles.values[name], {"in_force": value}
 
 
 def _prefill(seen: Seen) -> Evidence:
@@ -197,11 +209,14 @@ def _config_value(section: str, key: str, name: str) -> Callable[[Seen], Evidenc
     return rule
 
 
-def _board(seen: Seen) -> Evidence:
-    wanted = not seen.toggles.flag("NSA_TB_DISABLE")
-    if seen.engine.ranks.rank != 0:
-        return None, "rank 0 writes the events"
-    return seen.has_board == wanted, {"writes_events": seen.has_board}
+def _safe_mode(seen: Seen) -> Evidence:
+    if not seen.toggles.flag("NSA_DDP_SAFE_MODE"):
+        return True, "off"
+    found = {name: seen.toggles.values[name] for name in SAFE_MODE}
+    wrapped = seen.engine.wrapped
+    views = bool(wrapped and wrapped.ddp and wrapped.ddp.gradient_as_bucket_view)
+    evidence = {**found, "gradient_as_bucket_view": views}
+    return found == SAFE_MODE and not views, evidence
 
 
 def _timeout(seen: Seen) -> Evidence:
@@ -232,6 +247,6 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_LR": _config_value("train", "lr", "NSA_LR"),
     "NSA_SEQ_LEN": _config_value("train", "seq_len", "NSA_SEQ_LEN"),
     "NSA_BATCH_SIZE": _config_value("train", "batch_size", "NSA_BATCH_SIZE"),
-    "NSA_TB_DISABLE": _board,
+    "NSA_DDP_SAFE_MODE": _safe_mode,
     "NSA_PG_TIMEOUT_MIN": _timeout,
 }

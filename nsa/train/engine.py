@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nsa.data.batch import Batch
+from nsa.data.source import Batch, Source
+from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
-from nsa.module import NSAAttention
 from nsa.toggles import ToggleSet
 from nsa.train.clock import StepClock
+from nsa.train.ddp import Wrapped
 from nsa.train.launch import LaunchPlan
 from nsa.train.ranks import Ranks
-from nsa.train.wrap import Wrapped
 
 # The cosine ends at this share of the learning rate.
 FINAL_LR_SHARE = 0.1
@@ -165,6 +165,18 @@ class Engine:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         loss = self.loss(batch.tokens.to(self.device), wrapped=False)
         torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    def validation_loss(self, source: Source, batches: int) -> float:
+        """Mean next-token loss in nats over `batches` batches of every rank. A collective."""
+        total, count = 0.0, 0
+        self.model.eval()
+        with torch.no_grad():
+            for tokens in source.validation(batches):
+                total += float(self.loss(tokens.to(self.device), wrapped=False))
+                count += 1
+        self.model.train()
+        summed, batches_seen = self.ranks.sum([total, float(count)])
+        return summed / batches_seen
 
     def _clip(self) -> Tensor:
         self.scaler.unscale_(self.optimizer)

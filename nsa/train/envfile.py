@@ -18,8 +18,8 @@ import torch
 import nsa
 from nsa.contract import ENV_JSON
 from nsa.flops import model_flops_per_token
-from nsa.train.files import write_json
 from nsa.train.launch import LaunchPlan
+from nsa.train.output import write_json
 
 _SECRETS = (
     re.compile(r"(?i)((?:token|secret|passw(?:or)?d|api[_-]?key|credential)s?=)[^\s&;]+"),

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from nsa.attention.tracing import count_ranges
 from nsa.contract import SDPA_AUDIT_JSON, SELECTION_RANGES, TRACE_FILE, Event
-from nsa.ranges import count_ranges
 from nsa.train.arms import Block
 from nsa.train.audit import KernelAudit
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
-from nsa.train.files import write_json
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import AUDITED
-from nsa.train.log import say
+from nsa.train.output import say, write_json
 from nsa.train.profiling import StepProfiler
 
 # DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
@@ -75,10 +74,10 @@ class BlockEvidence:
         log: EffectLog,
         engine: Engine,
         profiler: StepProfiler | None,
-        has_board: bool,
+        running: Mapping[str, Any],
     ) -> None:
         self.block, self.log, self.engine = block, log, engine
-        self.profiler, self.has_board = profiler, has_board
+        self.profiler, self.running = profiler, running
         self._ranges: dict[str, int] = {}
         self._audit: KernelAudit | None = None
         self._steps, self._emitted = 0, False
@@ -138,7 +137,7 @@ class BlockEvidence:
             ranges=self._ranges,
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
-            has_board=self.has_board,
+            running=self.running,
         )
 
     def _bucket_sizes(self) -> list[float] | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import FLIGHTS
-from nsa.train.files import write_bytes
+from nsa.train.output import write_bytes
 
 KEPT = 2000
 

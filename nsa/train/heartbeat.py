@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import HEARTBEATS, Event, Phase
-from nsa.train.files import LineFile, plain
+from nsa.contract import HEARTBEATS, Event, Phase, memory_file
+from nsa.train.output import LineFile, plain, write_json
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MIB = 1024 * 1024
@@ -77,3 +77,19 @@ class Heartbeat:
         """Put the events on the disk."""
         if self._file is not None:
             self._file.sync()
+
+    def snapshot(self, *, when: str) -> None:
+        """Write the memory use before or after this step ("pre", "post"), and say so."""
+        if self.run_dir is None:
+            return
+        facts: dict[str, object] = {"step": self.step, "when": when, "rss_mib": self.memory.mib()}
+        if self.cuda_mib is not None:
+            import torch
+
+            facts["cuda_allocated_mib"] = torch.cuda.memory_allocated() / MIB
+            facts["cuda_reserved_mib"] = torch.cuda.memory_reserved() / MIB
+            facts["cuda_peak_mib"] = torch.cuda.max_memory_allocated() / MIB
+            facts["cuda_stats"] = dict(torch.cuda.memory_stats())
+        path = self.run_dir / memory_file(when=when, step=self.step, rank=self.rank)
+        write_json(path, facts)
+        self.write(Event.MEMORY_DUMP, path=path.name)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa import passthrough
+from nsa import torch_env
 from nsa.config import ModelConfig
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
-from nsa.data.vocab import VOCAB_SIZES
-from nsa.settings import Loaded, TrainerConfig, load_config, raise_problems
+from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, load_config, refusal
 from nsa.toggles import TOGGLES, ToggleSet, Value, contradictions, read_values, with_safe_mode
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
@@ -39,7 +38,7 @@ class LaunchPlan:
     argv: tuple[str, ...]
     loaded: Loaded
     toggles: ToggleSet
-    passed: tuple[passthrough.Passed, ...]
+    passed: tuple[torch_env.Passed, ...]
     flags: Flags
     place: Place
     ddp: bool
@@ -146,15 +145,15 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     ddp = _ddp(flags.ddp, place, problems)
     run_dir, run_token = _harness(environ, problems)
     if loaded is None:
-        raise_problems(problems)
-        raise AssertionError("a launch without a config has problems")
+        raise refusal(problems)
     problems += _relations(loaded.config, place, flags, toggles)
     blocks, schedule = _blocks(flags, toggles, loaded.config, problems)
     uses_nccl = loaded.config.runtime.device != "cpu"
-    passed, wrong = passthrough.plan(environ, uses_nccl=uses_nccl)
+    passed, wrong = torch_env.plan(environ, uses_nccl=uses_nccl)
     problems += wrong
     _check_profile(flags, blocks, problems)
-    raise_problems(problems)
+    if problems:
+        raise refusal(problems)
     return LaunchPlan(
         argv=tuple(argv),
         loaded=loaded,
@@ -182,7 +181,7 @@ def _load(flags: Flags, toggles: ToggleSet, problems: list[str]) -> Loaded | Non
     try:
         return load_config(flags.config, [*overrides, *flags.overrides])
     except NSAError as error:
-        problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+        problems += error.problems
         return None
 
 
@@ -238,8 +237,7 @@ def _blocks(
     try:
         return load_blocks(Path(flags.arms), toggles)
     except NSAError as error:
-        lines = str(error).splitlines()
-        problems += [line.removeprefix("  - ") for line in lines[1:]] or lines
+        problems += error.problems
         return [], None
 
 

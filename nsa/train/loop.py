@@ -8,6 +8,7 @@ from typing import Any
 
 from nsa.contract import (
     CHECKPOINTS_DIR,
+    COMPRESSION_LINE,
     ENOUGH_FILE,
     HALT_FILE,
     Event,
@@ -15,23 +16,21 @@ from nsa.contract import (
     Phase,
     checkpoint_name,
 )
-from nsa.data.batch import Batch, Source
+from nsa.data.source import Batch, Source
 from nsa.train import checkpoint
+from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
-from nsa.train.book import Book, End, Pending
-from nsa.train.bus import Posted, post
 from nsa.train.clock import StepClock
+from nsa.train.ddp import peak_cuda_mib
 from nsa.train.engine import Engine, StepOutcome
-from nsa.train.evaluate import validation_loss
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import AUDITED, LaunchPlan
-from nsa.train.log import say
-from nsa.train.memory import write_snapshot
+from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler
 from nsa.train.record import Tables
-from nsa.train.wrap import peak_cuda_mib
+from nsa.train.settle import End, Pending, Settler
 
 
 class Loop:
@@ -54,7 +53,7 @@ class Loop:
         self.tables, self.heartbeat, self.termination = tables, heartbeat, termination
         self.run_dir, self.ranks = run_dir, engine.ranks
         self.clock = StepClock(engine.device)
-        self.book = Book(
+        self.settler = Settler(
             plan,
             engine=engine,
             tables=tables,
@@ -78,8 +77,8 @@ class Loop:
             if not self.enter(block):
                 continue
             self._run_block(block)
-            if self.book.end is not None:
-                return self._finish(self.book.end)
+            if self.settler.end is not None:
+                return self._finish(self.settler.end)
             if self.plan.schedule is not None and self._enough():
                 return self._finish(End(code=ExitCode.SUCCESS, reason="enough"))
         return self._finish(End(code=ExitCode.SUCCESS, reason="all steps done"))
@@ -91,7 +90,7 @@ class Loop:
         self.engine.configure(block.toggles)
         kind = block.toggles.text("NSA_DDP_COMPRESS")
         if kind != "off" and self.ranks.grouped:
-            say(f"[ddp] gradient compression enabled: {kind}", rank=self.ranks.rank)
+            say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
         if self.plan.schedule is None:
             return True
         error = self._probe(block)
@@ -122,7 +121,11 @@ class Loop:
             log=self.log,
             engine=self.engine,
             profiler=self.profiler,
-            has_board=self.tables.has_board,
+            running={
+                **self.tables.running(),
+                "NSA_HEARTBEAT_EVERY": self.settler.every,
+                "NSA_MEM_DUMP_EVERY": self._dump_every,
+            },
         )
 
     def _run_block(self, block: Block) -> None:
@@ -133,11 +136,11 @@ class Loop:
         self.clock.restart()
         for number in range(1, steps + 1):
             self.one_step(block, number <= block.warmup_steps, evidence)
-            if self.book.end is None:
+            if self.settler.end is None:
                 self._between_steps()
-            if self.book.end is not None:
+            if self.settler.end is not None:
                 break
-        self.book.drain()
+        self.settler.drain()
         evidence.emit()
 
     def _enough(self) -> bool:
@@ -164,12 +167,12 @@ class Loop:
         outcome = self.engine.compute(batches, clock, evidence.watch())
         posted = self._post(outcome)
         rate = self.engine.update(self.step, clock)
-        if self.book.lag == 0 or (self.profiler and self.profiler.active):
+        if self.settler.lag == 0 or (self.profiler and self.profiler.active):
             with clock.part("wait"):
                 posted.wait()
         self.position = batches[-1].position
         self.done += 1
-        self.book.add(
+        self.settler.add(
             Pending(
                 step=self.step,
                 lr=rate,
@@ -177,7 +180,7 @@ class Loop:
                 warmup=warmup,
                 mark=clock.tick(),
                 posted=posted,
-                mem_mib=peak_cuda_mib() if self.book.lag else beat.memory.mib(),
+                mem_mib=peak_cuda_mib() if self.settler.lag else beat.memory.mib(),
             )
         )
         if self.profiler and self.profiler.after_step():
@@ -211,7 +214,7 @@ class Loop:
 
     def _memory_dump(self, when: str) -> None:
         if self._dump_every and self.step % self._dump_every == 0:
-            write_snapshot(self.run_dir, self.heartbeat, when=when, step=self.step)
+            self.heartbeat.snapshot(when=when)
 
     # -- between steps -------------------------------------------------------------------------
 
@@ -222,8 +225,8 @@ class Loop:
         if not evaluate and not save:
             return
         # What was agreed about the last steps decides whether they are worth keeping.
-        self.book.drain()
-        if self.book.end is not None:
+        self.settler.drain()
+        if self.settler.end is not None:
             return
         if evaluate:
             self._evaluate()
@@ -235,7 +238,7 @@ class Loop:
         beat, begin = self.heartbeat, perf_counter()
         beat.phase = Phase.EVAL
         beat.write(Event.EVAL_START)
-        loss = validation_loss(self.engine, self.source, self.plan.config.train.eval_batches)
+        loss = self.engine.validation_loss(self.source, self.plan.config.train.eval_batches)
         self.tables.val(self.step, loss)
         beat.write(Event.EVAL, loss=loss, seconds=round(perf_counter() - begin, 4))
         say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import PROFILE_JSON, TRACE_FILE
-from nsa.train.files import write_json
 from nsa.train.launch import PROFILE_WARMUP_STEPS
+from nsa.train.output import write_json
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
 _TOP = 10

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nsa.settings import ConfigError
+from nsa.settings import refusal
 from nsa.train.launch import LaunchPlan, Place
 
 
@@ -70,11 +70,12 @@ def choose_device(plan: LaunchPlan) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if plan.place.local_rank >= count:
-        raise ConfigError(
-            f"this launch cannot start: 1 problem(s)\n  - runtime.device={asked}: rank "
-            f"{plan.place.rank} needs CUDA device {plan.place.local_rank}, but {count} are "
-            "visible; use runtime.device: cpu, fewer ranks, or check CUDA_VISIBLE_DEVICES"
+        problem = (
+            f"runtime.device={asked}: rank {plan.place.rank} needs CUDA device "
+            f"{plan.place.local_rank}, but {count} are visible; use runtime.device: cpu, fewer "
+            "ranks, or check CUDA_VISIBLE_DEVICES"
         )
+        raise refusal([problem])
     device = torch.device("cuda", plan.place.local_rank)
     torch.cuda.set_device(device)
     return device

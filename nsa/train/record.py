@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa import contract
-from nsa.train.files import LineFile
-from nsa.train.log import say
+from nsa.train.output import LineFile, say
 
 if TYPE_CHECKING:
-    from nsa.module import GateStats
+    from nsa.layer import GateStats
 
 _TRAINING_NAMES = contract.names(contract.TRAINING_COLUMNS)
 
@@ -35,10 +34,14 @@ class Tables:
         if board:
             self._board = open_board(run_dir / contract.TENSORBOARD_DIR)
 
-    @property
-    def has_board(self) -> bool:
-        """Are TensorBoard events being written?"""
-        return self._board is not None
+    def running(self) -> dict[str, bool | None]:
+        """What is really switched off, by toggle; None on ranks that write nothing anyway."""
+        off = {
+            "NSA_TB_DISABLE": self._board is None,
+            "NSA_DISABLE_CSV_LOGS": self._training is None,
+            "NSA_DISABLE_AUX_STATS": not self.aux,
+        }
+        return {name: value if self._gates is not None else None for name, value in off.items()}
 
     def training(self, row: dict[str, Any]) -> None:
         """One optimizer step; `row` has the header's names."""

@@ -9,24 +9,24 @@ from pathlib import Path
 
 import torch
 
-from nsa import ranges
+from nsa.attention import tracing
 from nsa.contract import Event, ExitCode, Phase
-from nsa.data.batch import Batch, DataError, DataStallError, Source
 from nsa.data.open import open_source
+from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
 from nsa.train import checkpoint
-from nsa.train.book import End
 from nsa.train.engine import Engine
 from nsa.train.envfile import effective, write_env
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
 from nsa.train.launch import LaunchPlan
-from nsa.train.log import say, shout
 from nsa.train.loop import Loop
+from nsa.train.output import say, shout
 from nsa.train.process import Termination, open_stackdump
 from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
 from nsa.train.rundir import by_hand, claim, link_latest, new_token
+from nsa.train.settle import End
 
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 
@@ -126,7 +126,7 @@ class _Session:
         ranks = start_ranks(plan, device)
         run_dir = self._run_dir(ranks)
         if plan.toggles.flag("NSA_NVTX"):
-            ranges.enable_nvtx(True)
+            tracing.enable_nvtx(True)
         engine = Engine(plan, ranks)
         source, first = self._source(ranks)
         start_step = self._resume(engine, source) if plan.flags.resume else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from nsa.contract import COMPRESSION_LINE
 from phases.common.case import Case, ending
 from phases.common.effects import effect_problem, proof_text
 from phases.common.finding import (
@@ -33,7 +34,7 @@ def _active(case: Case, name: str) -> Finding:
     wanted = launch.launch.env.get(_TOGGLE, "off")
     if wanted == "off":
         return skipped(Reason.NOT_ASKED_FOR, f"{name} was planned with {_TOGGLE}=off")
-    line = f"[ddp] gradient compression enabled: {wanted}"
+    line = f"{COMPRESSION_LINE}{wanted}"
     problems = [effect_problem(launch, _TOGGLE, wanted)]
     if not any(line in text for text in launch.console_lines):
         problems.append(f"the log has no line {line!r}")

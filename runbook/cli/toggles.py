@@ -19,7 +19,8 @@ def add_parser(subparsers: Any) -> None:
         help="list every NSA_* variable with its value in force",
         description=(
             "List every toggle: value in force in this environment, allowed values, meaning, and\n"
-            "the document that asks for it. `arm` marks those that may change inside one launch.\n"
+            "the requirement (docs/spec.md) that asks for it. `arm` marks those that may change\n"
+            "inside one launch.\n"
             "A variable that is unknown or holds a bad value is an error (exit code 2)."
         ),
         epilog="example:\n  NSA_DDP_BUCKET_MB=50 runbook toggles",
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "default": row.default,
             "allowed": row.allowed(),
             "meaning": row.meaning,
-            "seed": row.seed,
+            "requirement": row.requirement,
             "arm": row.arm,
             "reader": row.reader,
         }
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         console.result(json.dumps({"schema_version": 1, "toggles": rows}, indent=2))
         return 0
-    header = ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "SEED", "MEANING")
+    header = ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING")
     cells = [
         (
             str(row["name"]),
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             str(row["source"]),
             str(row["allowed"]),
             "arm" if row["arm"] else "",
-            str(row["seed"]),
+            str(row["requirement"]),
             str(row["meaning"]),
         )
         for row in rows

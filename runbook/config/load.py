@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nsa.strictyaml import load_strict
+from nsa.settings import load_strict
 from runbook import registry
 from runbook.config.limits import limit_problems
 from runbook.config.profile import Profile

@@ -11,12 +11,10 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from nsa import passthrough
-from nsa.passthrough import PASSTHROUGH_NAMES
-from nsa.settings import TrainerConfig
-from nsa.strictyaml import scalar
+from nsa import torch_env
+from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, ToggleSet, contradictions, read_values
-from nsa.toggles import ToggleSet as _ToggleSet
+from nsa.torch_env import TORCH_VARIABLES
 from runbook.errors import UsageError, did_you_mean
 
 Scalar = str | int | float | bool
@@ -59,7 +57,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             problems.append(f"--set {pair!r}: expected KEY=VALUE")
         elif name in toggles or name in overrides:
             problems.append(f"--set {name}: given twice")
-        elif name in TOGGLES or name in PASSTHROUGH_NAMES:
+        elif name in TOGGLES or name in TORCH_VARIABLES:
             toggles[name] = value
         elif name in keys:
             overrides[name] = scalar(value)
@@ -74,7 +72,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
 
 
 def _unknown(name: str, keys: Mapping[str, Any]) -> str:
-    known = [*TOGGLES, *PASSTHROUGH_NAMES, *keys]
+    known = [*TOGGLES, *TORCH_VARIABLES, *keys]
     hint = did_you_mean(name, known) or "; see `runbook toggles`, or use section.key of a config"
     return f"--set {name}: no such toggle or config key{hint}"
 
@@ -82,7 +80,7 @@ def _unknown(name: str, keys: Mapping[str, Any]) -> str:
 def _toggle_problems(toggles: Mapping[str, str]) -> list[str]:
     values, problems = read_values(toggles)
     merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
-    chosen = _ToggleSet(values=merged, sources=dict.fromkeys(values, "--set"))
+    chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "--set"))
     return [f"--set {problem}" for problem in problems + contradictions(chosen)]
 
 
@@ -121,9 +119,9 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
     merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
     chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "environment"))
     problems = [*problems, *contradictions(chosen)]
-    problems += passthrough.plan(environ, uses_nccl=uses_nccl)[1]
+    problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
     read = torch_variables()
-    known = {*read, *passthrough.PASSTHROUGH_NAMES}
+    known = {*read, *torch_env.TORCH_VARIABLES}
     problems += [
         f"{name}: the installed torch reads no such variable{did_you_mean(name, known)}"
         for name in sorted(environ)
@@ -134,5 +132,5 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
 
 def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
     """What becomes of variables that are set under an old name or to a harmful value."""
-    rows, _ = passthrough.plan(environ, uses_nccl=uses_nccl)
+    rows, _ = torch_env.plan(environ, uses_nccl=uses_nccl)
     return [f"{row.name}={row.value}: {row.note}" for row in rows if row.note]

@@ -137,7 +137,7 @@ def _place_config(launch: Launch, run_dir: Path, words: list[str], env: dict[str
 def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
     import yaml
 
-    from nsa.strictyaml import load_strict
+    from nsa.settings import load_strict
 
     document, problems = load_strict(source.read_text(encoding="utf-8"))
     if problems or not isinstance(document, dict):

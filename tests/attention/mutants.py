@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     _mutant(
         "positions are not turned",
-        "rope.py",
+        "projection.py",
         "positions.to(torch.float64)[:, None] * frequency",
         "positions.to(torch.float64)[:, None] * 0 * frequency",
     ),
@@ -182,19 +182,19 @@ MUTANTS = (
     # Ranges.
     _mutant(
         "v2 looks one token ahead",
-        "attention/ranges.py",
+        "attention/selection.py",
         "torch.minimum((safe + 1) * cfg.l_sel, times + 1)",
         "torch.minimum((safe + 1) * cfg.l_sel, times + 2)",
     ),
     _mutant(
         "v1 looks one token ahead",
-        "attention/ranges.py",
+        "attention/selection.py",
         "min((block + 1) * l_sel, t + 1)",
         "min((block + 1) * l_sel, t + 2)",
     ),
     _mutant(
         "v2 merges over gaps",
-        "attention/ranges.py",
+        "attention/selection.py",
         "ordered - before > 1",
         "ordered - before > 2",
     ),
@@ -309,7 +309,7 @@ def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
 
 
 # A change without a defect has to live, or else killing means nothing.
-CONTROL = Mutant(name="control", path="rope.py", old="angle =", new="angle  =")
+CONTROL = Mutant(name="control", path="projection.py", old="angle =", new="angle  =")
 
 
 def main(names: list[str]) -> int:

@@ -10,13 +10,13 @@ import torch
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
+from nsa.attention.tracing import profile_range
 from nsa.config import ModelConfig
 from nsa.contract import NSAError
 from nsa.flops import parameter_count
+from nsa.layer import BlockCompressor
 from nsa.model import NSALanguageModel
-from nsa.module import BlockCompressor
 from nsa.projection import PARTS, Columns
-from nsa.ranges import profile_range
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7

@@ -18,7 +18,7 @@ from nsa.attention.compression import block_scores, overlap_weights
 from nsa.attention.cpu import blocks as cpu_blocks
 from nsa.attention.cpu import schedule as cpu_schedule
 from nsa.attention.cpu.function import batched_cpu
-from nsa.rope import rotate_into, rotations
+from nsa.projection import rotate_into, rotations
 
 PATHS = ("reference", "sequential", "batched", "sdpa")
 SMALL = nsa.NSAConfig(

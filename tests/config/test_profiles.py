@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nsa.passthrough import PASSTHROUGH_NAMES
 from nsa.toggles import TOGGLES
+from nsa.torch_env import TORCH_VARIABLES
 from runbook import registry
 from runbook.config import load_profile, load_profile_document, profile_names
 from runbook.errors import UsageError
@@ -112,7 +112,7 @@ def test_settings_and_configs_exist(name: str) -> None:
         if variable in TOGGLES:
             assert TOGGLES[variable].parse(default.value) is not None
         else:
-            assert variable in PASSTHROUGH_NAMES or variable.startswith("OMP_")
+            assert variable in TORCH_VARIABLES or variable.startswith("OMP_")
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from nsa.data.batch import DataError
 from nsa.data.generated import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
+from nsa.data.source import DataError
 
 
 def source(kind: str = "synthetic", **change: int) -> GeneratedSource:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.strictyaml import load_strict
+from nsa.settings import load_strict
 from runbook.errors import UsageError
 from runbook.launch import run_launch
 from runbook.launch.observer import SilentObserver

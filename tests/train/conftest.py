@@ -160,8 +160,8 @@ def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
             toggles=offline,
         ),
         "offline": start(folder / "offline", fineweb, toggles=offline),
-        "oom": start(folder / "oom", synthetic, fault=["oom", "0", "3"]),
-        "crash": start(folder / "crash", synthetic, fault=["crash", "0", "3"]),
+        "oom": start(folder / "oom", synthetic, fault=["device_oom", "0", "3"]),
+        "crash": start(folder / "crash", synthetic, fault=["exception", "0", "3"]),
         "disk": start(folder / "disk", synthetic, before=lambda: small_files(12_000)),
         "checkpoint": start(
             folder / "checkpoint", synthetic, config=saving, before=lambda: small_files(1_000_000)

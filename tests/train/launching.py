@@ -18,7 +18,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ROOT / "configs" / "cpu_smoke.yaml"
-FAULTY = Path(__file__).with_name("faulty.py")
 
 
 @dataclass
@@ -120,7 +119,7 @@ def start(
     """Start the trainer (under torchrun for several ranks) into `folder/run`."""
     folder.mkdir(parents=True, exist_ok=True)
     run_dir = folder / "run"
-    program = ["-m", "nsa.train"] if not fault else [str(FAULTY), *fault, "--"]
+    program = ["-m", "nsa.inject", *fault, "--"] if fault else ["-m", "nsa.train"]
     command = [sys.executable, *program]
     if ranks > 1:
         torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]

@@ -97,7 +97,7 @@ def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launch
     tmp_path: Path,
 ) -> None:
     """A Python-level handler writes nothing while its rank waits in a collective."""
-    launch = start(tmp_path, [*ENDLESS, "--ddp", "1"], ranks=2, fault=["stuck", "1", "4"])
+    launch = start(tmp_path, [*ENDLESS, "--ddp", "1"], ranks=2, fault=["sleep", "1", "4"])
     launch.until(lambda it: len(it.beats(1, "fetched")) == 4)
     time.sleep(0.5)
     pids = _pids(launch)
@@ -109,7 +109,7 @@ def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launch
         for rank, pid in enumerate(pids)
     ]
     assert "_engine_run_backward" in stacks[0]  # waits for its peer inside the backward pass
-    assert "_faulty_loss" in stacks[1]  # the culprit
+    assert "_sleep" in stacks[1]  # the culprit
     launch.process.kill()
     launch.wait()
     give_up = time.monotonic() + 5
@@ -119,7 +119,7 @@ def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launch
 
 
 def test_a_second_sigterm_ends_a_stuck_process_now(tmp_path: Path) -> None:
-    launch = start(tmp_path, ENDLESS, fault=["stuck", "0", "3"])
+    launch = start(tmp_path, ENDLESS, fault=["sleep", "0", "3"])
     launch.until(lambda it: len(it.beats(0, "fetched")) == 3)
     launch.process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
@@ -149,7 +149,7 @@ def test_a_crash_is_told_in_the_last_heartbeat(singles: dict[str, Launch]) -> No
     launch = singles["crash"]
     assert launch.process.returncode == 1
     end = launch.exit()
-    assert (end["code"], end["reason"]) == (1, "ZeroDivisionError: planted")
+    assert (end["code"], end["reason"]) == (1, "ZeroDivisionError: injected")
     assert end["steps_done"] == 2 == len(launch.rows())
     assert "Traceback" in launch.text()
 

@@ -10,7 +10,7 @@ import torch
 
 from nsa.contract import CHECKSUMS_JSON
 from nsa.train import checkpoint
-from nsa.train.files import write_json
+from nsa.train.output import write_json
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch
 

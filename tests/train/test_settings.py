@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa.flops import parameter_count
-from nsa.settings import ConfigError, Override, load_config
-from nsa.strictyaml import load_strict, scalar
+from nsa.settings import ConfigError, Override, load_config, load_strict, scalar
 from nsa.train.launch import plan_launch
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

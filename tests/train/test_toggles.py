@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa import passthrough
+from nsa import torch_env
 from nsa.contract import NSAError
 from nsa.toggles import ARM_TOGGLES, TOGGLES, parse_toggles, with_safe_mode
 
@@ -81,7 +81,7 @@ def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: s
     assert described["value"] == {"bool": True, "int": 7, "choice": "bf16"}.get(
         row.kind, float(text) if row.kind == "float" else None
     )
-    assert row.meaning and row.seed
+    assert row.meaning and row.requirement
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("off", False), ("TRUE", True)])
@@ -139,9 +139,9 @@ def test_origin_nothing_else_reads_nsa_variables(tmp_path: Path) -> None:
 
 
 def _mapped(environ: dict[str, str], *, uses_nccl: bool = True) -> dict[str, str]:
-    rows, problems = passthrough.plan(environ, uses_nccl=uses_nccl)
+    rows, problems = torch_env.plan(environ, uses_nccl=uses_nccl)
     assert problems == []
-    setting, removing = passthrough.changes(rows, environ)
+    setting, removing = torch_env.changes(rows, environ)
     return {k: v for k, v in environ.items() if k not in removing} | setting
 
 
@@ -171,10 +171,10 @@ def test_debug_detail_never_reaches_ddp_on_gloo() -> None:
 
 def test_both_names_of_the_allocator_are_an_error() -> None:
     both = {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}
-    assert "alias" in passthrough.plan(both, uses_nccl=True)[1][0]
+    assert "alias" in torch_env.plan(both, uses_nccl=True)[1][0]
 
 
 def test_every_change_is_noted() -> None:
     for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"):
-        rows, _ = passthrough.plan({name: "1"}, uses_nccl=True)
+        rows, _ = torch_env.plan({name: "1"}, uses_nccl=True)
         assert rows[0].note

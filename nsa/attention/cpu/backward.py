@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from nsa.attention.cpu.blocks import Pairs, backward_blocks
-from nsa.attention.cpu.dense import Piece, backward_piece
+from nsa.attention.cpu.dense import Piece, Workspace, backward_piece
 from nsa.attention.cpu.forward import Rows
 from nsa.attention.cpu.schedule import Schedule
-from nsa.attention.cpu.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from nsa.attention.cpu.dense import Edge, exponentiate, recover
-from nsa.attention.cpu.workspace import Workspace
+from nsa.attention.cpu.dense import Edge, Workspace, exponentiate, recover
 
 SPLIT = 512  # queries of one block handled at once
 

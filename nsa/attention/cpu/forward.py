@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa.attention.branches import split_dim
 from nsa.attention.compression import block_scores
 from nsa.attention.cpu.blocks import Pairs, forward_blocks, pair_up
-from nsa.attention.cpu.dense import Piece, forward_piece
+from nsa.attention.cpu.dense import Piece, Workspace, forward_piece
 from nsa.attention.cpu.schedule import Schedule, everything_visible
-from nsa.attention.cpu.workspace import Workspace
 from nsa.attention.selection import top_blocks
-from nsa.attention.shapes import split_dim
+from nsa.attention.tracing import profile_range
 from nsa.contract import CMP_RANGE, SCORES_RANGE
-from nsa.ranges import profile_range
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import INJECTED_JSON
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.anomaly import Thresholds
 from runbook.launch.observer import Observer, SilentObserver
@@ -53,7 +54,7 @@ def budgets_of(fault: Fault) -> Budgets:
 
 def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Launch:
     """The planted trainer on two gloo ranks."""
-    plant = ("-m", "runbook.tools.drill.plant", fault.plant, str(fault.rank), str(fault.step), "--")
+    plant = ("-m", "nsa.inject", fault.plant, str(fault.rank), str(fault.step), "--")
     trainer = ("--config", "configs/cpu_smoke.yaml", "--dataset", "synthetic", "--ddp", "1")
     return Launch(
         name=name,
@@ -109,7 +110,7 @@ def run_planted(
 def planted_at(run_dir: Path) -> float | None:
     """When the fault happened, on the monotonic clock; None if it never did."""
     try:
-        document: Any = json.loads((run_dir / "planted.json").read_text(encoding="utf-8"))
+        document: Any = json.loads((run_dir / INJECTED_JSON).read_text(encoding="utf-8"))
         return float(document["mono"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

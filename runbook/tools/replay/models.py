@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from nsa.strictyaml import load_strict
+from nsa.settings import load_strict
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
 from runbook.records.measurement import Record

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa.contract import HALT_FILE, Event, ExitCode
+from nsa.train.agree import Agreed, Posted
 from nsa.train.arms import Block
-from nsa.train.bus import Agreed, Posted
 from nsa.train.clock import Mark
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import LaunchPlan
-from nsa.train.log import say
+from nsa.train.output import say
 from nsa.train.process import GRACE_S, Termination
 from nsa.train.record import Tables
 
@@ -48,7 +48,7 @@ def halt_reason(path: Path) -> str:
     return f"{HALT_FILE} ({text.splitlines()[0][:200]})" if text else HALT_FILE
 
 
-class Book:
+class Settler:
     """Keeps steps until their numbers are there: none on the CPU, one step on CUDA.
 
     Every rank settles every step in the same order and from the same agreed values, so `end`
@@ -72,7 +72,7 @@ class Book:
         self.end: End | None = None
         self._pending: deque[Pending] = deque()
         self._gates: tuple[float, float] | None = None
-        self._every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
+        self.every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
         self._first: int | None = None
 
     def add(self, item: Pending) -> None:
@@ -116,7 +116,7 @@ class Book:
         self._first = self._first or item.step
         if item.step % self.plan.config.train.log_every == 0 or item.step == self._first:
             self._log(item, agreed, rate)
-        if item.step % self._every == 0:
+        if item.step % self.every == 0:
             self.heartbeat.write(
                 Event.PROGRESS,
                 step=item.step,

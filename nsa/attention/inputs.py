@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, float16, float32, float64
 from torch import bfloat16 as bf16
 
-from nsa.config import PATHS, RANGES, NSAConfig, choice_error, raise_all
+from nsa.config import PATHS, RANGES, NSAConfig, choice_error
+from nsa.contract import raise_problems
 
 DTYPES = (float64, float32, bf16, float16)
 
@@ -40,7 +41,7 @@ def check_selection_inputs(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> None:
         expected = (batch, length, cfg.n_kv_groups, cfg.d_k)
         errors = _shape_error("k_cmp", k_cmp, f"[B,{letters},G,Dk]", expected)
         errors += _kind_errors({"q": q, "k_cmp": k_cmp})
-    raise_all("select_blocks", errors)
+    raise_problems("select_blocks", errors)
 
 
 def check_attention_inputs(
@@ -63,7 +64,7 @@ def check_attention_inputs(
                 shape_errors += _shape_error(name, named[name], label, expected)
         expected = (batch, seq_len, cfg.n_heads, 3)
         shape_errors += _shape_error("gates", named["gates"], "[B,S,H,3]", expected)
-    raise_all("nsa_attention", errors + shape_errors + _kind_errors(named))
+    raise_problems("nsa_attention", errors + shape_errors + _kind_errors(named))
 
 
 def _query_errors(q: Tensor, cfg: NSAConfig) -> list[str]:

@@ -1,9 +1,10 @@
-"""Writing that fails loudly: every error names the path, nothing partial gets a final name."""
+"""Files that fail loudly (errors name the path, no part gets a final name), and the log."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,15 @@ def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finite(value: float) -> bool:
     return value - value == 0.0
+
+
+def say(message: str, *, rank: int = 0) -> None:
+    """Write one line for people on standard error; other ranks than 0 stay silent."""
+    if rank == 0:
+        shout(message)
+
+
+def shout(message: str) -> None:
+    """Write one line from any rank, in one piece."""
+    sys.stderr.flush()
+    os.write(2, (message + "\n").encode("utf-8", "replace"))

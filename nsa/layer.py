@@ -12,8 +12,7 @@ from nsa.attention.api import attend_grouped
 from nsa.attention.branches import Grouped
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
 from nsa.contract import NSAError
-from nsa.projection import Columns, split_projection
-from nsa.rope import rotations
+from nsa.projection import Columns, rotations, split_projection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.data.batch import Batch, DataError, DataStallError
 from nsa.data.generated import GeneratedSource
-from nsa.data.prefetch import DEPTH, PrefetchSource
+from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource
 
 
 def inner() -> GeneratedSource:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa.data.batch import DataError
-from nsa.data.documents import FinewebCorpus, LocalCorpus
 from nsa.data.packing import PackedSource, is_validation
-from nsa.data.tokenizers import ByteTokenizer, open_tokenizer
+from nsa.data.source import DataError
+from nsa.data.text import ByteTokenizer, FinewebCorpus, LocalCorpus, open_tokenizer
 
 
 class Numbered:
