@@ -66,8 +66,6 @@ class RowPhase(Phase):
         mended = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
         needs_advice = not mended or finding.code is Reason.WARNING
         remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
-        together = ",".join((*self.needs, self.name))
-        command = f"runbook run --phase {together} --profile {context.profile.name}"
         return Check(
             id=check_id,
             phase=self.name,
@@ -81,7 +79,7 @@ class RowPhase(Phase):
             reason=finding.reason,
             evidence=finding.evidence,
             remedy=remedy,
-            rerun="" if mended else command,
+            rerun="" if mended else context.rerun(*self.needs, self.name),
             required=check_id in context.profile.required,
         )
 

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         profile = load_profile(args.profile)
     else:
         profile = load_profile_document(record.profile_document, where="run.json")
-    judged = judge_again(record, folder, profile)
+    judged = judge_again(record, folder, profile, named=args.profile)
     text = render(judged, _format(args), Screen(color=console.color_out))
     console.result(text.rstrip("\n"))
     return judged.verdict.exit_code

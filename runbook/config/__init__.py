@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runbook.config.detect import detect_profile
-    from runbook.config.load import load_profile, load_profile_document, profile_names
+    from runbook.config.load import (
+        is_profile_file,
+        load_profile,
+        load_profile_document,
+        profile_names,
+    )
     from runbook.config.profile import (
         Hardware,
         LimitValue,
@@ -26,6 +31,7 @@ __all__ = [
     "Sourced",
     "Workload",
     "detect_profile",
+    "is_profile_file",
     "load_profile",
     "load_profile_document",
     "parse_settings",
@@ -34,6 +40,7 @@ __all__ = [
 
 _HOME = {
     "detect_profile": "detect",
+    "is_profile_file": "load",
     "load_profile": "load",
     "load_profile_document": "load",
     "profile_names": "load",

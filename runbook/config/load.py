@@ -25,6 +25,11 @@ def profile_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
+def is_profile_file(name_or_path: str) -> bool:
+    """Is this the path of a profile, and not the name of a shipped one?"""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
 def load_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by name, or one's own by path (it ends in .yaml or has a slash).
 
@@ -75,7 +80,7 @@ def _document(name_or_path: str, *, seen: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _locate(name_or_path: str) -> Path:
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+    if is_profile_file(name_or_path):
         return Path(name_or_path)
     names = profile_names()
     if name_or_path not in names:

@@ -13,6 +13,7 @@ from runbook.engine.judge import missing_phases, reasons_for
 from runbook.errors import RunbookError
 from runbook.files import sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
+from runbook.records.invocation import Invocation
 
 EVENTS_FILE = "events.jsonl"
 Event = Mapping[str, Any]
@@ -154,7 +155,7 @@ def assemble(
         known=known,
         asked_for=asked_for,
         interrupted=signal,
-        profile=record.profile,
+        invocation=Invocation.recorded(record.profile, record.settings, record.options),
     )
     order = list(known)
     whole = sorted(

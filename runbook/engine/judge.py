@@ -19,6 +19,7 @@ from runbook.records import (
     judge_run,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
+from runbook.records.invocation import Invocation
 from runbook.records.phase import Judgement, Phase, PlanContext
 
 # What outranks what where several checks are summed up.
@@ -63,7 +64,7 @@ def missing_phases(
     known: Mapping[str, tuple[str, str]],
     asked_for: Sequence[str],
     interrupted: str,
-    profile: str,
+    invocation: Invocation,
 ) -> list[PhaseRecord]:
     """Records of the phases that have required checks and never ran, each check a row.
 
@@ -79,7 +80,7 @@ def missing_phases(
     records = []
     for phase, names in absent.items():
         code, reason = _why(phase, ran, asked_for, interrupted)
-        rerun = f"runbook run --phase {phase} --profile {profile}"
+        rerun = invocation.line([phase])
         rows = tuple(
             missing_row(
                 name,

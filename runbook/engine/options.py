@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.config import detect_profile, load_profile, load_profile_document, parse_settings
+from runbook.config import (
+    detect_profile,
+    is_profile_file,
+    load_profile,
+    load_profile_document,
+    parse_settings,
+)
 from runbook.errors import UsageError
 from runbook.records import Launch, RunRecord
+from runbook.records.invocation import Invocation, lasting
 from runbook.records.phase import Phase, PlanContext
 from runbook.registry import select
 
@@ -44,15 +51,24 @@ class RunOptions:
     gpu_hour_price: float | None = None
     retry: bool = True
 
+    def invocation(self) -> Invocation:
+        """What a command line needs to ask for the same again."""
+        return Invocation(
+            profile=lasting(self.profile) if is_profile_file(self.profile) else self.profile,
+            settings=self.settings,
+            out=lasting(self.out),
+            protocol=self.protocol,
+            steps_scale=self.steps_scale,
+            aa=self.aa,
+            seed=self.seed,
+            gpu_hour_price=self.gpu_hour_price,
+        )
+
     def recorded(self) -> dict[str, str | int | float | bool | None]:
         """The part of the options that judging again needs, as run.json keeps it."""
         return {
+            **self.invocation().options(),
             "phases": self.phases,
-            "steps_scale": self.steps_scale,
-            "protocol": self.protocol,
-            "aa": self.aa,
-            "seed": self.seed,
-            "gpu_hour_price": self.gpu_hour_price,
             "retry": self.retry,
             "formats": ",".join(self.formats),
         }
@@ -80,6 +96,7 @@ class Setup:
             aa=options.aa,
             seed=options.seed,
             gpu_hour_price=options.gpu_hour_price,
+            invocation=options.invocation(),
         )
 
     def profile_document(self) -> dict[str, Any]:
@@ -128,21 +145,25 @@ def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
     ]
 
 
-def setup_of_record(record: RunRecord, *, profile: Profile | None = None) -> Setup:
-    """The setup of an earlier run, from its record alone; `profile` replaces the one it used."""
+def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named: str = "") -> Setup:
+    """The setup of an earlier run, from its record alone.
+
+    `profile` replaces the one it used; `named` is how a person names that one.
+    """
     kept = record.options
-    price = kept.get("gpu_hour_price")
+    before = Invocation.recorded(record.profile, record.settings, kept)
     options = RunOptions(
         phases=str(kept["phases"]),
-        profile=record.profile,
-        settings=tuple(f"{name}={value}" for name, value in record.settings.items()),
-        steps_scale=float(kept["steps_scale"] or 1.0),
-        protocol=str(kept["protocol"]),
-        aa=bool(kept["aa"]),
-        seed=int(kept["seed"] or 0),
+        profile=named or (profile.name if profile else before.profile),
+        out=Path(before.out),
+        settings=before.settings,
+        steps_scale=before.steps_scale,
+        protocol=before.protocol,
+        aa=before.aa,
+        seed=before.seed,
         command=record.command,
         formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
-        gpu_hour_price=None if price is None else float(price),
+        gpu_hour_price=before.gpu_hour_price,
         retry=bool(kept["retry"]),
     )
     phases = tuple(select(options.phases))

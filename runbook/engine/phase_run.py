@@ -177,7 +177,7 @@ class PhaseRun:
         self, code: Reason, reason: str, remedy: str, *, evidence: str = ""
     ) -> PhaseRecord:
         profile = self.state.setup.profile
-        rerun = f"runbook run --phase {self.phase.name} --profile {profile.name}"
+        rerun = self.context.rerun(self.phase.name)
         rows = [
             missing_row(
                 name,

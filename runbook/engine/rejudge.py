@@ -77,9 +77,12 @@ def judge_again(
     run_root: Path,
     profile: Profile,
     *,
+    named: str = "",
     phases: Mapping[str, Phase] | None = None,
 ) -> RunRecord:
     """The record that this run would have under `profile`; nothing is written.
+
+    `named` is how the reader names the profile, for the commands that are printed.
 
     Launches, facts and settings stay what they were: a profile that would have planned other
     launches gets rows without evidence, never numbers of another plan. Raises `ValueError` and
@@ -87,7 +90,7 @@ def judge_again(
     """
     if phases is None:
         phases = registry.phases()
-    setup = setup_of_record(record, profile=profile)
+    setup = setup_of_record(record, profile=profile, named=named)
     ran = [phase for phase in record.phases if phase.started_at]
     kept = record.model_copy(update={"phases": tuple(ran)})
     judged: list[PhaseRecord] = [new for _, new in rejudge(kept, run_root, setup, phases=phases)]
@@ -101,6 +104,7 @@ def judge_again(
             "scope": profile.scope,
             "required": profile.required,
             "exports": exports,
+            "options": {**record.options, "profile": setup.options.invocation().profile},
         }
     )
     return assemble(

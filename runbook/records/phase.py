@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
+from runbook.records.invocation import Invocation
 
 if TYPE_CHECKING:
     from runbook.config.limits import FixedRule, LimitSpec
@@ -21,7 +22,8 @@ class PlanContext:
 
     `toggles` and `config_overrides` come from `--set`; `choices` are toggles that earlier phases
     chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
-    `gpu_hour_price` is the price of one device for one hour, in any currency.
+    `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
+    the run was asked for, for the commands that ask for it again.
     """
 
     profile: Profile
@@ -33,6 +35,11 @@ class PlanContext:
     aa: bool = False
     seed: int = 0
     gpu_hour_price: float | None = None
+    invocation: Invocation | None = None
+
+    def rerun(self, *phases: str) -> str:
+        """The command that runs these phases again in the same way."""
+        return (self.invocation or Invocation(profile=self.profile.name)).line(phases)
 
 
 @dataclass(frozen=True, kw_only=True)

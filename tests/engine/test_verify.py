@@ -143,7 +143,7 @@ def test_judging_again_under_other_limits_starts_and_writes_nothing(folder: Path
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     before = {p: hashlib.sha256(p.read_bytes()).digest() for p in folder.rglob("*") if p.is_file()}
     own = profile(tuple(PHASES.values()))
-    limit = own.limit("throughput").model_copy(update={"value": 1e6})
+    limit = own.limits["throughput"].model_copy(update={"value": 1e6})
     stricter = own.model_copy(
         update={
             "name": "strict",
@@ -151,12 +151,13 @@ def test_judging_again_under_other_limits_starts_and_writes_nothing(folder: Path
             "required": (*own.required, "long_run.steady"),
         }
     )
-    again = judge_again(record, folder, stricter, phases=PHASES)
+    again = judge_again(record, folder, stricter, named="strict.yaml", phases=PHASES)
     assert again.profile == "strict"
     assert again.verdict is Verdict.INCOMPLETE
     rows = {check.id: check for check in again.checks()}
     assert rows["baseline.rate"].limit == 1e6
     assert rows["long_run.steady"].outcome is Outcome.INCOMPLETE
+    assert "--profile strict.yaml" in rows["long_run.steady"].rerun
     same = judge_again(record, folder, own, phases=PHASES)
     assert (
         json.loads(same.model_dump_json())["phases"]

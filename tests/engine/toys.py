@@ -97,7 +97,7 @@ class Toy(Phase):
                     phase=self.name,
                     question="fast?",
                     measurement=rates[0] if rates else None,
-                    limit=context.profile.limit("throughput").value if rates else None,
+                    limit=context.profile.limits["throughput"].value if rates else None,
                     limit_source="a test" if rates else "",
                     outcome=Outcome.PASS if rates else Outcome.INCOMPLETE,
                     code=Reason.OK if rates else Reason.MISSING_ARTIFACT,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runbook.records.check import Check, Comparator
+from runbook.records.invocation import Invocation
 from runbook.records.measurement import Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
 from runbook.stats import Answer, meets_target
@@ -114,8 +115,8 @@ def _row(
         outcome=outcome,
         code=code,
         reason=reason,
-        remedy="" if passed else f"run the phase: runbook run --phase {phase}",
-        rerun=f"runbook run --phase {phase}",
+        remedy="" if passed else f"run the phase {phase} on that machine",
+        rerun=Invocation(profile="auto").line([phase]),
         required=phase not in OPTIONAL_PHASES,
         **more,
     )

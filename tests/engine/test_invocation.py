@@ -1,0 +1,91 @@
+"""Each printed `runbook run` line asks for the same experiment again: executed as a dry run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbook.engine.options import RunOptions, prepare
+from runbook.records.invocation import Invocation
+
+SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
+
+
+def own_profile(folder: Path) -> Path:
+    path = folder / "our machine.yaml"
+    path.write_text("extends: cpu\nname: ours\nscope: ours\n", encoding="utf-8")
+    return path
+
+
+def plan_of(line: str, folder: Path) -> dict[str, Any]:
+    """What the line would run, asked in a folder of its own: the launches, word for word."""
+    words = shlex.split(line)
+    assert words[:2] == ["runbook", "run"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", *words, "--dry-run", "--json"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {phase["name"]: phase["launches"] for phase in json.loads(done.stdout)["phases"]}
+
+
+def asked(tmp_path: Path, **changes: Any) -> RunOptions:
+    return RunOptions(phases="bucket_sweep", profile="cpu", out=tmp_path / "runs", **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"settings": SETTINGS},
+        {"protocol": "launches", "steps_scale": 0.5},
+        {"aa": True, "seed": 3},
+        {"gpu_hour_price": 2.5},
+    ],
+    ids=["plain", "settings", "protocol", "aa", "price"],
+)
+def test_the_line_plans_the_same_launches(changes: dict[str, Any], tmp_path: Path) -> None:
+    options = asked(tmp_path, **changes)
+    setup = prepare(options)
+    wanted = [launch.model_dump(mode="json") for launch in setup.phases[0].plan(setup.context({}))]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    line = setup.context({}).rerun("bucket_sweep")
+    got = plan_of(line, elsewhere)["bucket_sweep"]
+    assert [{key: one[key] for key in wanted[0]} for one in got] == wanted
+    assert f"--out {options.out}" in line
+
+
+def test_a_profile_of_ones_own_is_named_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = own_profile(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    options = replace(asked(tmp_path), profile=f"./{path.name}", settings=SETTINGS[:1])
+    line = prepare(options).context({}).rerun("baseline")
+    monkeypatch.chdir("/")
+    assert shlex.quote(str(path)) in line
+    assert "baseline" in plan_of(line, Path("/"))
+
+
+def test_what_run_json_keeps_gives_the_same_line(tmp_path: Path) -> None:
+    options = asked(tmp_path, settings=SETTINGS, protocol="launches", aa=True, seed=5)
+    settings = dict(word.split("=", 1) for word in SETTINGS)
+    again = Invocation.recorded("cpu", settings, options.recorded())
+    assert again == options.invocation()
+
+
+def test_only_what_differs_from_the_defaults_is_in_the_line() -> None:
+    assert Invocation(profile="cpu").line(["a", "b"]) == "runbook run --phase a,b --profile cpu"
