@@ -225,7 +225,7 @@ class BucketSweep(RowPhase):
             arms,
             title="Bucket size and throughput",
             column=f"{_TOGGLE}",
-            note="toks/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
+            note="tok/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
             "of randomised blocks",
         )
         choice = optional(lambda: self._choice(case))

@@ -254,7 +254,7 @@ class FusedAdamW(RowPhase):
             arms,
             title="Plain and fused AdamW",
             column="arm",
-            note="toks/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
+            note="tok/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
             "of randomised blocks",
         )
         kept = optional(lambda: self._keep(case))

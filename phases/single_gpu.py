@@ -170,5 +170,5 @@ class SingleGpu(RowPhase):
             title="All ranks against one, pair by pair",
             columns=("pair", "all ranks", "per rank", "one device", "E"),
             rows=tuple(rows),
-            note="toks/s, tokens / time after warm-up; the same global batch on both sides",
+            note="tok/s, tokens / time after warm-up; the same global batch on both sides",
         )

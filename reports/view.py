@@ -188,7 +188,7 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
 
 
 def value_text(measured: Measurement) -> str:
-    """`847.2 ± 4.1 toks/s, interval 840 to 852`."""
+    """`847.2 ± 4.1 tok/s, interval 840 to 852`."""
     text = plain_number(measured.value)
     if measured.stdev is not None:
         text += f" ± {plain_number(measured.stdev)}"
@@ -201,7 +201,7 @@ def value_text(measured: Measurement) -> str:
 
 
 def limit_text(check: Check) -> str:
-    """`>= 39 toks/s`, or an empty text where nothing limits the value."""
+    """`>= 39 tok/s`, or an empty text where nothing limits the value."""
     if check.comparator is Comparator.IS_TRUE:
         return check.comparator.value
     if check.limit is None:

@@ -129,7 +129,7 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     except StatisticsError as error:
         raise Unanswerable(_too_short(log, error)) from error
     if not 0.0 < float(rate.value) < math.inf:
-        reason = f"{log.path}: a throughput of {rate.value} toks/s is not possible"
+        reason = f"{log.path}: a throughput of {rate.value} tok/s is not possible"
         raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
     return rate
 

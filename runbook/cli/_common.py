@@ -12,18 +12,16 @@ if TYPE_CHECKING:
     from runbook.records import Check, Measurement, PhaseRecord, RunRecord
 
 
-_RATE_UNITS = ("toks/s", "tok/s", "tokens/s")
-
-
 def headline(record: PhaseRecord) -> str:
     """A throughput with sample size and limit if one was measured, and the passed checks."""
     from runbook.records import Outcome
+    from runbook.records.measurement import TOKENS_PER_SECOND
 
     passed = sum(check.outcome is Outcome.PASS for check in record.checks)
     shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
     count = f"{passed} of {shown} checks" if shown else "no checks"
     for check in record.checks:
-        if check.measurement is not None and check.measurement.unit in _RATE_UNITS:
+        if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
             return f"{_rate(check, check.measurement)}  {count}"
     return count
 

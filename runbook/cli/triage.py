@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
     parser.add_argument("--dry-run", action="store_true", help="show the ladder; start nothing")
     parser.add_argument(
-        "--floor", metavar="TOKS_PER_S", type=_positive, help="climb for throughput: fast enough is"
+        "--floor", metavar="TOK_S", type=_positive, help="climb for throughput: fast enough is"
     )
     parser.add_argument("--ranks", metavar="N", type=_whole, help="ranks for a config (2)")
     parser.add_argument(

@@ -6,6 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+# The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
+TOKENS_PER_SECOND = "tok/s"
+
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 

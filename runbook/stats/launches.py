@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.errors import UsageError
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, paired, positive
 from runbook.stats.pairs import mean_and_error, t_quantile
 from runbook.stats.plans import LookPlan, first_settled, is_decided
@@ -44,8 +45,8 @@ def meets_target(
         UsageError: values or target that are not positive numbers.
     """
     between("error", error, 0.0, 0.5)
-    floor = float(positive("target", [target], unit="tok/s")[0])
-    array = positive("values", values, unit="tok/s")
+    floor = float(positive("target", [target], unit=TOKENS_PER_SECOND)[0])
+    array = positive("values", values, unit=TOKENS_PER_SECOND)
     middle = math.exp(float(np.log(array).mean()))
     if array.size < MIN_LAUNCHES:
         outcome, interval, says = _far_from(array, floor)
@@ -63,7 +64,7 @@ def meets_target(
         interval=interval,
         error_rate=error,
         n=array.size,
-        unit="tok/s",
+        unit=TOKENS_PER_SECOND,
         reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}"
         + (warning if stale else ""),
         details=details,
@@ -121,7 +122,7 @@ def scaling(
     between("limit", limit, 0.0, MOST_SCALING)
     if n < 2:
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
-    one, many = paired(("t1", "tN"), t1, tN, unit="tok/s")
+    one, many = paired(("t1", "tN"), t1, tN, unit=TOKENS_PER_SECOND)
 
     def look(pairs: int, spend: float) -> Decision:
         return _scaling_look(one[:pairs], many[:pairs], n, limit, spend)

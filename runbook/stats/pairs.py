@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Answer, Decision, FloatArray, between, paired
 from runbook.stats.plans import LookPlan, first_settled, is_decided
 
@@ -74,7 +75,7 @@ def non_inferiority(
     """
     between("margin", margin, 0.0, 0.5)
     between("error", error, 0.0, 0.5)
-    first, second = paired(("baseline", "variant"), baseline, variant, unit="tok/s")
+    first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
 
     def look(rounds: int, spend: float) -> Decision:
         share = spend / (error if plan is None else plan.error)
@@ -171,7 +172,7 @@ def regression(
     between("suspicion", suspicion, 0.0, 1.0)
     between("first_rounds", first_rounds, MIN_PAIRS - 1, math.inf)
     between("more_rounds", more_rounds, 0, math.inf)
-    first, second = paired(("reference", "head"), reference, head, unit="tok/s")
+    first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
     whole = first_rounds + more_rounds
     if first.size < first_rounds:
         return _too_few(first.size, error, needed=first_rounds, go_on=True)

@@ -52,7 +52,7 @@ class CheckChange:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedChange:
-    """Throughput of one phase's launches on both sides, in toks/s, and the decision if any."""
+    """Throughput of one phase's launches on both sides, in tok/s, and the decision if any."""
 
     phase: str
     launches: tuple[str, ...]
@@ -342,7 +342,7 @@ def _speed_text(speed: SpeedChange) -> list[str]:
         "/".join(f"{value:.4g}" if value < 10_000 else f"{value:.0f}" for value in values)
         for values in (speed.a, speed.b)
     )
-    lines = [f"throughput of {speed.phase}, tokens over time: {sides} toks/s"]
+    lines = [f"throughput of {speed.phase}, tokens over time: {sides} tok/s"]
     lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches")
     if speed.decision:
         lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")

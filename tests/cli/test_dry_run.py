@@ -135,7 +135,7 @@ def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
     profile = load_profile("a100x2_pcie4")
     launch = samples.entry("baseline", "run1").launch
-    assert "at the floor of 39 toks/s" in Estimator(profile, tmp_path).estimate(launch).text
+    assert "at the floor of 39 tok/s" in Estimator(profile, tmp_path).estimate(launch).text
 
     def keep(name: str, seconds: float, status: LaunchStatus) -> None:
         entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))

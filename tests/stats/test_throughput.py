@@ -47,7 +47,7 @@ def test_last_window_is_the_seeds_statistic(tmp_path: Path) -> None:
         50,
         "steps 31-80",
         "training.csv",
-        "toks/s",
+        "tok/s",
     )
 
 

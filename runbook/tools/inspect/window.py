@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from runbook.records.evidence import TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats import (
     StatisticsError,
     WindowTooShort,
@@ -131,7 +132,7 @@ def _statistic(
         name=name,
         value=value,
         stdev=stdev,
-        unit="toks/s",
+        unit=TOKENS_PER_SECOND,
         n=len(rows),
         first_step=int(rows["step"].min()),
         last_step=int(rows["step"].max()),
@@ -189,8 +190,8 @@ def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Fin
     if mean <= harmonic * (1 + _MEAN_SLACK):
         return []
     text = (
-        f"the mean of the last {len(rates)} rates, {mean:.4g} toks/s, flatters: the same rows as "
-        f"tokens over time give {harmonic:.4g} toks/s"
+        f"the mean of the last {len(rates)} rates, {mean:.4g} tok/s, flatters: the same rows as "
+        f"tokens over time give {harmonic:.4g} tok/s"
     )
     return [Finding(code=Code.MEAN_OF_RATES, message=text, path=log.path)]
 
@@ -213,7 +214,7 @@ def _rates_over_time(log: TrainingLog) -> list[Statistic]:
                 name=name,
                 value=float(measured.value),
                 stdev=None,
-                unit="toks/s",
+                unit=TOKENS_PER_SECOND,
                 n=measured.n,
                 first_step=window.first_step,
                 last_step=window.last_step,

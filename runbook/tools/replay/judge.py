@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runbook.records.check import Check, Comparator
-from runbook.records.measurement import Measurement, Record
+from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
 from runbook.stats import Answer, meets_target
 from runbook.tools.replay.models import ReplayFile, Result, Status
@@ -147,7 +147,7 @@ def _plain(
 
 def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
     acceptance = replay.acceptance
-    question = f"Does {acceptance.config} reach {acceptance.min_toks_per_s:g} toks/s?"
+    question = f"Does {acceptance.config} reach {acceptance.min_toks_per_s:g} tok/s?"
     lines = [line for line in replay.results("baseline") if line.config == acceptance.config]
     line = next((line for line in lines if line.span), None)
     if line is None or line.span is None:
@@ -157,7 +157,7 @@ def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
     measured = Measurement(
         name="throughput",
         value=line.span[0],
-        unit="toks/s",
+        unit=TOKENS_PER_SECOND,
         n=max(len(line.after_first), len(line.launches), 1),
         window=None,
         path=path,
@@ -186,7 +186,7 @@ def _against_floor(
     floor = replay.acceptance.min_toks_per_s
     best = meets_target(line.launches or [span[1]], floor)
     worst = meets_target(line.launches or [span[0]], floor)
-    text = f"{rates(span)} toks/s, floor {floor:g}"
+    text = f"{rates(span)} tok/s, floor {floor:g}"
     if best.outcome is Answer.FAIL:
         return Outcome.FAIL, Reason.BELOW_LIMIT, text
     if not (line.csv and line.window):

@@ -145,7 +145,7 @@ class _Climber:
         except (OSError, WindowTooShort) as error:
             return False, f"no throughput: {error}"
         value = float(measured.value)
-        return value >= floor, f"{value:.1f} toks/s, wanted {floor:g} (last {measured.n} steps)"
+        return value >= floor, f"{value:.1f} tok/s, wanted {floor:g} (last {measured.n} steps)"
 
     def _parity(self, name: str) -> str:
         launch = Launch(

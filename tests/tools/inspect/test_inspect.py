@@ -74,12 +74,12 @@ def test_an_older_run_with_a_row_per_step_is_fine(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
-    """566 toks/s is the mean of 297 and 835; the same tokens over their time give 438."""
+    """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
     text = next(f.message for f in inspection.findings if f.code == "mean_of_rates")
-    assert "566 toks/s" in text
-    assert "438.2 toks/s" in text
+    assert "566 tok/s" in text
+    assert "438.2 tok/s" in text
 
 
 def test_a_short_run_of_ours_is_undecided(tmp_path: Path) -> None:

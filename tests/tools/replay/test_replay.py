@@ -44,7 +44,7 @@ def broken(judgement: Judgement) -> set[str]:
 
 # Each part of each bullet of the design's list: rule, phase, a fact that must be named.
 NAMED = [
-    ("acceptance.throughput", "baseline", "23 toks/s, floor 39"),
+    ("acceptance.throughput", "baseline", "23 tok/s, floor 39"),
     ("acceptance.config", "baseline", "measured on custom_2048"),
     ("window.too_few_rows", "bucket_sweep", "2 log rows after the first, not 50 steps"),
     ("sweep.winner_not_shown", "bucket_sweep", "inside the noise"),
