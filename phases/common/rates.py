@@ -194,7 +194,7 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
             "window",
             "tokens / time",
             "typical",
-            "stall",
+            "time lost",
             "source",
         ),
         rows=tuple(_rate_cells(case, name) for name in names),
@@ -203,14 +203,14 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
 
 
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
-    from runbook.stats import StatisticsError, stall, typical
+    from runbook.stats import StatisticsError, time_lost, typical
 
     seed = optional(lambda: last50(case.log(name)))
     rate = optional(lambda: effective_rate(case.log(name)))
     usual = pause = None
     if rate is not None:
         try:
-            usual, pause = typical(case.log(name)), stall(case.log(name))
+            usual, pause = typical(case.log(name)), time_lost(case.log(name))
         except StatisticsError:
             usual = pause = None
     return (

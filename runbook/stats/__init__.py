@@ -12,13 +12,13 @@ from runbook.stats.launches import SCALING_PLAN, meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import FUSED_PLAN, faster, non_inferiority, regression
 from runbook.stats.plans import BUCKET_PLAN, LookPlan
-from runbook.stats.steady import steady, warmup_steps
+from runbook.stats.steady import steady
 from runbook.stats.throughput import (
     block_throughputs,
     effective,
     last_window,
-    stall,
     step_times,
+    time_lost,
     typical,
 )
 from runbook.stats.window import (
@@ -53,10 +53,9 @@ __all__ = [
     "non_inferiority",
     "regression",
     "scaling",
-    "stall",
     "steady",
     "step_times",
+    "time_lost",
     "typical",
     "warmup_cut",
-    "warmup_steps",
 ]

@@ -69,15 +69,16 @@ def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = N
     return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=TOKENS_PER_SECOND)
 
 
-def stall(log: TrainingLog) -> Measurement:
-    """The share of throughput lost to pauses: 1 - effective / typical, 0 if there are none.
+def time_lost(log: TrainingLog) -> Measurement:
+    """The share of time lost against the typical pace: 1 - effective / typical.
 
-    Raises as `typical`.
+    Slow steps of any length count here; a stall (`steady.stall_share`) is a step of more than
+    twice the median, counted whole. Raises as `typical`.
     """
     rows = _steady_rows(log)
     usual = typical(log).value
     value = 1.0 - _tokens_per_second(rows) / float(usual)
-    return measurement(log, rows, name="stall_share", value=value, unit="")
+    return measurement(log, rows, name="time_lost", value=value, unit="")
 
 
 def block_throughputs(log: TrainingLog) -> pd.DataFrame:
