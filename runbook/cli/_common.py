@@ -27,8 +27,8 @@ def headline(record: PhaseRecord) -> str:
 
 
 def _rate(check: Check, measured: Measurement) -> str:
-    from reports.view import plain_number
     from runbook.records import Comparator
+    from runbook.records.measurement import plain_number
 
     spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
     text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"

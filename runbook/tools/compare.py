@@ -11,6 +11,7 @@ from typing import Any
 from runbook.read import read_launch
 from runbook.records import Check, LaunchStatus, RunRecord
 from runbook.records.evidence import LaunchEvidence
+from runbook.records.measurement import json_ready, plain_number
 from runbook.stats import Decision, StatisticsError, effective, regression
 
 
@@ -91,16 +92,15 @@ class Comparison:
             return 1
         return 3 if "INCONCLUSIVE" in outcomes else 0
 
-
-def jsonable(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as a JSON document."""
-    document = asdict(comparison)
-    for one, speed in zip(document["speeds"], comparison.speeds, strict=True):
-        one["decision"] = speed.decision.to_dict() if speed.decision else None
-    for one, check in zip(document["checks"], comparison.checks, strict=True):
-        one["worse"] = check.worse
-    head = {"schema_version": 1, "exit_code": comparison.exit_code}
-    return {**head, "comparable": comparison.comparable, **document}
+    def document(self) -> dict[str, Any]:
+        """For `runbook compare --json`; NaN and infinities become words."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        for one, speed in zip(found["speeds"], self.speeds, strict=True):
+            one["decision"] = speed.decision.to_dict() if speed.decision else None
+        for one, check in zip(found["checks"], self.checks, strict=True):
+            one["worse"] = check.worse
+        head = {"schema_version": 1, "exit_code": self.exit_code, "comparable": self.comparable}
+        return {**head, **found}
 
 
 _KINDS = {
@@ -338,10 +338,7 @@ def _values(a: str, b: str) -> list[tuple[str, str]]:
 
 
 def _speed_text(speed: SpeedChange) -> list[str]:
-    sides = " -> ".join(
-        "/".join(f"{value:.4g}" if value < 10_000 else f"{value:.0f}" for value in values)
-        for values in (speed.a, speed.b)
-    )
+    sides = " -> ".join("/".join(map(plain_number, values)) for values in (speed.a, speed.b))
     lines = [f"throughput of {speed.phase}, tokens over time: {sides} tok/s"]
     lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches")
     if speed.decision:

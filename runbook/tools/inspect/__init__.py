@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runbook.tools.inspect.folder import inspect_path, inspection_text
-from runbook.tools.inspect.types import Code, Finding, Inspection, RunDirectory, jsonable
+from runbook.tools.inspect.types import Code, Finding, Inspection, RunDirectory
 
 __all__ = [
     "Code",
@@ -12,5 +12,4 @@ __all__ = [
     "RunDirectory",
     "inspect_path",
     "inspection_text",
-    "jsonable",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from runbook.errors import UsageError
 from runbook.read.documents import read_json_object
+from runbook.records.measurement import plain_number
 from runbook.tools.inspect.heartbeats import inspect_heartbeats, rank_findings
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
@@ -214,17 +215,13 @@ def _rows(facts: RowsFacts) -> list[str]:
 
 
 def _statistic(one: Statistic) -> str:
-    spread = f" +- {_number(one.stdev)}" if one.stdev is not None else ""
+    spread = f" +- {plain_number(one.stdev)}" if one.stdev is not None else ""
     runs = f" of {one.runs} runs" if one.runs > 1 else ""
     note = f"; {one.note}" if one.note else ""
     return (
-        f"{one.name}  {_number(one.value)}{spread} {one.unit} "
+        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} "
         f"(n={one.n}, steps {one.first_step}-{one.last_step}{runs}{note})"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _rank(facts: RankFacts) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
+
+from runbook.records.measurement import json_ready
 
 
 class Code(StrEnum):
@@ -137,19 +138,7 @@ class Inspection:
             return 1
         return 3 if self.findings else 0
 
-
-def jsonable(inspection: Inspection) -> dict[str, Any]:
-    """The inspection as a JSON document; NaN and infinities become words."""
-    document = {"schema_version": 1, "exit_code": inspection.exit_code, **asdict(inspection)}
-    words: dict[str, Any] = _words(document)
-    return words
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _words(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_words(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    def document(self) -> dict[str, Any]:
+        """For `runbook inspect --json`; NaN and infinities become words."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        return {"schema_version": 1, "exit_code": self.exit_code, **found}

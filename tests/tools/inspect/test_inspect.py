@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.tools.inspect import Inspection, inspect_path, inspection_text, jsonable
+from runbook.tools.inspect import Inspection, inspect_path, inspection_text
 from tests.tools.inspect.folders import (
     HEADER,
     beats,
@@ -381,7 +381,7 @@ def test_the_command_prints_text_or_json_and_exits_by_what_it_found(
     assert "2 runs in one file" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document == json.loads(json.dumps(jsonable(inspect_path(tmp_path))))
+    assert document == json.loads(json.dumps(inspect_path(tmp_path).document()))
     assert (document["schema_version"], document["exit_code"]) == (1, 1)
     assert main(["inspect", str(tmp_path / "absent")]) == 2
     assert main(["inspect", str(tmp_path), "--loss-floor", "low"]) == 2
