@@ -15,6 +15,7 @@ from runbook.stats import (
     BUCKET_PLAN,
     FUSED_PLAN,
     SCALING_PLAN,
+    Decided,
     Decision,
     LookPlan,
     faster,
@@ -98,7 +99,7 @@ def _count(decisions: list[Decision], best: str | None = None) -> Counter[str]:
     names = []
     for decision in decisions:
         said = decision.outcome.value
-        if said == "WINNER":
+        if decision.outcome is Decided.WINNER:
             said = "right" if best is not None and decision.winner == best else "wrong"
         names.append(said)
     return Counter(names)
@@ -350,7 +351,7 @@ def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int],
         rate = (50 / times[:, LAUNCH_WARMUP:].sum(axis=1)).reshape(effects.shape)
         rate[:, :, 1] *= speed
         decisions = [regression(night[:, 0], night[:, 1]) for night in rate]
-        alarm = np.array([decision.outcome.value == "FAIL" for decision in decisions])
+        alarm = np.array([decision.outcome is Decided.FAIL for decision in decisions])
         caught = int(alarm.reshape(runs, nights).any(axis=1).sum())
         every = Counter({"FAIL": int(alarm[::nights].sum()), "caught in 3": caught})
         every["PASS"] = runs - every["FAIL"]

@@ -180,7 +180,7 @@ def decided(
     decision: Decision, measurement: Measurement, *, evidence: Iterable[str] = ()
 ) -> Finding:
     """A decision as a finding: WINNER, TIE, KEEP and DROP are answers, so PASS."""
-    outcome = Outcome(decision.outcome.as_check)
+    outcome = decision.outcome.as_check
     code = {
         Outcome.PASS: Reason.OK,
         Outcome.FAIL: Reason.BELOW_LIMIT,

@@ -7,7 +7,7 @@ randomness. One value is the throughput of one block or launch: tokens over time
 from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
-from runbook.stats.decision import Answer, Decision, Detail
+from runbook.stats.decision import Decided, Decision, Detail
 from runbook.stats.launches import SCALING_PLAN, meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import FUSED_PLAN, faster, non_inferiority, regression
@@ -33,7 +33,7 @@ __all__ = [
     "BUCKET_PLAN",
     "FUSED_PLAN",
     "SCALING_PLAN",
-    "Answer",
+    "Decided",
     "Decision",
     "Detail",
     "LookPlan",

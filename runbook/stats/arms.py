@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between
 from runbook.stats.pairs import t_quantile
 from runbook.stats.plans import BUCKET_PLAN, LookPlan, first_settled
 
@@ -178,7 +178,7 @@ def judge_rounds_so_far(
         return judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
 
     def settled(decision: Decision) -> bool:
-        return decision.outcome is Answer.WINNER or bool(decision.details["futile"])
+        return decision.outcome is Decided.WINNER or bool(decision.details["futile"])
 
     return first_settled(values.shape[0], plan, look, settled, final=final)
 
@@ -196,7 +196,7 @@ def judge_rounds(
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
         return Decision(
-            outcome=Answer.INCONCLUSIVE,
+            outcome=Decided.INCONCLUSIVE,
             error_rate=error,
             n=rounds,
             unit="ratio",
@@ -232,7 +232,7 @@ def judge_rounds(
         },
     }
     return Decision(
-        outcome=Answer.WINNER if winner is not None else Answer.TIE,
+        outcome=Decided.WINNER if winner is not None else Decided.TIE,
         winner=winner,
         estimate=ratio,
         interval=interval,

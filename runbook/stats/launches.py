@@ -9,7 +9,15 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, paired, positive
+from runbook.stats.decision import (
+    Decided,
+    Decision,
+    Detail,
+    FloatArray,
+    between,
+    paired,
+    positive,
+)
 from runbook.stats.pairs import mean_and_error, t_quantile
 from runbook.stats.plans import LookPlan, first_settled, is_decided
 
@@ -71,22 +79,22 @@ def meets_target(
     )
 
 
-def _against(interval: tuple[float, float], floor: float) -> tuple[Answer, str]:
+def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]:
     low, high = interval
     if low >= floor:
-        return Answer.PASS, f"lower bound {low:.4g} reaches it"
+        return Decided.PASS, f"lower bound {low:.4g} reaches it"
     if high < floor:
-        return Answer.FAIL, f"upper bound {high:.4g} is below it"
-    return Answer.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+        return Decided.FAIL, f"upper bound {high:.4g} is below it"
+    return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
 
 
-def _far_from(array: FloatArray, floor: float) -> tuple[Answer, tuple[float, float] | None, str]:
+def _far_from(array: FloatArray, floor: float) -> tuple[Decided, tuple[float, float] | None, str]:
     few = f"{MIN_LAUNCHES} launches are needed near the target"
     if float(array.min()) >= floor * (1 + FAR):
-        return Answer.PASS, None, f"more than {FAR:.0%} above it ({few})"
+        return Decided.PASS, None, f"more than {FAR:.0%} above it ({few})"
     if float(array.max()) < floor * (1 - FAR):
-        return Answer.FAIL, None, f"more than {FAR:.0%} below it ({few})"
-    return Answer.INCONCLUSIVE, None, few
+        return Decided.FAIL, None, f"more than {FAR:.0%} below it ({few})"
+    return Decided.INCONCLUSIVE, None, few
 
 
 def scaling(
@@ -138,17 +146,23 @@ def _scaling_look(
     pairs = one.size
     log_e = float(np.log(many).mean() - np.log(one).mean()) - math.log(n)
     estimate, interval = math.exp(log_e), None
-    outcome, says = Answer.INCONCLUSIVE, f"at least {MIN_LAUNCHES} pairs are needed"
+    outcome, says = Decided.INCONCLUSIVE, f"at least {MIN_LAUNCHES} pairs are needed"
     if pairs >= MIN_LAUNCHES:
         half = _half_width(one, many, error)
         interval = (math.exp(log_e - half), math.exp(log_e + half))
         says = f"bounds {interval[0]:.3f} to {interval[1]:.3f} hold the limit {limit:g}"
         if interval[0] > limit:
-            outcome, says = Answer.PASS, f"lower bound {interval[0]:.3f} is above {limit:g}"
+            outcome, says = (
+                Decided.PASS,
+                f"lower bound {interval[0]:.3f} is above {limit:g}",
+            )
         elif interval[1] < limit:
-            outcome, says = Answer.FAIL, f"upper bound {interval[1]:.3f} is below {limit:g}"
+            outcome, says = (
+                Decided.FAIL,
+                f"upper bound {interval[1]:.3f} is below {limit:g}",
+            )
     if estimate > MOST_SCALING:
-        outcome = Answer.INVALID
+        outcome = Decided.INVALID
         says = f"above {MOST_SCALING}: not possible, something was not compared like for like"
     return Decision(
         outcome=outcome,

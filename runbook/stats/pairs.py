@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Answer, Decision, FloatArray, between, paired
+from runbook.stats.decision import Decided, Decision, FloatArray, between, paired
 from runbook.stats.plans import LookPlan, first_settled, is_decided
 
 
@@ -97,13 +97,16 @@ def _non_inferior(
     _, (worst, _) = _ratio(first, second, gross_error)
     gross = GROSS_MARGINS * margin
     if low > limit and worst > 1.0 - gross:
-        outcome, says = Answer.KEEP, f"at most {margin:.1%} slower"
+        outcome, says = Decided.KEEP, f"at most {margin:.1%} slower"
     elif low > limit:
-        outcome, says = Answer.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
+        outcome, says = Decided.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
     elif high < limit:
-        outcome, says = Answer.DROP, f"more than {margin:.1%} slower"
+        outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
     else:
-        outcome, says = Answer.INCONCLUSIVE, f"cannot tell whether more than {margin:.1%} slower"
+        outcome, says = (
+            Decided.INCONCLUSIVE,
+            f"cannot tell whether more than {margin:.1%} slower",
+        )
     return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
 
 
@@ -130,11 +133,11 @@ def faster(
         return _too_few(first.size, error)
     ratio, (low, high) = _ratio(second, first, error)
     if low > 1.0:
-        outcome, says = Answer.PASS, "faster"
+        outcome, says = Decided.PASS, "faster"
     elif high < 1.0:
-        outcome, says = Answer.FAIL, "slower"
+        outcome, says = Decided.FAIL, "slower"
     else:
-        outcome, says = Answer.INCONCLUSIVE, "no difference shown"
+        outcome, says = Decided.INCONCLUSIVE, "no difference shown"
     return _decision(outcome, "a", ratio, (low, high), error, first.size, says)
 
 
@@ -178,16 +181,16 @@ def regression(
         return _too_few(first.size, error, needed=first_rounds, go_on=True)
     _, (_, early) = _ratio(first[:first_rounds], second[:first_rounds], suspicion)
     if early >= 1.0:
-        used, outcome, says = first_rounds, Answer.PASS, "no loss suspected"
+        used, outcome, says = first_rounds, Decided.PASS, "no loss suspected"
     elif first.size < whole:
-        used, outcome = first.size, Answer.INCONCLUSIVE
+        used, outcome = first.size, Decided.INCONCLUSIVE
         says = f"a loss is suspected; run {whole - first.size} more round(s)"
     else:
         used = whole
         _, (_, late) = _ratio(first[:whole], second[:whole], error)
-        outcome, says = (Answer.FAIL, "slower") if late < 1.0 else (Answer.PASS, "no loss shown")
+        outcome, says = (Decided.FAIL, "slower") if late < 1.0 else (Decided.PASS, "no loss shown")
     ratio, bounds = _ratio(first[:used], second[:used], error)
-    go_on = outcome is Answer.INCONCLUSIVE
+    go_on = outcome is Decided.INCONCLUSIVE
     return _decision(outcome, "head", ratio, bounds, error, used, says, go_on=go_on)
 
 
@@ -199,7 +202,7 @@ def _ratio(below: FloatArray, above: FloatArray, error: float) -> tuple[float, t
 
 
 def _decision(
-    outcome: Answer,
+    outcome: Decided,
     name: str,
     ratio: float,
     bounds: tuple[float, float],
@@ -225,7 +228,7 @@ def _decision(
 
 def _too_few(n: int, error: float, *, needed: int = MIN_PAIRS, go_on: bool = False) -> Decision:
     return Decision(
-        outcome=Answer.INCONCLUSIVE,
+        outcome=Decided.INCONCLUSIVE,
         error_rate=error,
         n=n,
         unit="ratio",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, between
+from runbook.stats.decision import Decided, Decision, between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def first_settled(
         return replace(look(rounds, plan.unspent(rounds)), error_rate=plan.error)
     coming = plan.looks[len(reached)]
     return Decision(
-        outcome=Answer.INCONCLUSIVE,
+        outcome=Decided.INCONCLUSIVE,
         error_rate=plan.error,
         n=rounds,
         unit="ratio",
@@ -109,4 +109,4 @@ def first_settled(
 
 def is_decided(decision: Decision) -> bool:
     """Anything but INCONCLUSIVE."""
-    return decision.outcome is not Answer.INCONCLUSIVE
+    return decision.outcome is not Decided.INCONCLUSIVE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, positive
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive
 from runbook.stats.pairs import t_quantile, t_upper_tail
 from runbook.stats.window import warmup_cut
 
@@ -74,7 +74,7 @@ def steady(
     details: dict[str, Detail] = {"warmup_steps": cut, "stall": stall, "batch_steps": size}
     if count < FEWEST_BATCHES:
         return Decision(
-            outcome=Answer.INCONCLUSIVE,
+            outcome=Decided.INCONCLUSIVE,
             error_rate=error,
             n=count,
             unit="share",
@@ -92,11 +92,14 @@ def steady(
     level = -tolerance < interval[0] and interval[1] < tolerance
     trend = f"step time {math.expm1(slope):+.1%} ({interval[0]:+.1%} to {interval[1]:+.1%})"
     if faults:
-        outcome, says = Answer.FAIL, "; ".join([trend, *faults])
+        outcome, says = Decided.FAIL, "; ".join([trend, *faults])
     elif level:
-        outcome, says = Answer.PASS, f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}"
+        outcome, says = (
+            Decided.PASS,
+            f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}",
+        )
     else:
-        outcome = Answer.INCONCLUSIVE
+        outcome = Decided.INCONCLUSIVE
         says = f"{trend}: cannot tell whether inside +-{tolerance:.0%}; a longer run would"
     return Decision(
         outcome=outcome,

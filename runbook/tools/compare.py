@@ -12,7 +12,7 @@ from runbook.read import read_launch
 from runbook.records import Check, LaunchStatus, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import json_ready, plain_number
-from runbook.stats import Decision, StatisticsError, effective, regression
+from runbook.stats import Decided, Decision, StatisticsError, effective, regression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,10 @@ class Comparison:
         """0 nothing is worse, 1 a required check or the speed is, 3 it cannot be said."""
         if not self.comparable:
             return 3
-        outcomes = {one.decision.outcome.value for one in self.speeds if one.decision}
-        if "FAIL" in outcomes or any(check.worse and check.required for check in self.checks):
+        outcomes = {one.decision.outcome for one in self.speeds if one.decision}
+        if Decided.FAIL in outcomes or any(check.worse and check.required for check in self.checks):
             return 1
-        return 3 if "INCONCLUSIVE" in outcomes else 0
+        return 3 if Decided.INCONCLUSIVE in outcomes else 0
 
     def document(self) -> dict[str, Any]:
         """For `runbook compare --json`; NaN and infinities become words."""

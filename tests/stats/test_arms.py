@@ -16,7 +16,7 @@ from scipy import stats
 from runbook.errors import UsageError
 from runbook.stats import (
     BUCKET_PLAN,
-    Answer,
+    Decided,
     LookPlan,
     best_arm,
     best_arm_sequential,
@@ -38,7 +38,7 @@ def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 
 def test_a_clear_winner_is_named_with_the_interval_of_a_paired_t_test() -> None:
     table = noisy_rounds((100.0, 106.0, 98.0), 8, 0.005)
     decision = best_arm(table)
-    assert (decision.outcome, decision.winner, decision.n) == (Answer.WINNER, "arm1", 8)
+    assert (decision.outcome, decision.winner, decision.n) == (Decided.WINNER, "arm1", 8)
     wide = table.pivot(index="block", columns="arm", values="value")
     logs = np.log(wide["arm1"] / wide["arm0"])
     low, high = stats.t.interval(0.99, 7, loc=logs.mean(), scale=stats.sem(logs))
@@ -51,7 +51,7 @@ def test_a_clear_winner_is_named_with_the_interval_of_a_paired_t_test() -> None:
 def test_a_winner_must_beat_every_arm() -> None:
     """Two arms tie far above the third: nobody wins."""
     decision = best_arm(noisy_rounds((100.0, 100.0, 80.0), 12, 0.005))
-    assert decision.outcome is Answer.TIE
+    assert decision.outcome is Decided.TIE
     assert decision.winner is None
     assert "keep the configured value" in decision.reason
 
@@ -60,14 +60,14 @@ def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
     """ln ratios are mean +- 1: t = mean * sqrt(n) / sd against the 99.5 % point."""
     spread = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
     edge = stats.t.ppf(0.995, 5) * spread.std(ddof=1) / math.sqrt(6)
-    for shift, outcome in ((1.001, Answer.WINNER), (0.999, Answer.TIE)):
+    for shift, outcome in ((1.001, Decided.WINNER), (0.999, Decided.TIE)):
         values = np.stack([100 * np.exp(spread + shift * edge), np.full(6, 100.0)], axis=1)
         assert best_arm(table_of(values)).outcome is outcome
 
 
 def test_few_rounds_are_inconclusive() -> None:
     decision = best_arm(table_of(np.array([[1.0, 9.0], [1.0, 9.0]])))
-    assert decision.outcome is Answer.INCONCLUSIVE
+    assert decision.outcome is Decided.INCONCLUSIVE
     assert decision.estimate is None
 
 
@@ -132,14 +132,14 @@ def test_every_way_through_a_plan_spends_at_most_its_error() -> None:
 def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     table = noisy_rounds((100.0, 120.0), 24, 0.01)
     early = best_arm_sequential(table[table["block"] < 4])
-    assert (early.outcome, early.n) == (Answer.WINNER, 4)
+    assert (early.outcome, early.n) == (Decided.WINNER, 4)
     assert best_arm_sequential(table) == early
 
 
 def test_between_looks_it_says_go_on_and_gives_no_number() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     decision = best_arm_sequential(table)
-    assert (decision.outcome, decision.go_on) == (Answer.INCONCLUSIVE, True)
+    assert (decision.outcome, decision.go_on) == (Decided.INCONCLUSIVE, True)
     assert decision.estimate is None
     assert decision.details["next_look"] == 6
 
@@ -147,13 +147,13 @@ def test_between_looks_it_says_go_on_and_gives_no_number() -> None:
 def test_time_is_up_spends_what_is_left() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     decision = best_arm_sequential(table, final=True)
-    assert (decision.outcome, decision.n, decision.go_on) == (Answer.TIE, 5, False)
+    assert (decision.outcome, decision.n, decision.go_on) == (Decided.TIE, 5, False)
     assert decision.error_rate == 0.01
 
 
 def test_equal_arms_end_early_as_a_tie() -> None:
     decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.005))
-    assert decision.outcome is Answer.TIE
+    assert decision.outcome is Decided.TIE
     assert decision.n < 24
 
 

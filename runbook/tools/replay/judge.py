@@ -8,7 +8,7 @@ from typing import Any
 from runbook.records.check import Check, Comparator
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
-from runbook.stats import Answer, meets_target
+from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
     MOST_SCALING,
@@ -40,7 +40,7 @@ _PLAIN = {
 }
 
 
-class Judgement(Record):
+class ReplayRecord(Record):
     """What a replayed report amounts to."""
 
     title: str
@@ -51,7 +51,7 @@ class Judgement(Record):
     contradictions: tuple[Contradiction, ...]
 
 
-def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> Judgement:
+def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
     """Judge a report's own numbers by the rules of a run.
 
     Args:
@@ -66,7 +66,7 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> Judgement:
     checks = tuple(_checks(replay, path, sha256))
     required = [check.id for check in checks if check.required]
     found = tuple(item for rule in (*ROW_RULES, *NUMBER_RULES) for item in rule(replay))
-    return Judgement(
+    return ReplayRecord(
         title=replay.title,
         source=replay.source,
         claimed_verdict=replay.claimed_verdict,
@@ -187,11 +187,11 @@ def _against_floor(
     best = meets_target(line.launches or [span[1]], floor)
     worst = meets_target(line.launches or [span[0]], floor)
     text = f"{rates(span)} tok/s, floor {floor:g}"
-    if best.outcome is Answer.FAIL:
+    if best.outcome is Decided.FAIL:
         return Outcome.FAIL, Reason.BELOW_LIMIT, text
     if not (line.csv and line.window):
         return Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT, f"{text}; no CSV file and window"
-    if worst.outcome is Answer.PASS:
+    if worst.outcome is Decided.PASS:
         return Outcome.PASS, Reason.OK, f"{text}; {line.csv}, {line.window}"
     return Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES, f"{text}; {worst.reason}"
 
@@ -211,7 +211,7 @@ def _scaling(replay: ReplayFile) -> Check:
     if low > MOST_SCALING:
         outcome, code = Outcome.INVALID, Reason.NOT_PLAUSIBLE
     elif (decision := paired_scaling(replay)) is not None:
-        outcome, reason = Outcome(decision.outcome.as_check), decision.reason
+        outcome, reason = decision.outcome.as_check, decision.reason
         code = _SCALING_REASONS[outcome]
     return _row("single_gpu", "single_gpu.scaling", question, outcome, code, reason)
 
@@ -231,7 +231,7 @@ def _choice(replay: ReplayFile, phase: str) -> Check:
         return _row(phase, name, question, outcome, code, what)
     decision = arms_decision(table.results)
     # TIE is an answer too: then nothing but the configured value can be chosen.
-    settled = decision.winner is not None or decision.outcome is Answer.TIE
+    settled = decision.winner is not None or decision.outcome is Decided.TIE
     kept = next((line.arm for line in table.results if line.control), "")
     if settled and (decision.winner or kept) == table.chosen:
         return _row(phase, name, question, Outcome.PASS, Reason.OK, decision.reason)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from runbook.records.outcome import Outcome
-from runbook.stats import Answer, Decision, scaling
+from runbook.stats import Decided, Decision, scaling
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.tools.replay.models import ReplayFile, Result
 from runbook.tools.replay.rules_rows import Contradiction, contradiction, rates
@@ -77,7 +77,7 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
         return
     decision = arms_decision(table.results)
     kept = next((line.arm for line in table.results if line.control), "")
-    if (decision.winner or (kept if decision.outcome is Answer.TIE else "")) == table.chosen:
+    if (decision.winner or (kept if decision.outcome is Decided.TIE else "")) == table.chosen:
         return
     usable = [line for line in table.results if line.span]
     ranked = sorted(usable, key=lambda line: -tokens_over_time(_rates_of(line)))

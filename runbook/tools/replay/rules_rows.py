@@ -8,7 +8,7 @@ from pydantic import Field
 
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome
-from runbook.stats import Answer, meets_target
+from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
 
 # Each rule in one sentence, with where it comes from.
@@ -83,7 +83,7 @@ def below_floor(replay: ReplayFile) -> Iterator[Contradiction]:
     for result in replay.results("baseline"):
         if result.config != replay.acceptance.config or result.span is None:
             continue
-        if meets_target([result.span[1]], floor).outcome is Answer.FAIL:
+        if meets_target([result.span[1]], floor).outcome is Decided.FAIL:
             yield contradiction(
                 "acceptance.throughput",
                 "baseline",

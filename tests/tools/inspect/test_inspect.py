@@ -1,4 +1,4 @@
-"""`inspect` on directories made by hand: each fault alone makes exactly its own finding."""
+"""`inspect` on directories made by hand: each fault alone makes exactly its own remark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.tools.inspect.folders import (
 
 
 def codes(inspection: Inspection) -> set[str]:
-    return {finding.code.value for finding in inspection.findings}
+    return {remark.code.value for remark in inspection.remarks}
 
 
 def test_a_healthy_run_is_not_suspicious(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
     """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
-    text = next(f.message for f in inspection.findings if f.code == "mean_of_rates")
+    text = next(f.message for f in inspection.remarks if f.code == "mean_of_rates")
     assert "566 tok/s" in text
     assert "438.2 tok/s" in text
 
@@ -314,7 +314,7 @@ def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path)
     (tmp_path / "latest").symlink_to(tmp_path / "b")
     inspection = inspect_path(tmp_path)
     assert [one.path for one in inspection.directories] == ["a/one", "b"]
-    assert [finding.path for finding in inspection.findings] == ["b/training.csv"]
+    assert [remark.path for remark in inspection.remarks] == ["b/training.csv"]
 
 
 def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from runbook.errors import UsageError
 from runbook.records.outcome import Verdict
 from runbook.tools.replay import (
     RULES,
-    Judgement,
     ReplayFile,
+    ReplayRecord,
     judge_replay,
     load_replay,
     replay_names,
@@ -24,7 +24,7 @@ from runbook.tools.replay import (
 SHA = "0" * 64
 
 
-def judged(name: str) -> Judgement:
+def judged(name: str) -> ReplayRecord:
     replay, path, sha256 = load_replay(name)
     return judge_replay(replay, path=str(path), sha256=sha256)
 
@@ -34,11 +34,11 @@ def document(name: str = "seed_001_v4") -> dict[str, Any]:
     return data
 
 
-def judge(data: dict[str, Any]) -> Judgement:
+def judge(data: dict[str, Any]) -> ReplayRecord:
     return judge_replay(ReplayFile.model_validate(data), path="table.yaml", sha256=SHA)
 
 
-def broken(judgement: Judgement) -> set[str]:
+def broken(judgement: ReplayRecord) -> set[str]:
     return {item.rule for item in judgement.contradictions}
 
 
