@@ -104,7 +104,7 @@ class SingleGpu(RowPhase):
         return passed("config, checkout, versions and device are those of the baseline")
 
     def _scaling(self, case: Case) -> Finding:
-        from runbook.stats import scaling
+        from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
         if ranks < 2:
@@ -120,6 +120,7 @@ class SingleGpu(RowPhase):
             [float(rate.value) for rate in together[:pairs]],
             ranks,
             limit=limit.value,
+            plan=SCALING_PLAN,
         )
         value = derived(
             together[0],

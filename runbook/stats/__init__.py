@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
 from runbook.stats.decision import Decided, Decision, Detail
-from runbook.stats.launches import SCALING_PLAN, meets_target, scaling
+from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
-from runbook.stats.pairs import FUSED_PLAN, faster, non_inferiority, regression
-from runbook.stats.plans import BUCKET_PLAN, LookPlan
+from runbook.stats.pairs import faster, non_inferiority, regression
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
 from runbook.stats.steady import steady
 from runbook.stats.throughput import (
     block_throughputs,
@@ -36,7 +36,7 @@ __all__ = [
     "Decided",
     "Decision",
     "Detail",
-    "LookPlan",
+    "InterimPlan",
     "MissingColumn",
     "StatisticsError",
     "WindowTooShort",

@@ -19,7 +19,7 @@ from runbook.stats.decision import (
     positive,
 )
 from runbook.stats.pairs import mean_and_error, t_quantile
-from runbook.stats.plans import LookPlan, first_settled, is_decided
+from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
 MIN_LAUNCHES = 3
 # Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.
@@ -27,8 +27,6 @@ FAR = 0.15
 STALE_BELOW = 0.5
 MOST_SCALING = 1.05
 RATIO_WEIGHT = 2 / 3
-# Almost all error is kept for the last look: at 5 pairs every bit of power is needed.
-SCALING_PLAN = LookPlan(looks=(3, 4, 5), error=0.01, power=10.0)
 
 
 def meets_target(
@@ -104,7 +102,7 @@ def scaling(
     *,
     limit: float = 0.90,
     error: float = 0.01,
-    plan: LookPlan | None = None,
+    plan: InterimPlan | None = None,
     final: bool = True,
 ) -> Decision:
     """Scaling efficiency E = T_N / (N * T_1), held against a floor.
@@ -115,7 +113,8 @@ def scaling(
         n: number of devices, at least 2.
         limit: the floor.
         error: one-sided error of either answer.
-        plan: looks (in pairs) of a run that stops early, and its error; None: one look at all.
+        plan: for a run that stops early, in pairs; its error counts then. None: one analysis
+            of all.
         final: with a plan: no more pairs will come, so decide with what error is left.
 
     Returns:
@@ -132,17 +131,15 @@ def scaling(
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
     one, many = paired(("t1", "tN"), t1, tN, unit=TOKENS_PER_SECOND)
 
-    def look(pairs: int, spend: float) -> Decision:
-        return _scaling_look(one[:pairs], many[:pairs], n, limit, spend)
+    def analyze(pairs: int, spend: float) -> Decision:
+        return _scaling(one[:pairs], many[:pairs], n, limit, spend)
 
     if plan is None:
-        return look(one.size, error)
-    return first_settled(one.size, plan, look, is_decided, final=final)
+        return analyze(one.size, error)
+    return first_settled(one.size, plan, analyze, is_decided, final=final)
 
 
-def _scaling_look(
-    one: FloatArray, many: FloatArray, n: int, limit: float, error: float
-) -> Decision:
+def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: float) -> Decision:
     pairs = one.size
     log_e = float(np.log(many).mean() - np.log(one).mean()) - math.log(n)
     estimate, interval = math.exp(log_e), None

@@ -10,7 +10,7 @@ import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Decided, Decision, FloatArray, between, paired
-from runbook.stats.plans import LookPlan, first_settled, is_decided
+from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
 
 @lru_cache(maxsize=4096)
@@ -37,8 +37,6 @@ def mean_and_error(values: FloatArray) -> tuple[float, float]:
 
 
 MIN_PAIRS = 3
-# Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
-FUSED_PLAN = LookPlan(looks=(8, 12, 16, 24), error=0.05, power=1.5)
 # A gross loss (this many margins) must be excluded at this error before anything is kept,
 # however noisy the machine.
 GROSS_MARGINS = 2.5
@@ -51,7 +49,7 @@ def non_inferiority(
     margin: float = 0.02,
     error: float = 0.05,
     *,
-    plan: LookPlan | None = None,
+    plan: InterimPlan | None = None,
     final: bool = True,
 ) -> Decision:
     """May the variant replace the baseline: is it at most `margin` slower?
@@ -61,7 +59,7 @@ def non_inferiority(
         variant: the same of the variant, same rounds.
         margin: loss that would be accepted, as a share.
         error: one-sided error of either answer.
-        plan: looks (in rounds) of a run that stops early, and its error; None: one look at all.
+        plan: for a run that stops early; its error counts then. None: one analysis of all.
         final: with a plan: no more rounds will come, so decide with what error is left.
 
     Returns:
@@ -77,14 +75,14 @@ def non_inferiority(
     between("error", error, 0.0, 0.5)
     first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
 
-    def look(rounds: int, spend: float) -> Decision:
+    def analyze(rounds: int, spend: float) -> Decision:
         share = spend / (error if plan is None else plan.error)
         gross = GROSS_ERROR * share
         return _non_inferior(first[:rounds], second[:rounds], margin, spend, gross)
 
     if plan is None:
-        return look(first.size, error)
-    return first_settled(first.size, plan, look, is_decided, final=final)
+        return analyze(first.size, error)
+    return first_settled(first.size, plan, analyze, is_decided, final=final)
 
 
 def _non_inferior(

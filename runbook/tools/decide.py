@@ -14,6 +14,7 @@ from runbook.stats.decision import Decision, FloatArray
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN
 from runbook.stats.steady import steady
 from runbook.tools.columns import Table
 
@@ -59,7 +60,7 @@ def _needed(value: float | None, flag: str, question: str) -> float:
 
 def _best_arm(table: Table, options: Options) -> Decision:
     arms, values = rounds_of(_arms(table))
-    return judge_rounds(arms, values, error=_or(options.error, 0.01))
+    return judge_rounds(arms, values, error=_or(options.error, BUCKET_PLAN.error))
 
 
 def _arms(table: Table) -> pd.DataFrame:
@@ -121,7 +122,7 @@ def _two(table: Table, names: tuple[str, str], options: Options) -> tuple[FloatA
 
 def _non_inferiority(table: Table, options: Options) -> Decision:
     baseline, variant = _two(table, ("baseline", "variant"), options)
-    margin, error = _or(options.margin, 0.02), _or(options.error, 0.05)
+    margin, error = _or(options.margin, 0.02), _or(options.error, FUSED_PLAN.error)
     return non_inferiority(baseline, variant, margin, error)
 
 
@@ -161,7 +162,7 @@ def _memory(table: Table, options: Options) -> Decision:
 def _scaling(table: Table, options: Options) -> Decision:
     devices = int(_needed(options.devices, "--devices N", "scaling"))
     table.need("t1", "tN", hint="needed: one row per pair of launches, throughputs t1 and tN")
-    limit, error = _or(options.limit, 0.90), _or(options.error, 0.01)
+    limit, error = _or(options.limit, 0.90), _or(options.error, SCALING_PLAN.error)
     return scaling(table.numbers("t1"), table.numbers("tN"), devices, limit=limit, error=error)
 
 

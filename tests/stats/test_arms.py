@@ -17,7 +17,7 @@ from runbook.errors import UsageError
 from runbook.stats import (
     BUCKET_PLAN,
     Decided,
-    LookPlan,
+    InterimPlan,
     best_arm,
     best_arm_sequential,
     complete_rounds,
@@ -111,12 +111,12 @@ def test_at_most_one_winner_and_never_without_a_lead(values: np.ndarray) -> None
     json.dumps(decision.to_dict())
 
 
-# Sequential looks
+# Interim analyses
 
 
 def test_the_spent_error_adds_up_to_the_declared_one() -> None:
     for power in (0.5, 1.0, 3.0):
-        plan = LookPlan(looks=(3, 5, 11), error=0.02, power=power)
+        plan = InterimPlan(analyses=(3, 5, 11), error=0.02, power=power)
         assert sum(plan.spends()) == pytest.approx(0.02)
         assert min(plan.spends()) > 0
 
@@ -124,8 +124,8 @@ def test_the_spent_error_adds_up_to_the_declared_one() -> None:
 def test_every_way_through_a_plan_spends_at_most_its_error() -> None:
     plan = BUCKET_PLAN
     for stop in range(3, plan.max_rounds + 1):
-        seen = dict(zip(plan.looks, plan.spends(), strict=True))
-        spent = sum(share for look, share in seen.items() if look < stop)
+        seen = dict(zip(plan.analyses, plan.spends(), strict=True))
+        spent = sum(share for count, share in seen.items() if count < stop)
         assert spent + plan.unspent(stop) <= plan.error + 1e-15
 
 
@@ -136,12 +136,12 @@ def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     assert best_arm_sequential(table) == early
 
 
-def test_between_looks_it_says_go_on_and_gives_no_number() -> None:
+def test_between_analyses_it_says_go_on_and_gives_no_number() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     decision = best_arm_sequential(table)
     assert (decision.outcome, decision.go_on) == (Decided.INCONCLUSIVE, True)
     assert decision.estimate is None
-    assert decision.details["next_look"] == 6
+    assert decision.details["next_analysis"] == 6
 
 
 def test_time_is_up_spends_what_is_left() -> None:
@@ -212,15 +212,15 @@ def test_bad_tables(table: pd.DataFrame, says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("looks", [(), (2, 5), (5, 4), (3, 3)])
-def test_bad_plans(looks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("analyses", [(), (2, 5), (5, 4), (3, 3)])
+def test_bad_plans(analyses: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="rising round counts"):
-        LookPlan(looks=looks)
+        InterimPlan(analyses=analyses)
 
 
 def test_bad_error_rates() -> None:
     with pytest.raises(UsageError, match=r"error is 0\.7"):
-        LookPlan(looks=(3,), error=0.7)
+        InterimPlan(analyses=(3,), error=0.7)
     with pytest.raises(UsageError, match="error is 0"):
         best_arm(table_of(np.ones((3, 2))), family_error=0.0)
 
@@ -234,7 +234,7 @@ def test_incomplete_rounds_are_left_out_and_counted() -> None:
 
 
 def test_rounds_are_ordered_by_number_not_by_row() -> None:
-    """A sequential look at 4 rounds must take rounds 0-3, however the file is sorted."""
+    """An interim analysis at 4 rounds must take rounds 0-3, however the file is sorted."""
     values = np.vstack([np.tile([100.0, 150.0], (4, 1)), np.tile([150.0, 100.0], (20, 1))])
     values *= np.exp(np.random.default_rng(0).normal(0, 0.01, values.shape))
     table = table_of(values).iloc[::-1]
