@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from runbook.errors import UsageError, did_you_mean
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
@@ -78,6 +76,7 @@ def _arms(table: Table) -> pd.DataFrame:
     if not table.has("tokens", "dt_s"):
         table.need("arm", "block", "value", hint=LONG)
     table.need("arm", "block", "tokens", "dt_s", hint=LONG)
+    table.one_run()
     rows = pd.DataFrame(
         {
             "arm": table.text("arm"),
@@ -142,6 +141,7 @@ def _target(table: Table, options: Options) -> Decision:
 
 def _steady(table: Table, options: Options) -> Decision:
     table.need("dt_s", hint="needed: one row per step, its seconds in column dt_s")
+    table.one_run()
     tolerance, error = _or(options.tolerance, 0.03), _or(options.error, 0.05)
     return steady(table.numbers("dt_s"), tolerance=tolerance, error=error)
 
@@ -150,12 +150,8 @@ def _memory(table: Table, options: Options) -> Decision:
     limit = _needed(options.limit, "--limit MIB", "memory")
     goal = _needed(options.project_to_step, "--project-to-step STEP", "memory")
     table.need("step", "mem_mib", hint="needed: one row per step, memory in column mem_mib")
+    table.one_run()
     steps = table.numbers("step", above=-1.0)
-    falls = np.flatnonzero(np.diff(steps) <= 0)
-    if falls.size:
-        before, after = steps[falls[0]], steps[falls[0] + 1]
-        where = f"{table.name} line {table.lines[int(falls[0]) + 1]}, column step"
-        raise UsageError(f"{where}: {after:g} after {before:g}; allowed: rising steps of one run")
     return memory_plateau(steps, table.numbers("mem_mib"), goal, limit)
 
 
