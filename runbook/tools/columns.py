@@ -96,13 +96,7 @@ def read_table(path: Path) -> Table:
         UsageError: no such file, not text, empty, no header, a column twice, rows of another
             length than the header, a last line without its end.
     """
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    data, text = _text_of(path)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: tuple[str, ...] = ()
     rows, lines, problems = [], [], []
@@ -136,6 +130,17 @@ def read_table(path: Path) -> Table:
         raise UsageError(problems[: MOST_PROBLEMS + 1])
     digest = hashlib.sha256(data).hexdigest()
     return Table(name=str(path), sha256=digest, header=header, rows=rows, lines=lines)
+
+
+def _text_of(path: Path) -> tuple[bytes, str]:
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    return data, text
 
 
 def _header_problems(path: Path, header: tuple[str, ...]) -> list[str]:

@@ -23,7 +23,7 @@ _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTER
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The launch to climb with. `floor_toks_per_s` is what counts as fast enough."""
+    """The launch that is run again. `floor_toks_per_s` is what counts as fast enough."""
 
     launch: Launch
     symptom: str
@@ -64,7 +64,7 @@ def find_target(
 
 
 def with_choices(target: Target, settings: Settings, *, steps: int | None = None) -> Target:
-    """The target with `--set` and `--steps` applied: every rung, and the first try, has them."""
+    """The target with `--set` and `--steps` applied: every step, and the first try, has them."""
     launch = target.launch.model_copy(
         update={
             "env": {**target.launch.env, **settings.toggles},
@@ -151,6 +151,6 @@ def _target(
     if symptom == "auto":
         symptom = "throughput" if floor is not None else "failure"
     if symptom == "throughput" and floor is None:
-        raise UsageError("the ladder for low throughput needs --floor TOK_S")
+        raise UsageError("triage of low throughput needs --floor TOK_S")
     steps = max(_STEPS[symptom], failed_step + _BEYOND)
     return Target(launch=launch, symptom=symptom, why=why, steps=steps, floor_toks_per_s=floor)
