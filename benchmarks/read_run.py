@@ -3,7 +3,7 @@
     python benchmarks/read_run.py [--rows N] [--heartbeats N] [--keep DIR]
 
 Writes such a run directory (not timed), then in a fresh process: reads it as evidence, takes the
-long run's statistics (last-50, typical, effective, stall, steady, memory plateau) and renders a
+long run's statistics (last-50, typical, effective, time lost, steady, memory plateau) and renders a
 report from them. Prints seconds of CPU and the largest resident memory; exits 1 beyond the budget
 of 10 s and 600 MiB.
 """
@@ -75,9 +75,9 @@ def judge_and_render(root: Path) -> str:
         effective,
         last_window,
         memory_plateau,
-        stall,
         steady,
         step_times,
+        time_lost,
         typical,
     )
 
@@ -90,7 +90,7 @@ def judge_and_render(root: Path) -> str:
     log = evidence.training
     if log is None or evidence.problems:
         raise SystemExit(f"not read as written: {evidence.problems}")
-    measurements = (last_window(log), typical(log), effective(log), stall(log))
+    measurements = (last_window(log), typical(log), effective(log), time_lost(log))
     decisions = (
         steady(step_times(log)),
         memory_plateau(

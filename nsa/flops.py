@@ -59,7 +59,7 @@ def model_flops_per_token(cfg: ModelConfig, seq_len: int) -> float:
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilisation, a share of 1: tokens/s x FLOPs per token / peak of all devices."""
+    """Model FLOPs utilisation, a share of 1: tok/s x FLOPs per token / peak of all devices."""
     if peak_flops_per_s <= 0:
         raise NSAError(f"peak_flops_per_s={peak_flops_per_s!r}: must be above 0")
     return tokens_per_s * flops_per_token / peak_flops_per_s

@@ -189,7 +189,7 @@ class BucketSweep(RowPhase):
         return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
 
     def _best(self, case: Case) -> Finding:
-        from runbook.stats import Answer, best_arm, best_arm_sequential
+        from runbook.stats import Decided, best_arm, best_arm_sequential
 
         effect = self._buckets_differ(case)
         if effect.code is Reason.NO_EFFECT:
@@ -212,9 +212,9 @@ class BucketSweep(RowPhase):
             interval=decision.interval,
         )
         text = f"{decision.outcome.value}: {decision.reason}"
-        if decision.outcome is Answer.TIE:
+        if decision.outcome is Decided.TIE:
             text += f"; the configured {keeps} MB stays"
-        if case.context.aa and decision.outcome is Answer.WINNER:
+        if case.context.aa and decision.outcome is Decided.WINNER:
             reason = f"an A/A run found a winner among equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
         finding = decided(decision, value)
@@ -228,7 +228,7 @@ class BucketSweep(RowPhase):
             arms,
             title="Bucket size and throughput",
             column=f"{_TOGGLE}",
-            note="toks/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
+            note="tok/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
             "of randomised blocks",
         )
         choice = optional(lambda: self._choice(case))

@@ -212,7 +212,22 @@ class FusedAdamW(RowPhase):
             table[base].tolist(), table[variant].tolist(), margin, plan=plan, final=final
         )
 
+    def _decision(self, case: Case) -> Decision:
+        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
+        frame = samples(case, list(self.arms(case.context)))
+        table = frame.pivot(index="block", columns="arm", values="value")
+        return self._decide(case.context, table)
+
+    def _is_kept(self, case: Case) -> bool:
+        """Whether speed says KEEP and nothing else speaks against the variant."""
+        from runbook.stats import Decided
+
+        clean = self._keep(case).code is Reason.OK
+        return clean and self._decision(case).outcome is Decided.KEEP
+
     def _keep(self, case: Case) -> Finding:
+        from runbook.stats import Decided
+
         fault = self._fault(case)
         if fault is not None:
             reason = f"DROP: {fault.reason}"
@@ -224,11 +239,7 @@ class FusedAdamW(RowPhase):
         if parity.code is Reason.WARNING:
             return warned(f"DROP: {parity.reason}", measurement=parity.measurement, topic="fused")
         arms = list(self.arms(case.context))
-        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
-        frame = samples(case, arms)
-        decision = self._decide(
-            case.context, frame.pivot(index="block", columns="arm", values="value")
-        )
+        decision = self._decision(case)
         source = effective_rate(case.log(next(places(case, arms)).launch))
         value = derived(
             source,
@@ -238,10 +249,10 @@ class FusedAdamW(RowPhase):
             n=max(decision.n, 1),
             interval=decision.interval,
         )
-        if case.context.aa and decision.outcome.value == "DROP":
+        if case.context.aa and decision.outcome is Decided.DROP:
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
-        if not case.profile.throughput_gated and decision.outcome.as_check != "PASS":
+        if not case.profile.throughput_gated and decision.outcome.as_check is not Outcome.PASS:
             reason = f"stable, took effect, learns alike; speed: {decision.reason}"
             where = f"not gated on profile {case.profile.name}"
             return passed(f"{reason} ({where}): leave {_TOGGLE} unset", measurement=value)
@@ -258,12 +269,11 @@ class FusedAdamW(RowPhase):
             arms,
             title="Plain and fused AdamW",
             column="arm",
-            note="toks/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
+            note="tok/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
             "of randomised blocks",
         )
-        kept = optional(lambda: self._keep(case))
-        keep = kept is not None and kept.outcome is Outcome.PASS and kept.reason.startswith("KEEP")
-        choices = {_TOGGLE: "1"} if keep and not case.context.aa else {}
+        keep = optional(lambda: self._is_kept(case)) and not case.context.aa
+        choices = {_TOGGLE: "1"} if keep else {}
         return Judgement(
             checks=(), tables=(table,), measurements=tuple(seeds.values()), choices=choices
         )

@@ -107,7 +107,7 @@ class SingleGpu(RowPhase):
         return passed("config, checkout, versions and device are those of the baseline")
 
     def _scaling(self, case: Case) -> Finding:
-        from runbook.stats import scaling
+        from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
         if ranks < 2:
@@ -123,6 +123,7 @@ class SingleGpu(RowPhase):
             [float(rate.value) for rate in together[:pairs]],
             ranks,
             limit=limit.value,
+            plan=SCALING_PLAN,
         )
         value = derived(
             together[0],
@@ -173,5 +174,5 @@ class SingleGpu(RowPhase):
             title="All ranks against one, pair by pair",
             columns=("pair", "all ranks", "per rank", "one device", "E"),
             rows=tuple(rows),
-            note="toks/s, tokens / time after warm-up; the same global batch on both sides",
+            note="tok/s, tokens / time after warm-up; the same global batch on both sides",
         )

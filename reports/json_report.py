@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from reports.view import CheckRow, ReportView, build_view
 from runbook.records import RunRecord
+from runbook.records.measurement import json_ready
 from runbook.records.report import Report, Screen
 
 REPORT_SCHEMA_VERSION = 1
@@ -15,7 +15,7 @@ REPORT_SCHEMA_VERSION = 1
 
 def render_json(record: RunRecord, _: Screen) -> str:
     """Return the summary as JSON in ASCII; `run.json` remains the full record."""
-    document = _finite(_document(build_view(record)))
+    document = json_ready(_document(build_view(record)))
     return json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
@@ -56,17 +56,6 @@ def _document(view: ReportView) -> dict[str, Any]:
         "problems": [row.id for row in view.problems],
         "artifacts": [file.model_dump(mode="json") for file in record.artifacts],
     }
-
-
-def _finite(value: Any) -> Any:
-    """The same document with NaN and infinities as words: JSON has no numbers for them."""
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _row(row: CheckRow) -> dict[str, Any]:

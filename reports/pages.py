@@ -9,8 +9,9 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from reports.plots import interval_plot, series_plot, table_plot
-from reports.view import ReportView, build_view, clean, one_line, plain_number, value_text
+from reports.view import ReportView, build_view, clean, one_line, value_text
 from runbook.records import RunRecord
+from runbook.records.measurement import plain_number
 from runbook.records.report import Report, Screen
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _LONE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 def markdown_cell(value: float | int | str | bool | None) -> str:
     """Text for a Markdown table cell or paragraph: one line, nothing in it acts as markup."""
-    text = plain_number(value)
+    text = one_line(plain_number(value))
     text = _ENTITY.sub("&amp;", text).replace("<", "&lt;")
     text = _MARKUP.sub(r"\\\1", text)
     return _LONE_UNDERSCORE.sub(r"\\_", text)
@@ -90,7 +91,7 @@ def _environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["number"] = plain_number
+    environment.filters["number"] = lambda value: one_line(plain_number(value))
     environment.filters["line"] = one_line
     environment.filters["quote"] = quote
     environment.filters["seconds"] = seconds

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.view import one_line, plain_number
+from reports.view import one_line
 from runbook.records import Check, Series, Table
+from runbook.records.measurement import plain_number
 
 _WIDTH = 360.0
 _HUGE = 1e100

@@ -11,7 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord, RunRecord
-from runbook.records.measurement import number_text
+from runbook.records.measurement import plain_number
+from runbook.records.outcome import WORST_FIRST
 
 # Terminal escapes, invisible characters and those that reverse the reading direction: none of
 # them may act on the reader's screen, all of them must stay visible.
@@ -38,15 +39,7 @@ def one_line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
-def plain_number(value: float | int | str | bool | None) -> str:
-    """A cell's text: four significant digits, whole numbers from 10,000 on, yes/no for booleans."""
-    if value is None:
-        return "-"
-    return one_line(value) if isinstance(value, str) else number_text(value)
-
-
 MISSING = "no row"
-_SEVERITY = ("FAIL", "INVALID", "INCOMPLETE", "INCONCLUSIVE", "SKIPPED", "PASS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,8 +176,8 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
 
 
 def value_text(measured: Measurement) -> str:
-    """`847.2 ± 4.1 toks/s, interval 840 to 852`."""
-    text = plain_number(measured.value)
+    """`847.2 ± 4.1 tok/s, interval 840 to 852`."""
+    text = one_line(plain_number(measured.value))
     if measured.stdev is not None:
         text += f" ± {plain_number(measured.stdev)}"
     if measured.unit:
@@ -196,13 +189,13 @@ def value_text(measured: Measurement) -> str:
 
 
 def limit_text(check: Check) -> str:
-    """`>= 39 toks/s`, or an empty text where nothing limits the value."""
+    """`>= 39 tok/s`, or an empty text where nothing limits the value."""
     if check.comparator is Comparator.IS_TRUE:
         return check.comparator.value
     if check.limit is None:
         return ""
     unit = one_line(check.measurement.unit) if check.measurement else ""
-    words = (check.comparator.value, plain_number(check.limit), unit)
+    words = (check.comparator.value, one_line(plain_number(check.limit)), unit)
     return " ".join(word for word in words if word)
 
 
@@ -225,13 +218,13 @@ def _acceptance_rows(wanted: str, rows: tuple[CheckRow, ...]) -> list[CheckRow]:
 
 
 def _urgency(row: CheckRow) -> tuple[bool, int]:
-    return (not row.required, _SEVERITY.index(row.outcome))
+    return (not row.required, Outcome(row.outcome).rank)
 
 
 def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
     """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
     counted = Counter(row.outcome for row in rows)
-    order = ("PASS", *(name for name in _SEVERITY if name != "PASS"))
+    order = (Outcome.PASS, *(one for one in WORST_FIRST if one is not Outcome.PASS))
     parts = [f"{counted[name]} {name}" for name in order if counted[name]]
     total = f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"
     return f"{total}: {', '.join(parts)}" if parts else total

@@ -26,6 +26,7 @@ from phases.common.rows import Row
 from phases.limits import CONTROL_LEAST
 from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -248,10 +249,14 @@ def reproduces_baseline(
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
     low, high = prediction_interval(rates)
     value = derived(
-        control, name="control", value=float(control.value), unit="toks/s", interval=(low, high)
+        control,
+        name="control",
+        value=float(control.value),
+        unit=TOKENS_PER_SECOND,
+        interval=(low, high),
     )
     expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
-    reason = f"control {float(control.value):.4g} toks/s, {expected}"
+    reason = f"control {float(control.value):.4g} tok/s, {expected}"
     if low <= float(control.value) <= high:
         return passed(reason, measurement=value, evidence=paths)
     return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)

@@ -12,13 +12,14 @@ from phases.common.finding import Unanswerable, incomplete
 from phases.common.measure import log_value
 from phases.common.rates import optional
 from runbook.records import Measurement, Reason, Series, thin_points
+from runbook.records.measurement import TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 
-_UNITS = {"toks_per_s": "toks/s", "loss": "nats", "mem_mib": "MiB"}
+_UNITS = {"toks_per_s": TOKENS_PER_SECOND, "loss": "nats", "mem_mib": "MiB"}
 
 
 def columns(case: Case, launch: str, wanted: Mapping[str, float | None]) -> tuple[Series, ...]:

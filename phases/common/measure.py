@@ -136,7 +136,7 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     except StatisticsError as error:
         raise Unanswerable(_too_short(log, error)) from error
     if not 0.0 < float(rate.value) < math.inf:
-        reason = f"{log.path}: a throughput of {rate.value} toks/s is not possible"
+        reason = f"{log.path}: a throughput of {rate.value} tok/s is not possible"
         raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
     return rate
 
@@ -188,7 +188,7 @@ def decided(
     decision: Decision, measurement: Measurement, *, evidence: Iterable[str] = ()
 ) -> Finding:
     """A decision as a finding: WINNER, TIE, KEEP and DROP are answers, so PASS."""
-    outcome = Outcome(decision.outcome.as_check)
+    outcome = decision.outcome.as_check
     code = {
         Outcome.PASS: Reason.OK,
         Outcome.FAIL: Reason.BELOW_LIMIT,

@@ -28,6 +28,7 @@ from phases.common.measure import (
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
 from runbook.records import Measurement, Reason, Table
+from runbook.records.measurement import TOKENS_PER_SECOND
 
 T = TypeVar("T")
 
@@ -75,7 +76,9 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
     files = ", ".join(f"{rate.path} {rate.window}" for rate in rates)
     note = f"tokens / time, mean of {len(rates)} launches: {files}"
     value = math.exp(sum(logs) / len(logs))
-    return derived(rates[0], name="throughput", value=value, unit="toks/s", n=len(rates), note=note)
+    return derived(
+        rates[0], name="throughput", value=value, unit=TOKENS_PER_SECOND, n=len(rates), note=note
+    )
 
 
 def throughput(case: Case, names: Sequence[str]) -> Finding:
@@ -107,7 +110,7 @@ def aim(case: Case, names: Sequence[str]) -> Finding:
         return shown_only(pooled, low, f"throughput: {pooled}")
     value = float(pooled.value)
     place = "below" if not low.holds(value) else "inside" if high.holds(value) else "above"
-    reason = f"{value:.4g} toks/s is {place} the aim of {low.value:g}-{high.value:g} ({low.source})"
+    reason = f"{value:.4g} tok/s is {place} the aim of {low.value:g}-{high.value:g} ({low.source})"
     return skipped(Reason.NOT_GATED, f"{reason}; an aim, not a limit", measurement=pooled)
 
 
@@ -124,7 +127,7 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     share = limit.value / value
     if share < 0.5:
         reason = (
-            f"STALE TARGET: {limit.value:g} toks/s is {share:.1%} of the {value:.4g} measured, so "
+            f"STALE TARGET: {limit.value:g} tok/s is {share:.1%} of the {value:.4g} measured, so "
             f"a run {1 / share:.0f} times slower would still pass"
         )
         return warned(reason, measurement=pooled)
@@ -194,23 +197,23 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
             "window",
             "tokens / time",
             "typical",
-            "stall",
+            "time lost",
             "source",
         ),
         rows=tuple(_rate_cells(case, name) for name in names),
-        note="toks/s of all ranks; tokens / time, after warm-up, decides; last-50 is the seeds'",
+        note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is the seeds'",
     )
 
 
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
-    from runbook.stats import StatisticsError, stall, typical
+    from runbook.stats import StatisticsError, time_lost, typical
 
     seed = optional(lambda: last50(case.log(name)))
     rate = optional(lambda: effective_rate(case.log(name)))
     usual = pause = None
     if rate is not None:
         try:
-            usual, pause = typical(case.log(name)), stall(case.log(name))
+            usual, pause = typical(case.log(name)), time_lost(case.log(name))
         except StatisticsError:
             usual = pause = None
     return (

@@ -26,22 +26,12 @@ def first_problem(
     if not names:
         return incomplete(Reason.NOT_RUN, "no launch was planned")
     findings = [_caught(answer, case, name) for name in names]
-    worst = min(findings, key=lambda finding: _RANK[finding.outcome])
+    worst = min(findings, key=lambda finding: finding.outcome.rank)
     if worst.outcome is not Outcome.PASS or len(findings) == 1:
         return worst
     paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
     reason = f"{len(findings)} launches: {worst.reason}"
     return passed(reason, measurement=worst.measurement, evidence=paths)
-
-
-_RANK = {
-    Outcome.FAIL: 0,
-    Outcome.INVALID: 1,
-    Outcome.INCOMPLETE: 2,
-    Outcome.INCONCLUSIVE: 3,
-    Outcome.SKIPPED: 4,
-    Outcome.PASS: 5,
-}
 
 
 def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:

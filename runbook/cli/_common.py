@@ -12,28 +12,26 @@ if TYPE_CHECKING:
     from runbook.records import Check, Measurement, PhaseRecord, RunRecord
 
 
-_RATE_UNITS = ("toks/s", "tok/s", "tokens/s")
-
-
 def headline(record: PhaseRecord) -> str:
     """A throughput with sample size and limit if one was measured, and the passed checks."""
     from runbook.records import Outcome
+    from runbook.records.measurement import TOKENS_PER_SECOND
 
     passed = sum(check.outcome is Outcome.PASS for check in record.checks)
     shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
     count = f"{passed} of {shown} checks" if shown else "no checks"
     for check in record.checks:
-        if check.measurement is not None and check.measurement.unit in _RATE_UNITS:
+        if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
             return f"{_rate(check, check.measurement)}  {count}"
     return count
 
 
 def _rate(check: Check, measured: Measurement) -> str:
     from runbook.records import Comparator
-    from runbook.records.measurement import number_text
+    from runbook.records.measurement import plain_number
 
     spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
-    text = f"{number_text(measured.value)}{spread} {measured.unit} (n={measured.n})"
+    text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"
     if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
         text += f" {check.comparator.value} {check.limit:g}"
     return text

@@ -112,7 +112,7 @@ class TextObserver(RunView):
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
         """Move the step; in a pipe a line from time to time."""
-        rate = "" if toks_per_s is None else f"  {toks_per_s:,.0f} toks/s".replace(",", " ")
+        rate = "" if toks_per_s is None else f"  {toks_per_s:,.0f} tok/s".replace(",", " ")
         now = f"step {step}/{total}{rate}"
         if self._progress is not None:
             if self._task is not None:

@@ -40,14 +40,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; the exit code says whether B is worse."""
-    from runbook.tools.compare import compare_runs, comparison_text, jsonable
+    from runbook.tools.compare import compare_runs, comparison_text
 
     console = console_for(args)
     folders = [find_run(name, Path(args.out)) for name in (args.a, args.b)]
     records = [load_run(folder) for folder in folders]
     found = compare_runs(records[0], folders[0], records[1], folders[1])
     if args.json:
-        console.result(json.dumps(jsonable(found), indent=2))
+        console.result(json.dumps(found.document(), indent=2, allow_nan=False))
     else:
         console.result(printable(comparison_text(found)))
     return found.exit_code

@@ -53,12 +53,12 @@ def _floor(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found; the exit code says whether it can be believed."""
-    from runbook.tools.inspect import inspect_path, inspection_text, jsonable
+    from runbook.tools.inspect import inspect_path, inspection_text
 
     console = console_for(args)
     inspection = inspect_path(Path(args.directory), loss_floor=args.loss_floor)
     if args.json:
-        console.result(json.dumps(jsonable(inspection), indent=2, allow_nan=False))
+        console.result(json.dumps(inspection.document(), indent=2, allow_nan=False))
     else:
         console.result(printable(inspection_text(inspection)))
     return inspection.exit_code

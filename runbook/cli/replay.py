@@ -9,7 +9,7 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable, table
 
 if TYPE_CHECKING:
-    from runbook.tools.replay import Judgement
+    from runbook.tools.replay import ReplayRecord
 
 
 _STYLE = {"GO": "good", "NO-GO": "bad", "INCOMPLETE": "unsure"}
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     return judgement.verdict.exit_code
 
 
-def _print(console: Console, judgement: Judgement, path: str) -> None:
+def _print(console: Console, judgement: ReplayRecord, path: str) -> None:
     verdict = judgement.verdict.value
     console.result(
         console.paint(verdict, _STYLE[verdict])

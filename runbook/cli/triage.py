@@ -1,4 +1,4 @@
-"""`runbook triage`: the operator's ladder, climbed for real."""
+"""`runbook triage`: the failing command again, with one change at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runbook.cli._parser import add_output_flags
 from runbook.console import Console, console_for, printable
 
 if TYPE_CHECKING:
-    from runbook.tools.triage import RungResult, Target, Triage
+    from runbook.tools.triage import StepResult, Target, Triage
 
 
 _EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
@@ -22,9 +22,9 @@ def add_parser(subparsers: Any) -> None:
         "triage",
         help="run the failing command again with one change at a time, until it works",
         description=(
-            "Climb the ladder of the operator's cheat sheet and the failure playbook: run the\n"
-            "failing command as it was, then with one change at a time, and stop at the first\n"
-            "change under which the failure is gone. RUN|CONFIG is a run's folder or id (its\n"
+            "Run the failing command as it was, then with one change at a time, in the order of\n"
+            "the operator's cheat sheet and the failure playbook, and stop at the first change\n"
+            "under which the failure is gone. RUN|CONFIG is a run's folder or id (its\n"
             "first failed launch is taken), a launch's directory, or a trainer config."
         ),
         epilog=(
@@ -32,13 +32,13 @@ def add_parser(subparsers: Any) -> None:
             "  runbook triage                        the newest run\n"
             "  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml\n"
             "  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1\n"
-            "exit codes: 0 a rung helped, 1 none did, 2 usage, 3 it did not fail again"
+            "exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again"
         ),
     )
     parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
-    parser.add_argument("--dry-run", action="store_true", help="show the ladder; start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the steps; start nothing")
     parser.add_argument(
-        "--floor", metavar="TOKS_PER_S", type=_positive, help="climb for throughput: fast enough is"
+        "--floor", metavar="TOK_S", type=_positive, help="triage low throughput: fast enough is"
     )
     parser.add_argument("--ranks", metavar="N", type=_whole, help="ranks for a config (2)")
     parser.add_argument(
@@ -76,26 +76,26 @@ def _whole(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Climb, or show the ladder."""
+    """Run the steps, or show them."""
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.tools.triage import climb
+    from runbook.tools.triage import run_steps
 
     console = console_for(args)
     target = _target(args)
     if args.dry_run:
-        _show_ladder(console, target, as_json=args.json)
+        _show_steps(console, target, as_json=args.json)
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     out = (Path(args.out) / f"triage-{stamp}").resolve()
     console.progress(printable(f"triage of {target.why}; evidence in {out}"))
 
-    def tell(result: RungResult) -> None:
+    def tell(result: StepResult) -> None:
         console.progress(printable(f"{result.name}: {result.outcome}: {result.detail}"))
 
     with stop_on_signals(StopRequest()) as stop:
-        triage = climb(target, out, stop=stop, tell=tell)
+        triage = run_steps(target, out, stop=stop, tell=tell)
     _show(console, triage, as_json=args.json)
     return _EXIT[triage.outcome]
 
@@ -126,31 +126,30 @@ def _path(text: str | None, out: Path) -> Path:
         return find_run(text, out)
 
 
-def _show_ladder(console: Console, target: Target, *, as_json: bool) -> None:
+def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
     from runbook.launch.command import pasteable
-    from runbook.tools.triage import LADDERS, applied
+    from runbook.tools.triage import STEPS, applied
 
-    rungs = LADDERS[target.symptom]
     rows = []
-    for number, rung in enumerate(rungs, start=1):
-        launch = applied(rung, target.launch, name=rung.name, steps=target.steps)
-        skipped = "" if rung.changes(target.launch) else "skipped: the command has this already"
-        rows.append((number, rung, pasteable(launch).line, skipped))
+    for number, step in enumerate(STEPS[target.symptom], start=1):
+        launch = applied(step, target.launch, name=step.name, steps=target.steps)
+        skipped = "" if step.changes(target.launch) else "skipped: the command does this already"
+        rows.append((number, step, pasteable(launch).line, skipped))
     if as_json:
         found = [
-            {"rung": n, "name": r.name, "title": r.title, "source": r.source, "command": c,
+            {"step": n, "name": r.name, "title": r.title, "source": r.source, "command": c,
              "note": s}
             for n, r, c, s in rows
         ]  # fmt: skip
-        console.json_document({"schema_version": 1, "symptom": target.symptom, "ladder": found})
+        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": found})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
-    console.result(printable(f"triage of {target.why} (ladder: {target.symptom})"))
+    console.result(printable(f"triage of {target.why} ({target.symptom})"))
     for note in first.notes:
         console.result(printable(f"every try {note}"))
     console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
-    for number, rung, command, skipped in rows:
-        console.result(f"{number}. {rung.title} [{rung.source}]")
+    for number, step, command, skipped in rows:
+        console.result(f"{number}. {step.title} [{step.source}]")
         console.result(printable(f"   {skipped or command}"))
 
 
@@ -160,8 +159,8 @@ def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
     if as_json:
         console.json_document(triage.document())
         return
-    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.rungs]
-    console.result(printable(table(("RUNG", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)))
+    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
+    console.result(printable(table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)))
     console.result(printable(f"finding: {triage.finding}"))
     for line in triage.exports:
         console.result(printable(line))

@@ -22,22 +22,15 @@ from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.invocation import Invocation
 from runbook.records.phase import Judgement, Phase, PlanContext
 
-# What outranks what where several checks are summed up.
-_ORDER = (
-    Outcome.FAIL,
-    Outcome.INVALID,
-    Outcome.INCOMPLETE,
-    Outcome.INCONCLUSIVE,
-    Outcome.PASS,
-    Outcome.SKIPPED,
-)
 _SHOWN = 2
 
 
 def phase_outcome(checks: Iterable[Check]) -> Outcome:
     """The worst outcome of a phase's checks; SKIPPED only if all are; none at all: INCOMPLETE."""
     outcomes = {check.outcome for check in checks}
-    return next((outcome for outcome in _ORDER if outcome in outcomes), Outcome.INCOMPLETE)
+    # A skipped check says nothing about a phase in which others were answered.
+    answered = outcomes - {Outcome.SKIPPED} or outcomes
+    return min(answered, key=lambda outcome: outcome.rank, default=Outcome.INCOMPLETE)
 
 
 def missing_row(
@@ -120,7 +113,7 @@ def reasons_for(
     if verdict is Verdict.GO:
         return (f"all {len(set(required))} required checks passed",)
     bad = [check for check in checks if check.id in set(required) and check.outcome != Outcome.PASS]
-    bad.sort(key=lambda check: _ORDER.index(check.outcome))
+    bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]
     texts = [f"interrupted by {interrupted}"] if interrupted else []

@@ -124,10 +124,10 @@ class _Flatline:
         if not is_low:
             self._recent.append(rate)
         if self._equal == patience:
-            what = f"throughput reads {text} toks/s {patience} times in a row, up to step {step}"
+            what = f"throughput reads {text} tok/s {patience} times in a row, up to step {step}"
         elif self._low == patience:
             what = (
-                f"throughput {rate:g} toks/s in {patience} steps up to step {step}, usual {usual:g}"
+                f"throughput {rate:g} tok/s in {patience} steps up to step {step}, usual {usual:g}"
             )
         else:
             return None

@@ -82,7 +82,7 @@ class _Reader:
             if repeated:
                 self.unreadable = f"the header names columns twice: {', '.join(repeated)}"
             return rest
-        if len(names) == len(self.spec.headerless) and _is_number(names[0]):
+        if len(names) == len(self.spec.headerless) and is_number(names[0]):
             self.columns, self.legacy = self.spec.headerless, True
             return block
         self.unreadable = (
@@ -158,7 +158,7 @@ class _Reader:
             if value == "" and name not in self.spec.filled:
                 row.append(float("nan"))
                 continue
-            if not _is_number(value):
+            if not is_number(value):
                 return None
             number = float(value)
             if name in self.spec.whole and not _all_whole(np.array([number])):
@@ -237,7 +237,8 @@ def _all_whole(values: npt.NDArray[np.float64]) -> bool:
     return bool(np.all(good)) and bool(np.all(values == np.floor(values)))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number, NaN and infinities included."""
     if "_" in text:  # Python reads 1_000 as a number; no trainer writes that
         return False
     try:

@@ -1,10 +1,14 @@
-"""A number with everything needed to believe it."""
+"""A number with everything needed to believe it, and the one way to write a number down."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+# The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
+TOKENS_PER_SECOND = "tok/s"
 
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -18,21 +22,40 @@ Scalar = Annotated[float | str | bool, BeforeValidator(_number_of_word)]
 Cell = Annotated[str | float | int | None, BeforeValidator(_number_of_word)]
 
 
+def _word(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def plain_number(value: float | int | str | bool | None) -> str:
+    """A value as text: four significant digits, whole from 10,000 on, yes/no, NaN, - for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return _word(value)
+    return f"{value:.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def json_ready(value: Any) -> Any:
+    """The same document with NaN and infinities as words: JSON has no numbers for them."""
+    if isinstance(value, dict):
+        return {name: json_ready(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return _word(value)
+    return value
+
+
 class Record(BaseModel):
     """An immutable record; an unknown field is an error, so a schema cannot drift unseen."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
     )
-
-
-def number_text(value: Scalar) -> str:
-    """Four significant digits; whole numbers from 10,000 on; yes and no for booleans."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
-    return str(value)
 
 
 class Window(Record):
@@ -70,11 +93,7 @@ class Measurement(Record):
     note: str = ""
 
     def __str__(self) -> str:
-        spread = f" +- {self.stdev:.4g}" if self.stdev is not None else ""
-        if isinstance(self.value, float):
-            number = f"{self.value:.0f}" if abs(self.value) >= 10_000 else f"{self.value:.4g}"
-        else:
-            number = str(self.value)
+        spread = f" +- {plain_number(self.stdev)}" if self.stdev is not None else ""
         unit = f" {self.unit}" if self.unit else ""
         window = f", {self.window}" if self.window else ""
-        return f"{number}{spread}{unit} (n={self.n}{window}, {self.path})"
+        return f"{plain_number(self.value)}{spread}{unit} (n={self.n}{window}, {self.path})"

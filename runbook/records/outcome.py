@@ -21,6 +21,23 @@ class Outcome(StrEnum):
     INCOMPLETE = "INCOMPLETE"
     SKIPPED = "SKIPPED"
 
+    @property
+    def rank(self) -> int:
+        """The place in the one order of severity: 0 is the worst."""
+        return WORST_FIRST.index(self)
+
+
+# A fault outranks a wrong comparison, which outranks missing evidence. SKIPPED stands before PASS:
+# of several launches that answer one question, the one that did not must be seen.
+WORST_FIRST = (
+    Outcome.FAIL,
+    Outcome.INVALID,
+    Outcome.INCOMPLETE,
+    Outcome.INCONCLUSIVE,
+    Outcome.SKIPPED,
+    Outcome.PASS,
+)
+
 
 class Reason(StrEnum):
     """Why a check says what it says; a number that is missing always has one of these."""

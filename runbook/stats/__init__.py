@@ -7,18 +7,18 @@ randomness. One value is the throughput of one block or launch: tokens over time
 from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
-from runbook.stats.decision import Answer, Decision, Detail
-from runbook.stats.launches import SCALING_PLAN, meets_target, scaling
+from runbook.stats.decision import Decided, Decision, Detail
+from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
-from runbook.stats.pairs import FUSED_PLAN, faster, non_inferiority, regression
-from runbook.stats.plans import BUCKET_PLAN, LookPlan
-from runbook.stats.steady import steady, warmup_steps
+from runbook.stats.pairs import faster, non_inferiority, regression
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
+from runbook.stats.steady import steady
 from runbook.stats.throughput import (
     block_throughputs,
     effective,
     last_window,
-    stall,
     step_times,
+    time_lost,
     typical,
 )
 from runbook.stats.window import (
@@ -33,10 +33,10 @@ __all__ = [
     "BUCKET_PLAN",
     "FUSED_PLAN",
     "SCALING_PLAN",
-    "Answer",
+    "Decided",
     "Decision",
     "Detail",
-    "LookPlan",
+    "InterimPlan",
     "MissingColumn",
     "StatisticsError",
     "WindowTooShort",
@@ -53,10 +53,9 @@ __all__ = [
     "non_inferiority",
     "regression",
     "scaling",
-    "stall",
     "steady",
     "step_times",
+    "time_lost",
     "typical",
     "warmup_cut",
-    "warmup_steps",
 ]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between
 from runbook.stats.pairs import t_quantile
-from runbook.stats.plans import BUCKET_PLAN, LookPlan, first_settled
+from runbook.stats.plans import BUCKET_PLAN, InterimPlan, first_settled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,23 +139,23 @@ def best_arm(
 def best_arm_sequential(
     samples: pd.DataFrame,
     *,
-    plan: LookPlan = BUCKET_PLAN,
+    plan: InterimPlan = BUCKET_PLAN,
     min_effect: float = 0.02,
     final: bool = False,
 ) -> Decision:
-    """As `best_arm`, for a run that looks after some rounds and stops as soon as it knows.
+    """As `best_arm`, for a run with interim analyses that stops as soon as it knows.
 
-    A pure function of all complete rounds so far: it repeats the looks of `plan` in order and
-    returns the first that decided, so judging a finished run again gives the same answer.
-    Between looks, and while undecided, the answer is INCONCLUSIVE with `go_on` set. A look also
+    A pure function of all complete rounds so far: it repeats the analyses of `plan` in order and
+    returns the first that decided, so judging a finished run again gives the same outcome.
+    Between them, and while undecided, it is INCONCLUSIVE with `go_on` set. An analysis also
     stops with TIE when no arm can be ahead of all others by `min_effect` (one-sided 95 %);
     that costs no error, since it declares no winner.
 
     Args:
         samples: as in `best_arm`; rounds ordered by `block`.
-        plan: the looks; must not be changed after the first round was seen.
+        plan: the interim analyses; must not be changed after the first round was seen.
         min_effect: smallest lead worth looking for.
-        final: no more rounds will come (time is up): spend what error is left on a last look.
+        final: no more rounds will come (time is up): spend what error is left on a last analysis.
 
     Raises:
         UsageError: as `best_arm`.
@@ -168,19 +168,19 @@ def judge_rounds_so_far(
     arms: Sequence[str],
     values: FloatArray,
     *,
-    plan: LookPlan,
+    plan: InterimPlan,
     min_effect: float = 0.02,
     final: bool = False,
 ) -> Decision:
     """`best_arm_sequential` on an array [rounds, arms]."""
 
-    def look(rounds: int, spend: float) -> Decision:
+    def analyze(rounds: int, spend: float) -> Decision:
         return judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
 
     def settled(decision: Decision) -> bool:
-        return decision.outcome is Answer.WINNER or bool(decision.details["futile"])
+        return decision.outcome is Decided.WINNER or bool(decision.details["futile"])
 
-    return first_settled(values.shape[0], plan, look, settled, final=final)
+    return first_settled(values.shape[0], plan, analyze, settled, final=final)
 
 
 def judge_rounds(
@@ -196,7 +196,7 @@ def judge_rounds(
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
         return Decision(
-            outcome=Answer.INCONCLUSIVE,
+            outcome=Decided.INCONCLUSIVE,
             error_rate=error,
             n=rounds,
             unit="ratio",
@@ -232,7 +232,7 @@ def judge_rounds(
         },
     }
     return Decision(
-        outcome=Answer.WINNER if winner is not None else Answer.TIE,
+        outcome=Decided.WINNER if winner is not None else Decided.TIE,
         winner=winner,
         estimate=ratio,
         interval=interval,

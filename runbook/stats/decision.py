@@ -1,4 +1,4 @@
-"""Checks of what comes in. Each failure is one message that names every problem found."""
+"""A decision with the evidence for it, and the checks of the numbers that it is made from."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
+from runbook.records.outcome import Outcome
 
 Detail = str | int | float | bool | None | list["Detail"] | dict[str, "Detail"]
 
 
-class Answer(StrEnum):
-    """What a decision can say. WINNER, TIE, KEEP and DROP are answers to a question of choice."""
+class Decided(StrEnum):
+    """What a decision says: nobody has to read it out of the `reason`."""
 
     WINNER = "WINNER"
     TIE = "TIE"
@@ -28,22 +29,23 @@ class Answer(StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
 
     @property
-    def as_check(self) -> str:
-        """The outcome of the check that asked: PASS, FAIL, INVALID or INCONCLUSIVE.
+    def as_check(self) -> Outcome:
+        """The outcome of the check that asked.
 
-        A choice that could be made (WINNER, TIE, KEEP, DROP) answers its question: PASS.
+        WINNER, TIE, KEEP and DROP say what to choose; a choice that could be made is a PASS.
         """
-        if self in (Answer.WINNER, Answer.TIE, Answer.KEEP, Answer.DROP):
-            return Answer.PASS.value
-        return self.value
+        return Outcome.PASS if self in _CHOICES else Outcome(self.value)
+
+
+_CHOICES = frozenset(map(Decided, ("WINNER", "TIE", "KEEP", "DROP")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """An answer with the evidence for it.
+    """The outcome of one question with the evidence for it.
 
     Attributes:
-        outcome: the answer.
+        outcome: what is decided.
         winner: the arm to use, only with WINNER.
         estimate: the estimated quantity, in `unit`; None where there is too little data.
         interval: lower and upper bound; each is one-sided at `error_rate` unless the function
@@ -56,7 +58,7 @@ class Decision:
         details: further numbers, JSON-able.
     """
 
-    outcome: Answer
+    outcome: Decided
     winner: str | None = None
     estimate: float | None = None
     interval: tuple[float, float] | None = None

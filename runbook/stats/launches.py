@@ -8,9 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, paired, positive
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.decision import (
+    Decided,
+    Decision,
+    Detail,
+    FloatArray,
+    between,
+    paired,
+    positive,
+)
 from runbook.stats.pairs import mean_and_error, t_quantile
-from runbook.stats.plans import LookPlan, first_settled, is_decided
+from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
 MIN_LAUNCHES = 3
 # Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.
@@ -18,8 +27,6 @@ FAR = 0.15
 STALE_BELOW = 0.5
 MOST_SCALING = 1.05
 RATIO_WEIGHT = 2 / 3
-# Almost all error is kept for the last look: at 5 pairs every bit of power is needed.
-SCALING_PLAN = LookPlan(looks=(3, 4, 5), error=0.01, power=10.0)
 
 
 def meets_target(
@@ -44,8 +51,8 @@ def meets_target(
         UsageError: values or target that are not positive numbers.
     """
     between("error", error, 0.0, 0.5)
-    floor = float(positive("target", [target], unit="tok/s")[0])
-    array = positive("values", values, unit="tok/s")
+    floor = float(positive("target", [target], unit=TOKENS_PER_SECOND)[0])
+    array = positive("values", values, unit=TOKENS_PER_SECOND)
     middle = math.exp(float(np.log(array).mean()))
     if array.size < MIN_LAUNCHES:
         outcome, interval, says = _far_from(array, floor)
@@ -63,29 +70,29 @@ def meets_target(
         interval=interval,
         error_rate=error,
         n=array.size,
-        unit="tok/s",
+        unit=TOKENS_PER_SECOND,
         reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}"
         + (warning if stale else ""),
         details=details,
     )
 
 
-def _against(interval: tuple[float, float], floor: float) -> tuple[Answer, str]:
+def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]:
     low, high = interval
     if low >= floor:
-        return Answer.PASS, f"lower bound {low:.4g} reaches it"
+        return Decided.PASS, f"lower bound {low:.4g} reaches it"
     if high < floor:
-        return Answer.FAIL, f"upper bound {high:.4g} is below it"
-    return Answer.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+        return Decided.FAIL, f"upper bound {high:.4g} is below it"
+    return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
 
 
-def _far_from(array: FloatArray, floor: float) -> tuple[Answer, tuple[float, float] | None, str]:
+def _far_from(array: FloatArray, floor: float) -> tuple[Decided, tuple[float, float] | None, str]:
     few = f"{MIN_LAUNCHES} launches are needed near the target"
     if float(array.min()) >= floor * (1 + FAR):
-        return Answer.PASS, None, f"more than {FAR:.0%} above it ({few})"
+        return Decided.PASS, None, f"more than {FAR:.0%} above it ({few})"
     if float(array.max()) < floor * (1 - FAR):
-        return Answer.FAIL, None, f"more than {FAR:.0%} below it ({few})"
-    return Answer.INCONCLUSIVE, None, few
+        return Decided.FAIL, None, f"more than {FAR:.0%} below it ({few})"
+    return Decided.INCONCLUSIVE, None, few
 
 
 def scaling(
@@ -95,7 +102,7 @@ def scaling(
     *,
     limit: float = 0.90,
     error: float = 0.01,
-    plan: LookPlan | None = None,
+    plan: InterimPlan | None = None,
     final: bool = True,
 ) -> Decision:
     """Scaling efficiency E = T_N / (N * T_1), held against a floor.
@@ -106,7 +113,8 @@ def scaling(
         n: number of devices, at least 2.
         limit: the floor.
         error: one-sided error of either answer.
-        plan: looks (in pairs) of a run that stops early, and its error; None: one look at all.
+        plan: for a run that stops early, in pairs; its error counts then. None: one analysis
+            of all.
         final: with a plan: no more pairs will come, so decide with what error is left.
 
     Returns:
@@ -121,33 +129,37 @@ def scaling(
     between("limit", limit, 0.0, MOST_SCALING)
     if n < 2:
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
-    one, many = paired(("t1", "tN"), t1, tN, unit="tok/s")
+    one, many = paired(("t1", "tN"), t1, tN, unit=TOKENS_PER_SECOND)
 
-    def look(pairs: int, spend: float) -> Decision:
-        return _scaling_look(one[:pairs], many[:pairs], n, limit, spend)
+    def analyze(pairs: int, spend: float) -> Decision:
+        return _scaling(one[:pairs], many[:pairs], n, limit, spend)
 
     if plan is None:
-        return look(one.size, error)
-    return first_settled(one.size, plan, look, is_decided, final=final)
+        return analyze(one.size, error)
+    return first_settled(one.size, plan, analyze, is_decided, final=final)
 
 
-def _scaling_look(
-    one: FloatArray, many: FloatArray, n: int, limit: float, error: float
-) -> Decision:
+def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: float) -> Decision:
     pairs = one.size
     log_e = float(np.log(many).mean() - np.log(one).mean()) - math.log(n)
     estimate, interval = math.exp(log_e), None
-    outcome, says = Answer.INCONCLUSIVE, f"at least {MIN_LAUNCHES} pairs are needed"
+    outcome, says = Decided.INCONCLUSIVE, f"at least {MIN_LAUNCHES} pairs are needed"
     if pairs >= MIN_LAUNCHES:
         half = _half_width(one, many, error)
         interval = (math.exp(log_e - half), math.exp(log_e + half))
         says = f"bounds {interval[0]:.3f} to {interval[1]:.3f} hold the limit {limit:g}"
         if interval[0] > limit:
-            outcome, says = Answer.PASS, f"lower bound {interval[0]:.3f} is above {limit:g}"
+            outcome, says = (
+                Decided.PASS,
+                f"lower bound {interval[0]:.3f} is above {limit:g}",
+            )
         elif interval[1] < limit:
-            outcome, says = Answer.FAIL, f"upper bound {interval[1]:.3f} is below {limit:g}"
+            outcome, says = (
+                Decided.FAIL,
+                f"upper bound {interval[1]:.3f} is below {limit:g}",
+            )
     if estimate > MOST_SCALING:
-        outcome = Answer.INVALID
+        outcome = Decided.INVALID
         says = f"above {MOST_SCALING}: not possible, something was not compared like for like"
     return Decision(
         outcome=outcome,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, positive
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, positive
 
 FEWEST_ROWS = 40
 GROUPS = 20
@@ -47,7 +47,7 @@ def memory_plateau(
     at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
     if at.size < FEWEST_ROWS:
         return _decision(
-            Answer.INCONCLUSIVE,
+            Decided.INCONCLUSIVE,
             None,
             None,
             at.size,
@@ -83,11 +83,14 @@ def memory_plateau(
     }
     trend = f"{slope:+.3g} MiB/step, {estimate:.0f} MiB by step {goal:g}"
     if faults:
-        outcome, says = Answer.FAIL, "; ".join([*faults, trend])
+        outcome, says = Decided.FAIL, "; ".join([*faults, trend])
     elif interval[1] <= ceiling:
-        outcome, says = Answer.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f}"
+        outcome, says = (
+            Decided.PASS,
+            f"no new high-water mark; {trend}, limit {ceiling:.0f}",
+        )
     else:
-        outcome = Answer.INCONCLUSIVE
+        outcome = Decided.INCONCLUSIVE
         says = f"{trend}, but up to {interval[1]:.0f} is possible, limit {ceiling:.0f}; run longer"
     return _decision(outcome, estimate, interval, at.size, says, details)
 
@@ -132,7 +135,7 @@ def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, fl
 
 
 def _decision(
-    outcome: Answer,
+    outcome: Decided,
     estimate: float | None,
     interval: tuple[float, float] | None,
     n: int,

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from runbook.stats.decision import Answer, Decision, FloatArray, between, paired
-from runbook.stats.plans import LookPlan, first_settled, is_decided
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.decision import Decided, Decision, FloatArray, between, paired
+from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
 
 @lru_cache(maxsize=4096)
@@ -36,8 +37,6 @@ def mean_and_error(values: FloatArray) -> tuple[float, float]:
 
 
 MIN_PAIRS = 3
-# Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
-FUSED_PLAN = LookPlan(looks=(8, 12, 16, 24), error=0.05, power=1.5)
 # A gross loss (this many margins) must be excluded at this error before anything is kept,
 # however noisy the machine.
 GROSS_MARGINS = 2.5
@@ -50,7 +49,7 @@ def non_inferiority(
     margin: float = 0.02,
     error: float = 0.05,
     *,
-    plan: LookPlan | None = None,
+    plan: InterimPlan | None = None,
     final: bool = True,
 ) -> Decision:
     """May the variant replace the baseline: is it at most `margin` slower?
@@ -60,7 +59,7 @@ def non_inferiority(
         variant: the same of the variant, same rounds.
         margin: loss that would be accepted, as a share.
         error: one-sided error of either answer.
-        plan: looks (in rounds) of a run that stops early, and its error; None: one look at all.
+        plan: for a run that stops early; its error counts then. None: one analysis of all.
         final: with a plan: no more rounds will come, so decide with what error is left.
 
     Returns:
@@ -74,16 +73,16 @@ def non_inferiority(
     """
     between("margin", margin, 0.0, 0.5)
     between("error", error, 0.0, 0.5)
-    first, second = paired(("baseline", "variant"), baseline, variant, unit="tok/s")
+    first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
 
-    def look(rounds: int, spend: float) -> Decision:
+    def analyze(rounds: int, spend: float) -> Decision:
         share = spend / (error if plan is None else plan.error)
         gross = GROSS_ERROR * share
         return _non_inferior(first[:rounds], second[:rounds], margin, spend, gross)
 
     if plan is None:
-        return look(first.size, error)
-    return first_settled(first.size, plan, look, is_decided, final=final)
+        return analyze(first.size, error)
+    return first_settled(first.size, plan, analyze, is_decided, final=final)
 
 
 def _non_inferior(
@@ -96,13 +95,16 @@ def _non_inferior(
     _, (worst, _) = _ratio(first, second, gross_error)
     gross = GROSS_MARGINS * margin
     if low > limit and worst > 1.0 - gross:
-        outcome, says = Answer.KEEP, f"at most {margin:.1%} slower"
+        outcome, says = Decided.KEEP, f"at most {margin:.1%} slower"
     elif low > limit:
-        outcome, says = Answer.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
+        outcome, says = Decided.INCONCLUSIVE, f"a loss of {gross:.1%} is not excluded"
     elif high < limit:
-        outcome, says = Answer.DROP, f"more than {margin:.1%} slower"
+        outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
     else:
-        outcome, says = Answer.INCONCLUSIVE, f"cannot tell whether more than {margin:.1%} slower"
+        outcome, says = (
+            Decided.INCONCLUSIVE,
+            f"cannot tell whether more than {margin:.1%} slower",
+        )
     return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
 
 
@@ -129,11 +131,11 @@ def faster(
         return _too_few(first.size, error)
     ratio, (low, high) = _ratio(second, first, error)
     if low > 1.0:
-        outcome, says = Answer.PASS, "faster"
+        outcome, says = Decided.PASS, "faster"
     elif high < 1.0:
-        outcome, says = Answer.FAIL, "slower"
+        outcome, says = Decided.FAIL, "slower"
     else:
-        outcome, says = Answer.INCONCLUSIVE, "no difference shown"
+        outcome, says = Decided.INCONCLUSIVE, "no difference shown"
     return _decision(outcome, "a", ratio, (low, high), error, first.size, says)
 
 
@@ -171,22 +173,22 @@ def regression(
     between("suspicion", suspicion, 0.0, 1.0)
     between("first_rounds", first_rounds, MIN_PAIRS - 1, math.inf)
     between("more_rounds", more_rounds, 0, math.inf)
-    first, second = paired(("reference", "head"), reference, head, unit="tok/s")
+    first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
     whole = first_rounds + more_rounds
     if first.size < first_rounds:
         return _too_few(first.size, error, needed=first_rounds, go_on=True)
     _, (_, early) = _ratio(first[:first_rounds], second[:first_rounds], suspicion)
     if early >= 1.0:
-        used, outcome, says = first_rounds, Answer.PASS, "no loss suspected"
+        used, outcome, says = first_rounds, Decided.PASS, "no loss suspected"
     elif first.size < whole:
-        used, outcome = first.size, Answer.INCONCLUSIVE
+        used, outcome = first.size, Decided.INCONCLUSIVE
         says = f"a loss is suspected; run {whole - first.size} more round(s)"
     else:
         used = whole
         _, (_, late) = _ratio(first[:whole], second[:whole], error)
-        outcome, says = (Answer.FAIL, "slower") if late < 1.0 else (Answer.PASS, "no loss shown")
+        outcome, says = (Decided.FAIL, "slower") if late < 1.0 else (Decided.PASS, "no loss shown")
     ratio, bounds = _ratio(first[:used], second[:used], error)
-    go_on = outcome is Answer.INCONCLUSIVE
+    go_on = outcome is Decided.INCONCLUSIVE
     return _decision(outcome, "head", ratio, bounds, error, used, says, go_on=go_on)
 
 
@@ -198,7 +200,7 @@ def _ratio(below: FloatArray, above: FloatArray, error: float) -> tuple[float, t
 
 
 def _decision(
-    outcome: Answer,
+    outcome: Decided,
     name: str,
     ratio: float,
     bounds: tuple[float, float],
@@ -224,7 +226,7 @@ def _decision(
 
 def _too_few(n: int, error: float, *, needed: int = MIN_PAIRS, go_on: bool = False) -> Decision:
     return Decision(
-        outcome=Answer.INCONCLUSIVE,
+        outcome=Decided.INCONCLUSIVE,
         error_rate=error,
         n=n,
         unit="ratio",

@@ -1,4 +1,7 @@
-"""Walk the looks of a plan in order; the first that settles the question is the answer."""
+"""When a comparison may stop early: the plans that are published, and how one is followed.
+
+The phases, `runbook decide` and the benchmark that publishes the error rates use these objects.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,33 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Answer, Decision, between
+from runbook.stats.decision import Decided, Decision, between
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookPlan:
-    """Looks fixed before the first number is seen, so that stopping early stays honest.
+class InterimPlan:
+    """Interim analyses fixed before the first number is seen, so that stopping early stays honest.
 
-    After `looks[i]` rounds a decision may be made with error `spends()[i]`; the shares add up to
-    `error`, so the chance of a wrong answer at any look is at most `error` (union bound: it
-    needs no model of how the looks depend on each other).
+    After `analyses[i]` rounds a decision may be made with error `spends()[i]`; the shares add up
+    to `error`, so the chance of a wrong answer at any of them is at most `error` (union bound: it
+    needs no model of how the analyses depend on each other).
 
     Attributes:
-        looks: numbers of rounds, rising, each at least 3; the last is the most ever run.
+        analyses: numbers of rounds, rising, each at least 3; the last is the most ever run.
         error: the declared error of the whole plan.
-        power: the share spent by a look grows as (rounds / last) ** power: 1 spends evenly,
+        power: the share spent by an analysis grows as (rounds / last) ** power: 1 spends evenly,
             more than 1 keeps error for later, when there is more data.
     """
 
-    looks: tuple[int, ...]
+    analyses: tuple[int, ...]
     error: float = 0.01
     power: float = 1.0
 
     def __post_init__(self) -> None:
         problems = []
-        rising = all(a < b for a, b in pairwise(self.looks))
-        if not self.looks or min(self.looks) < 3 or not rising:
-            problems.append(f"looks are {self.looks}; allowed: rising round counts from 3 on")
+        rising = all(a < b for a, b in pairwise(self.analyses))
+        if not self.analyses or min(self.analyses) < 3 or not rising:
+            problems.append(f"analyses are {self.analyses}; allowed: rising round counts from 3 on")
         if not 0 < self.error < 0.5:
             problems.append(f"error is {self.error}; allowed: above 0 and below 0.5")
         if not 0 < self.power <= 10:
@@ -43,70 +46,74 @@ class LookPlan:
 
     @property
     def max_rounds(self) -> int:
-        """Rounds at the last look."""
-        return self.looks[-1]
+        """Rounds at the last analysis."""
+        return self.analyses[-1]
 
     def spends(self) -> tuple[float, ...]:
-        """The error that each look may use; the sum is `error`."""
-        reached = [0.0, *((rounds / self.max_rounds) ** self.power for rounds in self.looks)]
+        """The error that each analysis may use; the sum is `error`."""
+        reached = [0.0, *((rounds / self.max_rounds) ** self.power for rounds in self.analyses)]
         return tuple(self.error * (now - before) for before, now in pairwise(reached))
 
     def due(self, rounds: int) -> tuple[int, ...]:
-        """The looks that `rounds` complete rounds have reached."""
-        return tuple(look for look in self.looks if look <= rounds)
+        """The analyses that `rounds` complete rounds have reached."""
+        return tuple(count for count in self.analyses if count <= rounds)
 
     def unspent(self, rounds: int) -> float:
-        """Error left for a last look, where a run ended (time, machine) before the plan did."""
+        """Error left for a last analysis, where a run ended before the plan did."""
         between("rounds", float(rounds), 0, float("inf"))
-        pairs = zip(self.looks, self.spends(), strict=True)
-        return sum(share for look, share in pairs if look >= rounds)
+        pairs = zip(self.analyses, self.spends(), strict=True)
+        return sum(share for count, share in pairs if count >= rounds)
 
 
-# Chosen with benchmarks/decisions.py: docs/statistics.md has the rates it gives.
-BUCKET_PLAN = LookPlan(looks=(4, 6, 8, 12, 18, 24), error=0.01, power=1.0)
+# All three were chosen with benchmarks/decisions.py: docs/statistics.md has the rates they give.
+BUCKET_PLAN = InterimPlan(analyses=(4, 6, 8, 12, 18, 24), error=0.01, power=1.0)
+FUSED_PLAN = InterimPlan(analyses=(8, 12, 16, 24), error=0.05, power=1.5)
+# Almost all error is kept for the last analysis: with 5 pairs every bit of power is needed. A run
+# that ends after 3 pairs, as the shipped profiles do, spends all of it there.
+SCALING_PLAN = InterimPlan(analyses=(3, 4, 5), error=0.01, power=10.0)
 
 
 def first_settled(
     rounds: int,
-    plan: LookPlan,
-    look: Callable[[int, float], Decision],
+    plan: InterimPlan,
+    analyze: Callable[[int, float], Decision],
     settled: Callable[[Decision], bool],
     *,
     final: bool,
 ) -> Decision:
-    """Repeat all looks that `rounds` complete rounds have reached.
+    """Repeat all analyses that `rounds` complete rounds have reached.
 
     Args:
         rounds: complete rounds so far.
-        plan: looks and the error each may spend.
-        look: judges the first so many rounds at that error.
-        settled: whether an answer before the last look ends the run.
-        final: no more rounds will come, so what error is left is spent on a last look.
+        plan: the analyses and the error each may spend.
+        analyze: decides on the first so many rounds at that error.
+        settled: whether a decision before the last analysis ends the run.
+        final: no more rounds will come, so what error is left is spent on a last analysis.
 
     Returns:
-        The first settled answer, or that of the last look; before it INCONCLUSIVE with `go_on`
-        and without estimate, so that nobody acts on a number between two looks.
+        The first settled decision, or that of the last analysis; before it INCONCLUSIVE with
+        `go_on` and without estimate, so that nobody acts on a number between two analyses.
     """
     reached = plan.due(rounds)
     for count, spend in zip(reached, plan.spends(), strict=False):
-        decision = replace(look(count, spend), error_rate=plan.error)
+        decision = replace(analyze(count, spend), error_rate=plan.error)
         if count == plan.max_rounds or settled(decision):
             return decision
     if final:
-        return replace(look(rounds, plan.unspent(rounds)), error_rate=plan.error)
-    coming = plan.looks[len(reached)]
+        return replace(analyze(rounds, plan.unspent(rounds)), error_rate=plan.error)
+    coming = plan.analyses[len(reached)]
     return Decision(
-        outcome=Answer.INCONCLUSIVE,
+        outcome=Decided.INCONCLUSIVE,
         error_rate=plan.error,
         n=rounds,
         unit="ratio",
         reason=f"undecided after {rounds} of at most {plan.max_rounds} rounds;"
-        f" the next look is after {coming}",
+        f" the next interim analysis is after {coming}",
         go_on=True,
-        details={"next_look": coming, "max_rounds": plan.max_rounds},
+        details={"next_analysis": coming, "max_rounds": plan.max_rounds},
     )
 
 
 def is_decided(decision: Decision) -> bool:
     """Anything but INCONCLUSIVE."""
-    return decision.outcome is not Answer.INCONCLUSIVE
+    return decision.outcome is not Decided.INCONCLUSIVE

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runbook.stats.decision import Answer, Decision, Detail, FloatArray, between, positive
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive
 from runbook.stats.pairs import t_quantile, t_upper_tail
+from runbook.stats.window import warmup_cut
 
 FEWEST_BATCHES = 8
 SHORTEST_BATCH = 10
@@ -29,34 +30,6 @@ class _Change:
     p: float
 
 
-def warmup_steps(step_times: Sequence[float] | FloatArray) -> int:
-    """How many leading steps are warm-up: slow ones before the run reaches its usual pace.
-
-    The usual pace is the median of the second half. Warm-up ends at the first step that is
-    within 10 % of it (or within 3 robust deviations, if that is more), as is the median of the
-    5 steps from there on.
-    At most a quarter of the run is cut, so that a run that slows down or speeds up throughout
-    keeps its trend.
-
-    Args:
-        step_times: seconds per step, in order.
-
-    Raises:
-        UsageError: values that are not positive numbers.
-    """
-    times = positive("step_times", step_times, unit="s")
-    most = times.size // 4
-    if most == 0 or times.size < 2 * 5:
-        return 0
-    late = times[times.size // 2 :]
-    pace = float(np.median(late))
-    spread = 1.4826 * float(np.median(np.abs(late - pace)))
-    allowed = pace + max(0.10 * pace, 3 * spread)
-    windows = np.lib.stride_tricks.sliding_window_view(times[: most + 5], 5)
-    usual = np.flatnonzero((windows[:, 0] <= allowed) & (np.median(windows, axis=1) <= allowed))
-    return int(min(usual[0], most)) if usual.size else most
-
-
 def steady(
     step_times: Sequence[float] | FloatArray,
     *,
@@ -72,7 +45,7 @@ def steady(
 
     Args:
         step_times: seconds per step, in order, of one launch; leave out steps with an
-            evaluation or a checkpoint. Warm-up is found and cut (`warmup_steps`).
+            evaluation or a checkpoint. Warm-up is found and cut (`warmup_cut`).
         batch: steps per batch; shorter (down to 10) where the run holds fewer than 8 batches.
         tolerance: change of step time over the whole run that is still level, as a share.
         stall_limit: share of the time that steps of more than twice the median may take.
@@ -93,15 +66,15 @@ def steady(
     between("stall_limit", stall_limit, 0.0, 1.0)
     between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
     times = positive("step_times", step_times, unit="s")
-    cut = warmup_steps(times)
+    cut = warmup_cut(times)
     kept = times[cut:]
-    stall = _stall_share(kept)
+    stall = stall_share(kept)
     size = min(batch, max(SHORTEST_BATCH, kept.size // FEWEST_BATCHES))
     count = kept.size // size
     details: dict[str, Detail] = {"warmup_steps": cut, "stall": stall, "batch_steps": size}
     if count < FEWEST_BATCHES:
         return Decision(
-            outcome=Answer.INCONCLUSIVE,
+            outcome=Decided.INCONCLUSIVE,
             error_rate=error,
             n=count,
             unit="share",
@@ -119,11 +92,14 @@ def steady(
     level = -tolerance < interval[0] and interval[1] < tolerance
     trend = f"step time {math.expm1(slope):+.1%} ({interval[0]:+.1%} to {interval[1]:+.1%})"
     if faults:
-        outcome, says = Answer.FAIL, "; ".join([trend, *faults])
+        outcome, says = Decided.FAIL, "; ".join([trend, *faults])
     elif level:
-        outcome, says = Answer.PASS, f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}"
+        outcome, says = (
+            Decided.PASS,
+            f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}",
+        )
     else:
-        outcome = Answer.INCONCLUSIVE
+        outcome = Decided.INCONCLUSIVE
         says = f"{trend}: cannot tell whether inside +-{tolerance:.0%}; a longer run would"
     return Decision(
         outcome=outcome,
@@ -137,8 +113,8 @@ def steady(
     )
 
 
-def _stall_share(times: FloatArray) -> float:
-    """Time in steps beyond twice the median, as a share of all time."""
+def stall_share(times: FloatArray) -> float:
+    """Time in steps of more than twice the median, as a share of all time."""
     slow = times > PAUSE_RATIO * float(np.median(times))
     return float(times[slow].sum() / times.sum())
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from runbook.records import Measurement
 from runbook.records.evidence import TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.window import (
     StatisticsError,
     WindowTooShort,
@@ -17,8 +18,6 @@ from runbook.stats.window import (
     need,
     warmup_cut,
 )
-
-_RATE = "toks/s"
 
 
 def last_window(log: TrainingLog, *, n: int = 50, arm: str | None = None) -> Measurement:
@@ -43,7 +42,7 @@ def last_window(log: TrainingLog, *, n: int = 50, arm: str | None = None) -> Mea
         name=_named(f"toks_per_s_last{n}", arm),
         value=float(np.mean(rates)),
         stdev=float(np.std(rates)),
-        unit=_RATE,
+        unit=TOKENS_PER_SECOND,
     )
 
 
@@ -55,7 +54,9 @@ def typical(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     """
     rows = _steady_rows(log, arm=arm)
     value = float(rows["tokens"].mean()) / float(rows["dt_s"].median())
-    return measurement(log, rows, name=_named("toks_per_s_typical", arm), value=value, unit=_RATE)
+    return measurement(
+        log, rows, name=_named("toks_per_s_typical", arm), value=value, unit=TOKENS_PER_SECOND
+    )
 
 
 def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = None) -> Measurement:
@@ -65,22 +66,23 @@ def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = N
     """
     rows = _steady_rows(log, arm=arm, block=block)
     name = _named("toks_per_s_effective", arm)
-    return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=_RATE)
+    return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=TOKENS_PER_SECOND)
 
 
-def stall(log: TrainingLog) -> Measurement:
-    """The share of throughput lost to pauses: 1 - effective / typical, 0 if there are none.
+def time_lost(log: TrainingLog) -> Measurement:
+    """The share of time lost against the typical pace: 1 - effective / typical.
 
-    Raises as `typical`.
+    Slow steps of any length count here; a stall (`steady.stall_share`) is a step of more than
+    twice the median, counted whole. Raises as `typical`.
     """
     rows = _steady_rows(log)
     usual = typical(log).value
     value = 1.0 - _tokens_per_second(rows) / float(usual)
-    return measurement(log, rows, name="stall_share", value=value, unit="")
+    return measurement(log, rows, name="time_lost", value=value, unit="")
 
 
 def block_throughputs(log: TrainingLog) -> pd.DataFrame:
-    """Tokens over time of each block, as `arm` (str), `block` (int), `value` (toks/s).
+    """Tokens over time of each block, as `arm` (str), `block` (int), `value` (tok/s).
 
     A block that was cut short (fewer measured rows than the longest) is no sample and is left
     out. Raises `MissingColumn` for a log without arms.

@@ -9,33 +9,36 @@ import pandas as pd
 from runbook.records import Measurement, Window
 from runbook.records.evidence import TrainingLog
 
+# Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5
-_SHORTEST = 4
+_FEWEST_STEPS = 4
 _MAD_TO_SIGMA = 1.4826
 
 
 def warmup_cut(dt_s: npt.NDArray[np.float64]) -> int:
-    """How many leading steps to leave out: at least one, at most half; none of fewer than four.
+    """How many leading steps are warm-up: at least one, at most a quarter; none of under four.
 
-    The second half of the run says what is usual (median, and median absolute deviation as a
-    robust sigma). The cut is the first step that is not slow itself and whose next five steps
-    have a usual median: within 10 % or three sigma, whichever is wider. A pause later in the run
-    moves nothing, because only the beginning is searched and medians are compared.
+    The usual pace is the median of the second half. Warm-up ends before the first step that is
+    not slower than it (by 10 %, or by three robust deviations if that is more), as is the median
+    of the five steps from there on. A pause later in the run moves nothing: only the beginning is
+    searched, and medians are compared.
     """
     n = len(dt_s)
-    if n < _SHORTEST:
+    if n < _FEWEST_STEPS:
         return 0
-    half = n // 2
-    later = dt_s[half:]
-    level = float(np.median(later))
-    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(later - level)))
-    limit = max(0.10 * level, 3.0 * sigma)
-    stop = max(half, 1)
-    heads = np.lib.stride_tricks.sliding_window_view(dt_s, min(_RUN, n - stop))[1:stop]
-    usual = np.abs(np.median(heads, axis=1) - level) <= limit
-    usual &= dt_s[1 : len(heads) + 1] <= level + limit
+    # Never more than a quarter: what is still slow there is the run, not its warm-up, and has to
+    # stay visible in its rate and in its trend. Only slow steps are cut for the same reason: a
+    # run that begins fast has slowed down. The first step always goes, it allocates and compiles.
+    most = n // 4
+    later = dt_s[n // 2 :]
+    pace = float(np.median(later))
+    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(later - pace)))
+    allowed = pace + max(0.10 * pace, 3.0 * sigma)
+    run = min(_RUN, n - most)
+    heads = np.lib.stride_tricks.sliding_window_view(dt_s[1 : most + run], run)
+    usual = (heads[:, 0] <= allowed) & (np.median(heads, axis=1) <= allowed)
     found = np.flatnonzero(usual)
-    return int(found[0]) + 1 if len(found) else stop
+    return int(found[0]) + 1 if len(found) else most
 
 
 class StatisticsError(ValueError):

@@ -6,15 +6,19 @@ import csv
 import hashlib
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.read.rows import is_number
 from runbook.stats.decision import FloatArray
 
 MOST_PROBLEMS = 10
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,61 +47,56 @@ class Table:
             raise UsageError(missing, hint=f"{there}; {hint}" if hint else there)
 
     def text(self, column: str) -> list[str]:
-        """A column as it stands.
-
-        Raises:
-            UsageError: empty cells.
-        """
-        at = self.header.index(column)
-        cells = [row[at].strip() for row in self.rows]
-        empty = [self.lines[index] for index, cell in enumerate(cells) if not cell]
-        if empty:
-            raise UsageError(self._listing(column, empty, "is empty", "a name"))
-        return cells
+        """A column as it stands. Raises UsageError for empty cells."""
+        return self._cells(column, "a name", lambda cell: cell.strip() or None)
 
     def numbers(self, column: str, *, above: float = 0.0) -> FloatArray:
-        """A column as finite numbers greater than `above`.
+        """A column as finite numbers greater than `above`. Raises UsageError for other cells."""
 
-        Raises:
-            UsageError: names line and column of the first cells that are something else.
-        """
+        def read(cell: str) -> float | None:
+            value = float(cell) if is_number(cell) else math.nan
+            return value if math.isfinite(value) and value > above else None
+
+        return np.array(self._cells(column, f"finite numbers above {above:g}", read))
+
+    def one_run(self) -> None:
+        """Raise UsageError if a column `step` does not rise: rows of two runs in one file."""
+        if not self.has("step"):
+            return
+        steps = self.numbers("step", above=-1.0)
+        falls = np.flatnonzero(np.diff(steps) <= 0)
+        if falls.size:
+            before, after = steps[falls[0]], steps[falls[0] + 1]
+            where = f"{self.name} line {self.lines[int(falls[0]) + 1]}, column step"
+            raise UsageError(
+                f"{where}: {after:g} after {before:g}; allowed: rising steps of one run",
+                hint="two runs in one file are no longer run: give the rows of one",
+            )
+
+    def _cells(self, column: str, allowed: str, read: Callable[[str], T | None]) -> list[T]:
+        """Every cell as `read` gives it; the first cells that it refuses are named by line."""
         at = self.header.index(column)
-        values, problems = np.empty(len(self.rows)), []
-        allowed = f"finite numbers above {above:g}" if math.isfinite(above) else "finite numbers"
-        for index, row in enumerate(self.rows):
-            try:
-                value = float(row[at])
-            except ValueError:
-                value = math.nan
-            values[index] = value
-            if not (math.isfinite(value) and value > above):
-                where = f"{self.name} line {self.lines[index]}, column {column}"
-                problems.append(f"{where}: {row[at]!r}; allowed: {allowed}")
+        values = [read(row[at]) for row in self.rows]
+        problems = [
+            f"{self.name} line {line}, column {column}: {row[at]!r}; allowed: {allowed}"
+            for value, row, line in zip(values, self.rows, self.lines, strict=True)
+            if value is None
+        ]
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} more"]
         if problems:
-            more = len(problems) - MOST_PROBLEMS
-            rest = [f"and {more} more"] if more > 0 else []
-            raise UsageError([*problems[:MOST_PROBLEMS], *rest])
-        return values
-
-    def _listing(self, column: str, lines: list[int], says: str, allowed: str) -> str:
-        shown = ", ".join(map(str, lines[:MOST_PROBLEMS]))
-        return f"{self.name} line(s) {shown}, column {column}: {says}; allowed: {allowed}"
+            raise UsageError(problems)
+        return [value for value in values if value is not None]
 
 
 def read_table(path: Path) -> Table:
-    """Read a CSV file with a header.
+    """Read a CSV file with a header; quoted cells may hold commas and line ends.
 
     Raises:
         UsageError: no such file, not text, empty, no header, a column twice, rows of another
-            length than the header.
+            length than the header, a last line without its end.
     """
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    data, text = _text_of(path)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: tuple[str, ...] = ()
     rows, lines, problems = [], [], []
@@ -108,17 +107,23 @@ def read_table(path: Path) -> Table:
             if not header:
                 header = tuple(cell.strip() for cell in row)
                 problems.extend(_header_problems(path, header))
-                continue
-            if len(row) != len(header):
+            elif len(row) != len(header):
                 sizes = f"{len(row)} cell(s), the header has {len(header)}"
                 problems.append(f"{path} line {reader.line_num}: {sizes}")
-                continue
-            rows.append(row)
-            lines.append(reader.line_num)
+            else:
+                rows.append(row)
+                lines.append(reader.line_num)
     except csv.Error as error:
         problems.append(f"{path} line {reader.line_num}: {error}")
+    else:
+        # What was cut off cannot be seen from the number: 10 may be the beginning of 105.3.
+        if text and not text.endswith(("\n", "\r")):
+            problems.append(
+                f"{path} line {reader.line_num}: does not end in a newline, so it may be cut off;"
+                " add the newline if the row is whole"
+            )
     if not header:
-        problems.append(f"{path}: empty; needed: a header line and rows")
+        problems = [f"{path}: empty; needed: a header line and rows"]
     elif not rows and not problems:
         problems.append(f"{path}: a header but no rows")
     if problems:
@@ -127,17 +132,20 @@ def read_table(path: Path) -> Table:
     return Table(name=str(path), sha256=digest, header=header, rows=rows, lines=lines)
 
 
+def _text_of(path: Path) -> tuple[bytes, str]:
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    return data, text
+
+
 def _header_problems(path: Path, header: tuple[str, ...]) -> list[str]:
     twice = sorted({name for name in header if header.count(name) > 1})
     problems = [f"{path} line 1: column {name!r} is there more than once" for name in twice]
-    if all(_is_number(cell) for cell in header):
+    if all(map(is_number, header)):
         problems.append(f"{path} line 1: {','.join(header)} are numbers; needed: a header line")
     return problems
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

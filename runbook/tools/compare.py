@@ -11,7 +11,8 @@ from typing import Any
 from runbook.read import read_launch
 from runbook.records import Check, LaunchStatus, RunRecord
 from runbook.records.evidence import LaunchEvidence
-from runbook.stats import Decision, StatisticsError, effective, regression
+from runbook.records.measurement import json_ready, plain_number
+from runbook.stats import Decided, Decision, StatisticsError, effective, regression
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class CheckChange:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedChange:
-    """Throughput of one phase's launches on both sides, in toks/s, and the decision if any."""
+    """Throughput of one phase's launches on both sides, in tok/s, and the decision if any."""
 
     phase: str
     launches: tuple[str, ...]
@@ -86,21 +87,20 @@ class Comparison:
         """0 nothing is worse, 1 a required check or the speed is, 3 it cannot be said."""
         if not self.comparable:
             return 3
-        outcomes = {one.decision.outcome.value for one in self.speeds if one.decision}
-        if "FAIL" in outcomes or any(check.worse and check.required for check in self.checks):
+        outcomes = {one.decision.outcome for one in self.speeds if one.decision}
+        if Decided.FAIL in outcomes or any(check.worse and check.required for check in self.checks):
             return 1
-        return 3 if "INCONCLUSIVE" in outcomes else 0
+        return 3 if Decided.INCONCLUSIVE in outcomes else 0
 
-
-def jsonable(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as a JSON document."""
-    document = asdict(comparison)
-    for one, speed in zip(document["speeds"], comparison.speeds, strict=True):
-        one["decision"] = speed.decision.to_dict() if speed.decision else None
-    for one, check in zip(document["checks"], comparison.checks, strict=True):
-        one["worse"] = check.worse
-    head = {"schema_version": 1, "exit_code": comparison.exit_code}
-    return {**head, "comparable": comparison.comparable, **document}
+    def document(self) -> dict[str, Any]:
+        """For `runbook compare --json`; NaN and infinities become words."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        for one, speed in zip(found["speeds"], self.speeds, strict=True):
+            one["decision"] = speed.decision.to_dict() if speed.decision else None
+        for one, check in zip(found["checks"], self.checks, strict=True):
+            one["worse"] = check.worse
+        head = {"schema_version": 1, "exit_code": self.exit_code, "comparable": self.comparable}
+        return {**head, **found}
 
 
 _KINDS = {
@@ -338,11 +338,8 @@ def _values(a: str, b: str) -> list[tuple[str, str]]:
 
 
 def _speed_text(speed: SpeedChange) -> list[str]:
-    sides = " -> ".join(
-        "/".join(f"{value:.4g}" if value < 10_000 else f"{value:.0f}" for value in values)
-        for values in (speed.a, speed.b)
-    )
-    lines = [f"throughput of {speed.phase}, tokens over time: {sides} toks/s"]
+    sides = " -> ".join("/".join(map(plain_number, values)) for values in (speed.a, speed.b))
+    lines = [f"throughput of {speed.phase}, tokens over time: {sides} tok/s"]
     lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches")
     if speed.decision:
         lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")

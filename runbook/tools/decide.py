@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from runbook.errors import UsageError, did_you_mean
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN
 from runbook.stats.steady import steady
 from runbook.tools.columns import Table
 
@@ -59,7 +58,7 @@ def _needed(value: float | None, flag: str, question: str) -> float:
 
 def _best_arm(table: Table, options: Options) -> Decision:
     arms, values = rounds_of(_arms(table))
-    return judge_rounds(arms, values, error=_or(options.error, 0.01))
+    return judge_rounds(arms, values, error=_or(options.error, BUCKET_PLAN.error))
 
 
 def _arms(table: Table) -> pd.DataFrame:
@@ -77,6 +76,7 @@ def _arms(table: Table) -> pd.DataFrame:
     if not table.has("tokens", "dt_s"):
         table.need("arm", "block", "value", hint=LONG)
     table.need("arm", "block", "tokens", "dt_s", hint=LONG)
+    table.one_run()
     rows = pd.DataFrame(
         {
             "arm": table.text("arm"),
@@ -121,7 +121,7 @@ def _two(table: Table, names: tuple[str, str], options: Options) -> tuple[FloatA
 
 def _non_inferiority(table: Table, options: Options) -> Decision:
     baseline, variant = _two(table, ("baseline", "variant"), options)
-    margin, error = _or(options.margin, 0.02), _or(options.error, 0.05)
+    margin, error = _or(options.margin, 0.02), _or(options.error, FUSED_PLAN.error)
     return non_inferiority(baseline, variant, margin, error)
 
 
@@ -141,6 +141,7 @@ def _target(table: Table, options: Options) -> Decision:
 
 def _steady(table: Table, options: Options) -> Decision:
     table.need("dt_s", hint="needed: one row per step, its seconds in column dt_s")
+    table.one_run()
     tolerance, error = _or(options.tolerance, 0.03), _or(options.error, 0.05)
     return steady(table.numbers("dt_s"), tolerance=tolerance, error=error)
 
@@ -149,19 +150,15 @@ def _memory(table: Table, options: Options) -> Decision:
     limit = _needed(options.limit, "--limit MIB", "memory")
     goal = _needed(options.project_to_step, "--project-to-step STEP", "memory")
     table.need("step", "mem_mib", hint="needed: one row per step, memory in column mem_mib")
+    table.one_run()
     steps = table.numbers("step", above=-1.0)
-    falls = np.flatnonzero(np.diff(steps) <= 0)
-    if falls.size:
-        before, after = steps[falls[0]], steps[falls[0] + 1]
-        where = f"{table.name} line {table.lines[int(falls[0]) + 1]}, column step"
-        raise UsageError(f"{where}: {after:g} after {before:g}; allowed: rising steps of one run")
     return memory_plateau(steps, table.numbers("mem_mib"), goal, limit)
 
 
 def _scaling(table: Table, options: Options) -> Decision:
     devices = int(_needed(options.devices, "--devices N", "scaling"))
     table.need("t1", "tN", hint="needed: one row per pair of launches, throughputs t1 and tN")
-    limit, error = _or(options.limit, 0.90), _or(options.error, 0.01)
+    limit, error = _or(options.limit, 0.90), _or(options.error, SCALING_PLAN.error)
     return scaling(table.numbers("t1"), table.numbers("tN"), devices, limit=limit, error=error)
 
 

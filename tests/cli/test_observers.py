@@ -41,8 +41,8 @@ def test_progress_in_a_pipe_word_for_word() -> None:
         f"runbook 0.1.0  run 20261121T010203Z-840303b  4 phases  -> {ROOT}",
         " 1/4 preflight     PASS          1 of 1 checks"
         "                                             2 s",
-        " 2/4 baseline      FAIL          23 +- 0.575 toks/s (n=3) >= 39  0 of 1 checks"
-        "             3 min 04 s",
+        " 2/4 baseline      FAIL          23 +- 0.575 tok/s (n=3) >= 39  0 of 1 checks"
+        "              3 min 04 s",
         " 3/4 bucket_sweep  INCONCLUSIVE  0 of 1 checks"
         "                                             3 min 02 s",
         " 4/4 long_run      PASS          1 of 1 checks"
@@ -75,7 +75,7 @@ def test_a_pipe_hears_of_a_long_launch_from_time_to_time(monkeypatch: pytest.Mon
             now[0] += 1.0
             observer.launch_progress(launch, step, 100, 12345.6)
     assert err.getvalue().splitlines() == [
-        f"      baseline/run1  step {step}/100  12 346 toks/s" for step in (30, 60, 90)
+        f"      baseline/run1  step {step}/100  12 346 tok/s" for step in (30, 60, 90)
     ]
 
 
@@ -118,10 +118,10 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
     print_summary(Console(stdout=out, stderr=io.StringIO()), samples.no_go(), tmp_path)
     assert out.getvalue().splitlines() == [
         "NO-GO (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
-        "  baseline.throughput: 23 toks/s is below 39",
+        "  baseline.throughput: 23 tok/s is below 39",
         "  bucket_sweep.best: only 2 of 6 rounds are valid",
         "  5 checks: 2 PASS, 1 FAIL, 1 INCONCLUSIVE, 1 SKIPPED",
-        "FAIL  baseline.throughput  23 toks/s is below 39",
+        "FAIL  baseline.throughput  23 tok/s is below 39",
         "    see    baseline/launch_0/training.csv",
         "    see    baseline/launch_0/env.json",
         "    try    set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",

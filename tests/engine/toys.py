@@ -113,7 +113,7 @@ class Toy(Phase):
         return Judgement(
             checks=checks,
             measurements=rates,
-            tables=(Table(title="Rates", columns=("launch", "toks/s"), rows=rows),),
+            tables=(Table(title="Rates", columns=("launch", "tok/s"), rows=rows),),
             choices={"NSA_DDP_BUCKET_MB": "25"} if self.name == "baseline" else {},
         )
 

@@ -61,7 +61,7 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
 def frame(
     launch: Launch, profile: Profile, *, rate: float = 1e5, rates: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
-    """One row per step at exactly `rate` toks/s, or at the rate of each arm."""
+    """One row per step at exactly `rate` tok/s, or at the rate of each arm."""
     tokens = profile.workload.tokens_per_step
     rows: list[tuple[str, int, bool]] = []
     if launch.schedule is None:

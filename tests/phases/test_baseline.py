@@ -30,7 +30,7 @@ def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
     assert (check.outcome, check.limit, check.comparator.value) == (Outcome.PASS, 39.0, ">=")
     assert check.limit_source == "requirement B3"
     measured = check.measurement
-    assert measured is not None and measured.n == 3 and measured.unit == "toks/s"
+    assert measured is not None and measured.n == 3 and measured.unit == "tok/s"
     assert measured.value == pytest.approx(50.0, rel=1e-3)
     assert measured.path == "baseline/run1/training.csv" and measured.sha256 == builder.SHA
     assert len(check.evidence) == 3
@@ -106,7 +106,7 @@ def test_a_floor_under_half_of_the_measured_is_stale() -> None:
 
 
 def test_mfu_is_held_against_what_is_physical() -> None:
-    # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 toks/s are the whole peak.
+    # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
     assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
     low = run("mfu", 847.0, 847.0, 847.0)
     assert (low.outcome, low.code) == (Outcome.PASS, Reason.WARNING)
@@ -123,7 +123,7 @@ def test_mfu_says_which_model_and_peak_it_means() -> None:
 
 
 def test_days_and_cost_of_the_production_run() -> None:
-    # 50,000 steps of 8,192 tokens at 1e5 toks/s: 4096 s.
+    # 50,000 steps of 8,192 tokens at 1e5 tok/s: 4096 s.
     check = run("production_time", 1e5, 1e5, 1e5)
     assert check.measurement is not None
     assert check.measurement.value == pytest.approx(4096 / 86400)

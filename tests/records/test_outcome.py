@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.records import Outcome, Verdict, judge_run
+from runbook.records import Outcome, Verdict, judge_run, outcome
+from runbook.records.outcome import WORST_FIRST
 
 
 @dataclass(frozen=True)
@@ -66,3 +69,21 @@ def test_go_if_and_only_if_every_required_row_passed(outcomes: dict[str, Outcome
 
 def test_exit_codes_are_the_documented_ones() -> None:
     assert [v.exit_code for v in (Verdict.GO, Verdict.NO_GO, Verdict.INCOMPLETE)] == [0, 1, 3]
+
+
+def test_one_order_of_severity() -> None:
+    """Three tables disagreed about whether SKIPPED or PASS is the worse."""
+    assert sorted(Outcome, key=lambda outcome: outcome.rank) == list(WORST_FIRST)
+    assert Outcome.FAIL.rank < Outcome.INVALID.rank < Outcome.INCOMPLETE.rank
+    assert Outcome.INCONCLUSIVE.rank < Outcome.SKIPPED.rank < Outcome.PASS.rank
+
+
+def test_nothing_else_orders_outcomes() -> None:
+    owner = Path(outcome.__file__)
+    root = owner.parents[2]
+    for path in (
+        p for room in ("runbook", "phases", "reports") for p in (root / room).rglob("*.py")
+    ):
+        text = "".join(path.read_text("utf-8").split())
+        listed = re.search(r"FAIL[\"'],[\"']INVALID|Outcome\.FAIL(:\d+)?,Outcome\.INVALID", text)
+        assert listed is None or path == owner, path

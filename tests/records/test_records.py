@@ -16,7 +16,7 @@ def measurement(**changes: Any) -> Measurement:
     fields: dict[str, Any] = {
         "name": "throughput",
         "value": 847.2,
-        "unit": "toks/s",
+        "unit": "tok/s",
         "n": 50,
         "window": Window(first_step=251, last_step=300),
         "path": "baseline/training.csv",
@@ -42,7 +42,7 @@ def check(**changes: Any) -> Check:
 
 
 def test_a_measurement_prints_with_everything_needed_to_believe_it() -> None:
-    wanted = "847.2 +- 4.1 toks/s (n=50, steps 251-300, baseline/training.csv)"
+    wanted = "847.2 +- 4.1 tok/s (n=50, steps 251-300, baseline/training.csv)"
     assert str(measurement()) == wanted
 
 

@@ -47,7 +47,7 @@ def throughput(value: float, outcome: Outcome, code: Reason, reason: str) -> Che
         question="Is global throughput at or above the profile's floor?",
         measurement=measured(
             value,
-            "toks/s",
+            "tok/s",
             "baseline/launch_0/training.csv",
             n=3,
             window=Window(first_step=51, last_step=100),
@@ -56,7 +56,7 @@ def throughput(value: float, outcome: Outcome, code: Reason, reason: str) -> Che
         ),
         comparator=Comparator.AT_LEAST,
         limit=39.0,
-        limit_source="runbook, Acceptance: >= 39 toks/s",
+        limit_source="runbook, Acceptance: >= 39 tok/s",
         outcome=outcome,
         code=code,
         reason=reason,
@@ -184,7 +184,7 @@ def long_run() -> PhaseRecord:
         series=(
             Series(
                 name="Throughput",
-                unit="toks/s",
+                unit="tok/s",
                 points=tuple((float(s), 46 + 2 * math.sin(s / 90)) for s in range(0, 1200, 12)),
                 n=1200,
                 limit=39.0,
@@ -246,12 +246,12 @@ def go() -> RunRecord:
 
 def no_go() -> RunRecord:
     """Throughput is under the floor, and the sweep is undecided."""
-    bad = throughput(23.0, Outcome.FAIL, Reason.BELOW_LIMIT, "23 toks/s is below 39")
+    bad = throughput(23.0, Outcome.FAIL, Reason.BELOW_LIMIT, "23 tok/s is below 39")
     return run(
         Verdict.NO_GO,
         (preflight(), baseline(bad), sweep(Outcome.INCONCLUSIVE), long_run()),
         reasons=(
-            "baseline.throughput: 23 toks/s is below 39",
+            "baseline.throughput: 23 tok/s is below 39",
             "bucket_sweep.best: only 2 of 6 rounds are valid",
             "one warning: sequential prefill at S=2048",
         ),
@@ -267,7 +267,7 @@ def incomplete() -> RunRecord:
         question="Is global throughput at or above the profile's floor?",
         comparator=Comparator.AT_LEAST,
         limit=39.0,
-        limit_source="runbook, Acceptance: >= 39 toks/s",
+        limit_source="runbook, Acceptance: >= 39 tok/s",
         outcome=Outcome.INCOMPLETE,
         code=Reason.INTERRUPTED,
         reason="stopped by hand at step 12 of 100",

@@ -138,7 +138,7 @@ def test_exports_of_a_run_that_is_not_go_are_no_approval() -> None:
 def test_a_failure_has_cause_evidence_remedy_and_rerun() -> None:
     section = rendering.render(no_go(), "md").split("## Failures and what to do")[1]
     for needed in (
-        "23 toks/s is below 39",
+        "23 tok/s is below 39",
         "`baseline/launch_0/env.json`",
         "set NSA_DDP_BUCKET_MB=50",
         "runbook run --phase baseline --profile a100x2_pcie4",
@@ -152,12 +152,12 @@ def test_acceptance_row_holds_the_whole_receipt() -> None:
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:6] == [
         "PASS",
-        "47.25 ± 1.181 toks/s, interval 45.83 to 48.67",
+        "47.25 ± 1.181 tok/s, interval 45.83 to 48.67",
         "3",
         "steps 51-100",
         "`baseline/launch_0/training.csv`",
     ]
-    assert cells[7:] == [">= 39 toks/s", "runbook, Acceptance: >= 39 toks/s"]
+    assert cells[7:] == [">= 39 tok/s", "runbook, Acceptance: >= 39 tok/s"]
 
 
 def test_html_needs_nothing_from_outside_and_draws_its_plots() -> None:

@@ -16,8 +16,8 @@ from scipy import stats
 from runbook.errors import UsageError
 from runbook.stats import (
     BUCKET_PLAN,
-    Answer,
-    LookPlan,
+    Decided,
+    InterimPlan,
     best_arm,
     best_arm_sequential,
     complete_rounds,
@@ -38,7 +38,7 @@ def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 
 def test_a_clear_winner_is_named_with_the_interval_of_a_paired_t_test() -> None:
     table = noisy_rounds((100.0, 106.0, 98.0), 8, 0.005)
     decision = best_arm(table)
-    assert (decision.outcome, decision.winner, decision.n) == (Answer.WINNER, "arm1", 8)
+    assert (decision.outcome, decision.winner, decision.n) == (Decided.WINNER, "arm1", 8)
     wide = table.pivot(index="block", columns="arm", values="value")
     logs = np.log(wide["arm1"] / wide["arm0"])
     low, high = stats.t.interval(0.99, 7, loc=logs.mean(), scale=stats.sem(logs))
@@ -51,7 +51,7 @@ def test_a_clear_winner_is_named_with_the_interval_of_a_paired_t_test() -> None:
 def test_a_winner_must_beat_every_arm() -> None:
     """Two arms tie far above the third: nobody wins."""
     decision = best_arm(noisy_rounds((100.0, 100.0, 80.0), 12, 0.005))
-    assert decision.outcome is Answer.TIE
+    assert decision.outcome is Decided.TIE
     assert decision.winner is None
     assert "keep the configured value" in decision.reason
 
@@ -60,14 +60,14 @@ def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
     """ln ratios are mean +- 1: t = mean * sqrt(n) / sd against the 99.5 % point."""
     spread = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
     edge = stats.t.ppf(0.995, 5) * spread.std(ddof=1) / math.sqrt(6)
-    for shift, outcome in ((1.001, Answer.WINNER), (0.999, Answer.TIE)):
+    for shift, outcome in ((1.001, Decided.WINNER), (0.999, Decided.TIE)):
         values = np.stack([100 * np.exp(spread + shift * edge), np.full(6, 100.0)], axis=1)
         assert best_arm(table_of(values)).outcome is outcome
 
 
 def test_few_rounds_are_inconclusive() -> None:
     decision = best_arm(table_of(np.array([[1.0, 9.0], [1.0, 9.0]])))
-    assert decision.outcome is Answer.INCONCLUSIVE
+    assert decision.outcome is Decided.INCONCLUSIVE
     assert decision.estimate is None
 
 
@@ -111,12 +111,12 @@ def test_at_most_one_winner_and_never_without_a_lead(values: np.ndarray) -> None
     json.dumps(decision.to_dict())
 
 
-# Sequential looks
+# Interim analyses
 
 
 def test_the_spent_error_adds_up_to_the_declared_one() -> None:
     for power in (0.5, 1.0, 3.0):
-        plan = LookPlan(looks=(3, 5, 11), error=0.02, power=power)
+        plan = InterimPlan(analyses=(3, 5, 11), error=0.02, power=power)
         assert sum(plan.spends()) == pytest.approx(0.02)
         assert min(plan.spends()) > 0
 
@@ -124,36 +124,36 @@ def test_the_spent_error_adds_up_to_the_declared_one() -> None:
 def test_every_way_through_a_plan_spends_at_most_its_error() -> None:
     plan = BUCKET_PLAN
     for stop in range(3, plan.max_rounds + 1):
-        seen = dict(zip(plan.looks, plan.spends(), strict=True))
-        spent = sum(share for look, share in seen.items() if look < stop)
+        seen = dict(zip(plan.analyses, plan.spends(), strict=True))
+        spent = sum(share for count, share in seen.items() if count < stop)
         assert spent + plan.unspent(stop) <= plan.error + 1e-15
 
 
 def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     table = noisy_rounds((100.0, 120.0), 24, 0.01)
     early = best_arm_sequential(table[table["block"] < 4])
-    assert (early.outcome, early.n) == (Answer.WINNER, 4)
+    assert (early.outcome, early.n) == (Decided.WINNER, 4)
     assert best_arm_sequential(table) == early
 
 
-def test_between_looks_it_says_go_on_and_gives_no_number() -> None:
+def test_between_analyses_it_says_go_on_and_gives_no_number() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     decision = best_arm_sequential(table)
-    assert (decision.outcome, decision.go_on) == (Answer.INCONCLUSIVE, True)
+    assert (decision.outcome, decision.go_on) == (Decided.INCONCLUSIVE, True)
     assert decision.estimate is None
-    assert decision.details["next_look"] == 6
+    assert decision.details["next_analysis"] == 6
 
 
 def test_time_is_up_spends_what_is_left() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     decision = best_arm_sequential(table, final=True)
-    assert (decision.outcome, decision.n, decision.go_on) == (Answer.TIE, 5, False)
+    assert (decision.outcome, decision.n, decision.go_on) == (Decided.TIE, 5, False)
     assert decision.error_rate == 0.01
 
 
 def test_equal_arms_end_early_as_a_tie() -> None:
     decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.005))
-    assert decision.outcome is Answer.TIE
+    assert decision.outcome is Decided.TIE
     assert decision.n < 24
 
 
@@ -212,15 +212,15 @@ def test_bad_tables(table: pd.DataFrame, says: str) -> None:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("looks", [(), (2, 5), (5, 4), (3, 3)])
-def test_bad_plans(looks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("analyses", [(), (2, 5), (5, 4), (3, 3)])
+def test_bad_plans(analyses: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="rising round counts"):
-        LookPlan(looks=looks)
+        InterimPlan(analyses=analyses)
 
 
 def test_bad_error_rates() -> None:
     with pytest.raises(UsageError, match=r"error is 0\.7"):
-        LookPlan(looks=(3,), error=0.7)
+        InterimPlan(analyses=(3,), error=0.7)
     with pytest.raises(UsageError, match="error is 0"):
         best_arm(table_of(np.ones((3, 2))), family_error=0.0)
 
@@ -234,7 +234,7 @@ def test_incomplete_rounds_are_left_out_and_counted() -> None:
 
 
 def test_rounds_are_ordered_by_number_not_by_row() -> None:
-    """A sequential look at 4 rounds must take rounds 0-3, however the file is sorted."""
+    """An interim analysis at 4 rounds must take rounds 0-3, however the file is sorted."""
     values = np.vstack([np.tile([100.0, 150.0], (4, 1)), np.tile([150.0, 100.0], (20, 1))])
     values *= np.exp(np.random.default_rng(0).normal(0, 0.01, values.shape))
     table = table_of(values).iloc[::-1]

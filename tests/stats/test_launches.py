@@ -15,7 +15,7 @@ from documented_rules import halves_differ, last_50
 from noise_model import CALM, NOISY, blocks, launch_effects, launches
 from scipy.stats import binom
 
-from runbook.stats import Answer, best_arm, meets_target, steady
+from runbook.stats import Decided, best_arm, meets_target, steady
 from runbook.stats.arms import judge_rounds
 from tests.stats.tables import table_of
 
@@ -84,7 +84,7 @@ def test_looking_after_every_round_at_full_error_breaks_the_winner_bound() -> No
     values = blocks(np.random.default_rng(5), CALM, RUNS, (1.0, 1.0, 0.9), 24)
     wrong = sum(
         any(
-            judge_rounds(("a", "b", "c"), run[:rounds], error=0.01).outcome is Answer.WINNER
+            judge_rounds(("a", "b", "c"), run[:rounds], error=0.01).outcome is Decided.WINNER
             for rounds in range(3, 25)
         )
         for run in values
@@ -96,7 +96,7 @@ def test_steps_as_evidence_break_the_target_bound() -> None:
     """The 50 last steps of one launch given as if they were launches, 2 % under the target."""
     times = launches(np.random.default_rng(6), CALM, RUNS, 300)
     rates = 0.98 / times[:, -50:]
-    passed = sum(meets_target(row, 1.0).outcome is Answer.PASS for row in rates)
+    passed = sum(meets_target(row, 1.0).outcome is Decided.PASS for row in rates)
     assert not within(passed, RUNS, Claim("PASS", 0.05))
 
 
@@ -108,7 +108,7 @@ def test_a_t_test_on_steps_breaks_the_steady_bound() -> None:
 def test_a_blunt_interval_breaks_the_drift_bound() -> None:
     """A tolerance of 6 % calls a drift of 5 % steady: the bound must see it."""
     times = launches(np.random.default_rng(8), CALM, 100, 1200, drift=False, trend=0.05)
-    level = sum(steady(run, tolerance=0.06).outcome is Answer.PASS for run in times)
+    level = sum(steady(run, tolerance=0.06).outcome is Decided.PASS for run in times)
     assert not within(level, 100, Claim("PASS", 0.01))
 
 
@@ -119,7 +119,7 @@ def test_without_pairing_the_blocks_the_drift_decides() -> None:
     for _ in range(200):
         drift = np.exp(np.linspace(0.0, 0.04, 24))[:, None]
         rate = (drift * np.exp(rng.normal(0.0, 0.004, (24, 1)))).reshape(3, 8).T
-        wrong += best_arm(table_of(rate)).outcome is Answer.WINNER
+        wrong += best_arm(table_of(rate)).outcome is Decided.WINNER
     assert not within(wrong, 200, Claim("wrong", 0.01))
 
 

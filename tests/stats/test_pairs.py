@@ -15,7 +15,7 @@ from runbook.errors import UsageError
 from runbook.stats import (
     FUSED_PLAN,
     SCALING_PLAN,
-    Answer,
+    Decided,
     faster,
     meets_target,
     non_inferiority,
@@ -36,14 +36,18 @@ def bound(error: float) -> float:
 # non_inferiority
 
 
-@pytest.mark.parametrize(("shift", "outcome"), [(1e-4, Answer.KEEP), (-1e-4, Answer.INCONCLUSIVE)])
-def test_keep_turns_at_the_lower_bound(shift: float, outcome: Answer) -> None:
+@pytest.mark.parametrize(
+    ("shift", "outcome"), [(1e-4, Decided.KEEP), (-1e-4, Decided.INCONCLUSIVE)]
+)
+def test_keep_turns_at_the_lower_bound(shift: float, outcome: Decided) -> None:
     variant = 100 * np.exp(SPREAD + math.log(0.98) + bound(0.05) + shift)
     assert non_inferiority(BASE, variant).outcome is outcome
 
 
-@pytest.mark.parametrize(("shift", "outcome"), [(-1e-4, Answer.DROP), (1e-4, Answer.INCONCLUSIVE)])
-def test_drop_turns_at_the_upper_bound(shift: float, outcome: Answer) -> None:
+@pytest.mark.parametrize(
+    ("shift", "outcome"), [(-1e-4, Decided.DROP), (1e-4, Decided.INCONCLUSIVE)]
+)
+def test_drop_turns_at_the_upper_bound(shift: float, outcome: Decided) -> None:
     variant = 100 * np.exp(SPREAD + math.log(0.98) - bound(0.05) + shift)
     assert non_inferiority(BASE, variant).outcome is outcome
 
@@ -52,14 +56,14 @@ def test_nothing_is_kept_while_a_gross_loss_is_possible() -> None:
     """Noise of 20 %: the 95 % bound can clear the margin where the 99.9 % bound sees -5 %."""
     variant = 100 * np.exp(20 * SPREAD + math.log(0.98) + 20 * bound(0.05) + 0.001)
     decision = non_inferiority(BASE, variant)
-    assert decision.outcome is Answer.INCONCLUSIVE
+    assert decision.outcome is Decided.INCONCLUSIVE
     assert "5.0% is not excluded" in decision.reason
 
 
 def test_an_improvement_is_kept_and_noise_of_zero_is_no_trouble() -> None:
-    assert non_inferiority(BASE, BASE * 1.1).outcome is Answer.KEEP
-    assert non_inferiority(BASE, BASE).outcome is Answer.KEEP
-    assert non_inferiority(BASE, BASE * 0.9).outcome is Answer.DROP
+    assert non_inferiority(BASE, BASE * 1.1).outcome is Decided.KEEP
+    assert non_inferiority(BASE, BASE).outcome is Decided.KEEP
+    assert non_inferiority(BASE, BASE * 0.9).outcome is Decided.DROP
 
 
 def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
@@ -67,28 +71,31 @@ def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
     base = 100 * np.exp(rng.normal(0, 0.005, 24))
     slow = 0.9 * base * np.exp(rng.normal(0, 0.005, 24))
     short = non_inferiority(base[:8], slow[:8], plan=FUSED_PLAN, final=False)
-    assert (short.outcome, short.n) == (Answer.DROP, 8)
+    assert (short.outcome, short.n) == (Decided.DROP, 8)
     assert non_inferiority(base, slow, plan=FUSED_PLAN) == short
     waiting = non_inferiority(base[:5], slow[:5], plan=FUSED_PLAN, final=False)
-    assert (waiting.outcome, waiting.go_on) == (Answer.INCONCLUSIVE, True)
+    assert (waiting.outcome, waiting.go_on) == (Decided.INCONCLUSIVE, True)
 
 
 # faster
 
 
 def test_faster_is_a_one_sided_test_on_ratios() -> None:
-    for shift, outcome in ((1e-4, Answer.PASS), (-1e-4, Answer.INCONCLUSIVE)):
+    for shift, outcome in ((1e-4, Decided.PASS), (-1e-4, Decided.INCONCLUSIVE)):
         a = 100 * np.exp(SPREAD + bound(0.05) + shift)
         assert faster(a, BASE).outcome is outcome
-    assert faster(BASE, BASE * 1.1).outcome is Answer.FAIL
+    assert faster(BASE, BASE * 1.1).outcome is Decided.FAIL
 
 
 @given(VALUES, st.floats(0.5, 2.0))
 def test_faster_and_slower_mirror_each_other(values: list[float], ratio: float) -> None:
-    mirror = {Answer.PASS: Answer.FAIL, Answer.FAIL: Answer.PASS}
+    mirror = {
+        Decided.PASS: Decided.FAIL,
+        Decided.FAIL: Decided.PASS,
+    }
     rest = [value * ratio for value in reversed(values)]
     forward, back = faster(values, rest).outcome, faster(rest, values).outcome
-    assert back is mirror.get(forward, Answer.INCONCLUSIVE)
+    assert back is mirror.get(forward, Decided.INCONCLUSIVE)
 
 
 # regression
@@ -96,7 +103,7 @@ def test_faster_and_slower_mirror_each_other(values: list[float], ratio: float) 
 
 def test_an_unsuspicious_night_is_over_after_three_rounds() -> None:
     decision = regression(BASE[:3], BASE[:3] * 1.001)
-    assert (decision.outcome, decision.n, decision.go_on) == (Answer.PASS, 3, False)
+    assert (decision.outcome, decision.n, decision.go_on) == (Decided.PASS, 3, False)
 
 
 def test_a_suspicion_asks_for_more_and_only_then_fails() -> None:
@@ -104,14 +111,14 @@ def test_a_suspicion_asks_for_more_and_only_then_fails() -> None:
     head = 95 * np.exp(rng.normal(0, 0.01, 12))
     base = 100 * np.exp(rng.normal(0, 0.01, 12))
     first = regression(base[:3], head[:3])
-    assert (first.outcome, first.go_on) == (Answer.INCONCLUSIVE, True)
+    assert (first.outcome, first.go_on) == (Decided.INCONCLUSIVE, True)
     assert "9 more" in first.reason
-    assert regression(base, head).outcome is Answer.FAIL
+    assert regression(base, head).outcome is Decided.FAIL
 
 
 def test_a_suspicion_that_does_not_hold_passes() -> None:
     head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 3)])
-    assert regression(np.full(12, 100.0), head).outcome is Answer.PASS
+    assert regression(np.full(12, 100.0), head).outcome is Decided.PASS
 
 
 # meets_target
@@ -124,17 +131,17 @@ def test_target_bound_is_that_of_the_launches() -> None:
         0.90, 2, loc=np.log(values).mean(), scale=stats.sem(np.log(values))
     )
     assert decision.interval == pytest.approx((math.exp(low), math.exp(high)))
-    assert decision.outcome is Answer.PASS
-    assert meets_target(values, 40.0).outcome is Answer.INCONCLUSIVE
-    assert meets_target(values, 44.0).outcome is Answer.FAIL
+    assert decision.outcome is Decided.PASS
+    assert meets_target(values, 40.0).outcome is Decided.INCONCLUSIVE
+    assert meets_target(values, 44.0).outcome is Decided.FAIL
 
 
 @pytest.mark.parametrize("values", [[40.0], [40.0, 41.0]])
 def test_fewer_than_three_launches_decide_only_far_from_the_target(values: list[float]) -> None:
-    assert meets_target(values, 39.0).outcome is Answer.INCONCLUSIVE
-    assert meets_target(values, 41.5).outcome is Answer.INCONCLUSIVE
-    assert meets_target(values, 20.0).outcome is Answer.PASS
-    assert meets_target(values, 60.0).outcome is Answer.FAIL
+    assert meets_target(values, 39.0).outcome is Decided.INCONCLUSIVE
+    assert meets_target(values, 41.5).outcome is Decided.INCONCLUSIVE
+    assert meets_target(values, 20.0).outcome is Decided.PASS
+    assert meets_target(values, 60.0).outcome is Decided.FAIL
 
 
 def test_a_target_under_half_of_what_is_measured_is_stale() -> None:
@@ -146,7 +153,7 @@ def test_a_target_under_half_of_what_is_measured_is_stale() -> None:
 
 @given(VALUES, st.floats(50.0, 200.0), st.floats(1.0, 2.0))
 def test_a_higher_target_is_never_easier(values: list[float], target: float, more: float) -> None:
-    order = [Answer.FAIL, Answer.INCONCLUSIVE, Answer.PASS]
+    order = [Decided.FAIL, Decided.INCONCLUSIVE, Decided.PASS]
     low, high = (meets_target(values, goal).outcome for goal in (target, target * more))
     assert order.index(high) <= order.index(low)
 
@@ -157,20 +164,20 @@ def test_a_higher_target_is_never_easier(values: list[float], target: float, mor
 def test_efficiency_is_global_throughput_over_n_times_one() -> None:
     decision = scaling([100.0, 101.0, 99.0], [190.0, 192.0, 188.0], 2)
     assert decision.estimate == pytest.approx(0.95, rel=1e-3)
-    assert decision.outcome is Answer.PASS
-    assert scaling([100.0, 101.0, 99.0], [100.0, 101.0, 99.0], 2).outcome is Answer.FAIL
+    assert decision.outcome is Decided.PASS
+    assert scaling([100.0, 101.0, 99.0], [100.0, 101.0, 99.0], 2).outcome is Decided.FAIL
 
 
 def test_more_than_is_possible_is_invalid() -> None:
     """Two devices at 2.5 times one: whatever was compared, it was not alike."""
     for pairs in (1, 5):
         decision = scaling([334.0] * pairs, [847.0] * pairs, 2)
-        assert decision.outcome is Answer.INVALID
+        assert decision.outcome is Decided.INVALID
         assert "like for like" in decision.reason
 
 
 def test_scaling_of_two_pairs_is_inconclusive() -> None:
-    assert scaling([100.0, 100.0], [190.0, 190.0], 2).outcome is Answer.INCONCLUSIVE
+    assert scaling([100.0, 100.0], [190.0, 190.0], 2).outcome is Decided.INCONCLUSIVE
 
 
 def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:
@@ -191,9 +198,9 @@ def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> 
 
 def test_scaling_stops_early_by_plan() -> None:
     t1, tn = [100.0, 101.0, 99.0], [120.0, 121.0, 119.0]
-    assert scaling(t1, tn, 2, plan=SCALING_PLAN, final=False).outcome is Answer.FAIL
+    assert scaling(t1, tn, 2, plan=SCALING_PLAN, final=False).outcome is Decided.FAIL
     waiting = scaling(t1, [181.0, 185.0, 177.0], 2, plan=SCALING_PLAN, final=False)
-    assert (waiting.outcome, waiting.go_on) == (Answer.INCONCLUSIVE, True)
+    assert (waiting.outcome, waiting.go_on) == (Decided.INCONCLUSIVE, True)
 
 
 # all of them

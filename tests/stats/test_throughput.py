@@ -19,11 +19,14 @@ from runbook.stats import (
     block_throughputs,
     effective,
     last_window,
-    stall,
+    steady,
     step_times,
+    time_lost,
     typical,
     warmup_cut,
 )
+from runbook.stats.steady import stall_share
+from runbook.tools.inspect import inspect_path
 from tests.read.files import HEADER, legacy, row
 
 
@@ -47,7 +50,7 @@ def test_last_window_is_the_seeds_statistic(tmp_path: Path) -> None:
         50,
         "steps 31-80",
         "training.csv",
-        "toks/s",
+        "tok/s",
     )
 
 
@@ -76,13 +79,25 @@ def test_a_row_per_20_steps_has_no_50_step_window(tmp_path: Path) -> None:
         typical(log)
 
 
-def test_typical_effective_and_stall(tmp_path: Path) -> None:
+def test_typical_effective_and_time_lost(tmp_path: Path) -> None:
     times = [3.0, *[0.1] * 30, 2.0, *[0.1] * 30]
     log = log_of(tmp_path, *steps(*times))
     assert typical(log).value == pytest.approx(5120)
     assert str(typical(log).window) == "steps 2-62"
     assert effective(log).value == pytest.approx(512 * 61 / (60 * 0.1 + 2.0))
-    assert stall(log).value == pytest.approx(1 - (61 / 8.0) / 10)
+    assert time_lost(log).value == pytest.approx(1 - (61 / 8.0) / 10)
+
+
+def test_time_lost_is_no_stall(tmp_path: Path) -> None:
+    """Two numbers had one name: 24 % and 25 % of the same run, 6 % and 0 % of the next."""
+    paused = [3.0, *[0.1] * 30, 2.0, *[0.1] * 30]
+    lost = time_lost(log_of(tmp_path, *steps(*paused)))
+    assert (lost.name, lost.value) == ("time_lost", pytest.approx(0.2375))
+    assert stall_share(np.array(paused[1:])) == pytest.approx(2.0 / 8.0)
+    limping = [3.0, *([0.1] * 9 + [0.16]) * 6]
+    lost = time_lost(log_of(tmp_path, *steps(*limping)))
+    assert lost.value == pytest.approx(1 - 1.0 / 1.06)
+    assert stall_share(np.array(limping[1:])) == 0
 
 
 def test_effective_is_not_the_mean_of_rates(tmp_path: Path) -> None:
@@ -138,7 +153,10 @@ def test_no_row_or_no_time_is_an_error_that_says_so(tmp_path: Path) -> None:
         ([5.0, 4.0, 3.0, 1.0] + [0.1] * 40, 4),
         ([0.3] * 10 + [0.1] * 40, 10),
         ([0.1] * 20 + [3.0] + [0.1] * 20, 1),
-        ([0.3] * 20 + [0.1] * 20, 20),
+        ([0.3] * 20 + [0.1] * 20, 10),
+        ([0.3] * 40 + [0.1] * 60, 25),
+        ([0.05] * 10 + [0.1] * 40, 1),
+        ([5.0] * 2 + [1.0] * 10, 2),
     ],
 )
 def test_warm_up_cut(times: list[float], cut: int) -> None:
@@ -146,5 +164,16 @@ def test_warm_up_cut(times: list[float], cut: int) -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e3), max_size=60))
-def test_the_cut_leaves_at_least_half(times: list[float]) -> None:
-    assert 0 <= warmup_cut(np.array(times)) <= max(len(times) // 2, 0)
+def test_the_cut_leaves_at_least_three_quarters(times: list[float]) -> None:
+    assert 0 <= warmup_cut(np.array(times)) <= len(times) // 4
+
+
+def test_rates_and_steady_cut_the_same_warm_up(tmp_path: Path) -> None:
+    """Forty slow steps of a hundred were 40 steps of warm-up to one rule and 25 to the other."""
+    times = [0.3] * 40 + [0.1] * 60
+    decision = steady(times)
+    assert decision.details["warmup_steps"] == 25
+    window = effective(log_of(tmp_path, *steps(*times))).window
+    assert window is not None and window.first_step == 26
+    (rows,) = inspect_path(tmp_path).directories
+    assert rows.training is not None and rows.training.segments[0].warmup_rows == 25

@@ -120,6 +120,8 @@ def test_every_other_question(capsys: pytest.CaptureFixture[str], tmp_path: Path
         ("valeu\n1\n", "no column 'value' (did you mean 'valeu'?)"),
         ("value\n" + "x\n" * 40, "and 30 more"),
         ('value\n"1\n', "unexpected end of data"),
+        ("value\n105\n10", "line 3: does not end in a newline, so it may be cut off"),
+        ("value\n1_000\n", "line 2, column value: '1_000'"),
     ],
 )
 def test_bad_files(
@@ -146,6 +148,24 @@ def test_steps_that_fall_back_name_their_line(
     path = written(tmp_path, "m.csv", "step,mem_mib", ["1,10", "2,10", "1,10"])
     err = ask(capsys, "memory", path, "--limit", "100", "--project-to-step", "9")[2]
     assert "line 4, column step: 1 after 2" in err
+
+
+@pytest.mark.parametrize("question", ["steady", "best-arm"])
+def test_two_runs_in_one_file_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, question: str
+) -> None:
+    """An appended second run was taken for steps of the first."""
+    rows = [f"{step},0.5,100,{arm},{step}" for arm in "ab" for step in range(1, 101)]
+    path = written(tmp_path, "two.csv", "step,dt_s,tokens,arm,block", rows)
+    code, out, err = ask(capsys, question, path)
+    assert (code, out) == (2, "")
+    assert "line 102, column step: 1 after 100" in err
+
+
+def test_quoted_cells_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [f'"{arm}, MB",{block},{v}' for block in range(8) for arm, v in ((25, 100), (50, 110))]
+    path = written(tmp_path, "r.csv", '"arm","block","value"', rows)
+    assert ask(capsys, "best-arm", path)[1].startswith("WINNER 50, MB")
 
 
 def test_everything_wrong_with_the_options_at_once(capsys: pytest.CaptureFixture[str]) -> None:

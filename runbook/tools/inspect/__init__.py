@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from runbook.tools.inspect.folder import inspect_path, inspection_text
-from runbook.tools.inspect.types import Code, Finding, Inspection, RunDirectory, jsonable
+from runbook.tools.inspect.types import Inspection, Remark, RemarkCode, RunDirectory
 
 __all__ = [
-    "Code",
-    "Finding",
     "Inspection",
+    "Remark",
+    "RemarkCode",
     "RunDirectory",
     "inspect_path",
     "inspection_text",
-    "jsonable",
 ]

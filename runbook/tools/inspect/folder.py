@@ -10,13 +10,14 @@ from typing import Any
 
 from runbook.errors import UsageError
 from runbook.read.documents import read_json_object
-from runbook.tools.inspect.heartbeats import inspect_heartbeats, rank_findings
+from runbook.records.measurement import plain_number
+from runbook.tools.inspect.heartbeats import inspect_heartbeats, rank_remarks
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
-    Code,
-    Finding,
     Inspection,
     RankFacts,
+    Remark,
+    RemarkCode,
     RowsFacts,
     RunDirectory,
     Statistic,
@@ -44,11 +45,11 @@ def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
             _inspect_one(folder, root=path, csv=None, floor=loss_floor)
             for folder in _run_directories(path)
         ]
-    findings = [finding for one in found for finding in one.findings]
+    remarks = [remark for one in found for remark in one.remarks]
     if not found:
         text = "no training.csv and no heartbeat_rank*.jsonl here or below"
-        findings.append(Finding(code=Code.NOTHING_FOUND, message=text, path="."))
-    return Inspection(path=str(path), directories=tuple(found), findings=tuple(findings))
+        remarks.append(Remark(code=RemarkCode.NOTHING_FOUND, message=text, path="."))
+    return Inspection(path=str(path), directories=tuple(found), remarks=tuple(remarks))
 
 
 def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
@@ -67,19 +68,19 @@ def _inspect_one(
     env, _ = read_json_object(folder / "env.json", problems)
     launch, _ = read_json_object(folder / "launch.json", problems)
     place = folder.relative_to(root).as_posix()
-    findings = [Finding(code=Code.UNREADABLE, message=text, path=place) for text in problems]
+    remarks = [Remark(code=RemarkCode.UNREADABLE, message=text, path=place) for text in problems]
     if csv is None and (folder / ".HALT").exists():
         text = "a .HALT file: the run was stopped, or a stale one is left"
-        findings.append(Finding(code=Code.HALTED, message=text, path=f"{place}/.HALT"))
+        remarks.append(Remark(code=RemarkCode.HALTED, message=text, path=f"{place}/.HALT"))
     world_size = _whole((env or {}).get("world_size"))
     ranks, found = _ranks(folder, root, skip=csv is not None)
-    findings += found
+    remarks += found
     named = {_text((document or {}).get("run_token")) for document in (env, launch)}
     tokens = frozenset(token for token in named if token)
-    findings += rank_findings(ranks, world_size=world_size, tokens=tokens)
+    remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
     training, limit, source, found = _training(folder, root, csv=csv, env=env, floor=floor)
-    findings += found
-    findings += _agreement(training, ranks)
+    remarks += found
+    remarks += _agreement(training, ranks)
     return RunDirectory(
         path=place,
         training=training,
@@ -87,20 +88,20 @@ def _inspect_one(
         world_size=world_size,
         loss_floor=limit,
         loss_floor_source=source,
-        findings=tuple(findings),
+        remarks=tuple(remarks),
     )
 
 
-def _ranks(folder: Path, root: Path, *, skip: bool) -> tuple[tuple[RankFacts, ...], list[Finding]]:
+def _ranks(folder: Path, root: Path, *, skip: bool) -> tuple[tuple[RankFacts, ...], list[Remark]]:
     if skip:
         return (), []
-    facts, findings = [], []
+    facts, remarks = [], []
     for entry in sorted(folder.iterdir()):
         if (match := _HEARTBEAT.match(entry.name)) and entry.is_file():
             one, found = inspect_heartbeats(entry, rank=int(match.group(1)), relative_to=root)
             facts.append(one)
-            findings += found
-    return tuple(sorted(facts, key=lambda one: one.rank)), findings
+            remarks += found
+    return tuple(sorted(facts, key=lambda one: one.rank)), remarks
 
 
 def _training(
@@ -110,15 +111,20 @@ def _training(
     csv: Path | None,
     env: Mapping[str, Any] | None,
     floor: float | None,
-) -> tuple[RowsFacts | None, float | None, str, list[Finding]]:
+) -> tuple[RowsFacts | None, float | None, str, list[Remark]]:
     limit, source = _floor(env, floor)
     path = csv or folder / "training.csv"
     if not path.is_file():
         name = path.relative_to(root).as_posix()
         text = "heartbeats, but no training.csv: nothing can be measured"
-        return None, limit, source, [Finding(code=Code.WINDOW_TOO_SHORT, message=text, path=name)]
-    facts, findings = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
-    return facts, limit, source, findings
+        return (
+            None,
+            limit,
+            source,
+            [Remark(code=RemarkCode.WINDOW_TOO_SHORT, message=text, path=name)],
+        )
+    facts, remarks = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
+    return facts, limit, source, remarks
 
 
 def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:
@@ -133,21 +139,21 @@ def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | 
     return float(effective["loss_floor"]), str(effective.get("loss_floor_source") or "env.json")
 
 
-def _agreement(training: RowsFacts | None, ranks: tuple[RankFacts, ...]) -> list[Finding]:
+def _agreement(training: RowsFacts | None, ranks: tuple[RankFacts, ...]) -> list[Remark]:
     """Rows and heartbeats of one run end at the same step, give or take one logging interval."""
     if training is None or not training.segments:
         return []
     last = training.segments[-1]
-    findings = []
+    remarks = []
     for facts in ranks:
         if facts.last_step is not None and abs(facts.last_step - last.last_step) > last.every:
             text = (
                 f"the rows end at step {last.last_step}, "
                 f"the heartbeats of rank {facts.rank} at step {facts.last_step}"
             )
-            finding = Finding(code=Code.ROWS_AND_HEARTBEATS, message=text, path=facts.path)
-            findings.append(finding)
-    return findings
+            remark = Remark(code=RemarkCode.ROWS_AND_HEARTBEATS, message=text, path=facts.path)
+            remarks.append(remark)
+    return remarks
 
 
 def _whole(value: object) -> int | None:
@@ -163,13 +169,13 @@ def inspection_text(inspection: Inspection) -> str:
     lines: list[str] = []
     for one in inspection.directories:
         lines += [*_directory(inspection.path, one), ""]
-    suspicious = [finding for finding in inspection.findings if finding.suspicious]
-    undecided = [finding for finding in inspection.findings if not finding.suspicious]
-    for title, findings in (("suspicious", suspicious), ("too little to say", undecided)):
-        if findings:
-            width = max(len(finding.code) for finding in findings)
+    suspicious = [remark for remark in inspection.remarks if remark.suspicious]
+    undecided = [remark for remark in inspection.remarks if not remark.suspicious]
+    for title, remarks in (("suspicious", suspicious), ("too little to say", undecided)):
+        if remarks:
+            width = max(len(remark.code) for remark in remarks)
             lines.append(title)
-            lines += [f"  {one.code:<{width}}  {one.path}: {one.message}" for one in findings]
+            lines += [f"  {one.code:<{width}}  {one.path}: {one.message}" for one in remarks]
     lines.append(_conclusion(len(suspicious), len(undecided)))
     return "\n".join(lines)
 
@@ -214,17 +220,13 @@ def _rows(facts: RowsFacts) -> list[str]:
 
 
 def _statistic(one: Statistic) -> str:
-    spread = f" +- {_number(one.stdev)}" if one.stdev is not None else ""
+    spread = f" +- {plain_number(one.stdev)}" if one.stdev is not None else ""
     runs = f" of {one.runs} runs" if one.runs > 1 else ""
     note = f"; {one.note}" if one.note else ""
     return (
-        f"{one.name}  {_number(one.value)}{spread} {one.unit} "
+        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} "
         f"(n={one.n}, steps {one.first_step}-{one.last_step}{runs}{note})"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def _rank(facts: RankFacts) -> str:

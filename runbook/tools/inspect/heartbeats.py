@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runbook.tools.inspect.types import Code, Finding, RankFacts
+from runbook.tools.inspect.types import RankFacts, Remark, RemarkCode
 
 # A rank is silent if it ends this many steps behind the others, or this long before them.
 _STEPS_BEHIND = 1
@@ -81,7 +81,7 @@ class _Scan:
 
 def inspect_heartbeats(
     path: Path, *, rank: int, relative_to: Path
-) -> tuple[RankFacts, list[Finding]]:
+) -> tuple[RankFacts, list[Remark]]:
     """Read one heartbeat file, ours or foreign (`msg` for `event`, no token, no monotonic time).
 
     Raises OSError if the file cannot be read.
@@ -109,7 +109,7 @@ def inspect_heartbeats(
         longest_silence_s=scan.silence_s,
         last_ts=scan.clocks.get("ts"),
     )
-    return facts, [Finding(code=code, message=text, path=name) for code, text in _faults(scan)]
+    return facts, [Remark(code=code, message=text, path=name) for code, text in _faults(scan)]
 
 
 def _object(line: bytes) -> Mapping[str, Any] | None:
@@ -120,50 +120,52 @@ def _object(line: bytes) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _faults(scan: _Scan) -> list[tuple[Code, str]]:
+def _faults(scan: _Scan) -> list[tuple[RemarkCode, str]]:
     faults = []
     if scan.torn:
-        faults.append((Code.TORN_ROWS, f"{scan.torn} torn or unreadable heartbeat lines"))
+        faults.append((RemarkCode.TORN_ROWS, f"{scan.torn} torn or unreadable heartbeat lines"))
     if len(scan.tokens) > 1:
         text = f"heartbeats of {len(scan.tokens)} runs in one file (run tokens differ)"
-        faults.append((Code.OTHER_RUN, text))
+        faults.append((RemarkCode.OTHER_RUN, text))
     elif len(scan.pids) > 1:
         pids = ", ".join(map(str, scan.pids))
         text = f"heartbeats of {len(scan.pids)} processes in one file: {pids}"
-        faults.append((Code.OTHER_RUN, text))
+        faults.append((RemarkCode.OTHER_RUN, text))
     if others := [rank for rank in scan.ranks if rank != scan.rank]:
-        faults.append((Code.OTHER_RUN, f"lines of rank {others} in the file of rank {scan.rank}"))
+        faults.append(
+            (RemarkCode.OTHER_RUN, f"lines of rank {others} in the file of rank {scan.rank}")
+        )
     if scan.steps_back:
         text = f"the step goes back at {scan.steps_back} places"
-        faults.append((Code.STEPS_NOT_INCREASING, text))
+        faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
     if scan.clock_back:
-        faults.append((Code.CLOCK_BACK, f"the clock goes back at {scan.clock_back} places"))
+        faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {scan.clock_back} places"))
     if scan.exit_code:
-        faults.append((Code.FAILED_EXIT, f"the rank ended with exit code {scan.exit_code}"))
+        faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {scan.exit_code}"))
     return faults
 
 
-def rank_findings(
+def rank_remarks(
     ranks: tuple[RankFacts, ...], *, world_size: int | None, tokens: frozenset[str]
-) -> list[Finding]:
+) -> list[Remark]:
     """What only the files together can tell: other runs, missing ranks, ranks that fell silent."""
-    findings = []
+    remarks = []
     present = {facts.rank for facts in ranks}
     expected = set(range(world_size)) if world_size else set(range(max(present, default=-1) + 1))
     if ranks and (lost := sorted(expected - present)):
         text = f"no heartbeats of rank {', '.join(map(str, lost))}"
-        findings.append(Finding(code=Code.MISSING_RANK, message=text, path="."))
+        remarks.append(Remark(code=RemarkCode.MISSING_RANK, message=text, path="."))
     known = {name for facts in ranks for name in facts.tokens} | tokens
     if len(known) > 1 and all(len(facts.tokens) <= 1 for facts in ranks):
         text = f"files of {len(known)} runs in one directory: {', '.join(sorted(known))}"
-        findings.append(Finding(code=Code.OTHER_RUN, message=text, path="."))
-    return [*findings, *_silent(ranks)]
+        remarks.append(Remark(code=RemarkCode.OTHER_RUN, message=text, path="."))
+    return [*remarks, *_silent(ranks)]
 
 
-def _silent(ranks: tuple[RankFacts, ...]) -> list[Finding]:
+def _silent(ranks: tuple[RankFacts, ...]) -> list[Remark]:
     furthest = max((facts.last_step or 0 for facts in ranks), default=0)
     latest = max((facts.last_ts or 0.0 for facts in ranks), default=0.0)
-    findings = []
+    remarks = []
     for facts in ranks:
         behind = furthest - (facts.last_step or 0)
         early = latest - facts.last_ts if facts.last_ts is not None else 0.0
@@ -175,5 +177,5 @@ def _silent(ranks: tuple[RankFacts, ...]) -> list[Finding]:
             text = f"rank {facts.rank} falls silent {early:.0f} s before another"
         else:
             continue
-        findings.append(Finding(code=Code.SILENT_RANK, message=text, path=facts.path))
-    return findings
+        remarks.append(Remark(code=RemarkCode.SILENT_RANK, message=text, path=facts.path))
+    return remarks

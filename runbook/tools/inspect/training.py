@@ -9,7 +9,7 @@ import pandas as pd
 
 from runbook.read import read_training_csv
 from runbook.records.evidence import TrainingLog
-from runbook.tools.inspect.types import Code, Finding, RowsFacts, Segment
+from runbook.tools.inspect.types import Remark, RemarkCode, RowsFacts, Segment
 from runbook.tools.inspect.window import parts_of, segment_of, window_of
 
 _SMOOTH = 5
@@ -17,9 +17,9 @@ _FLOOR_SLACK = 0.05
 _RATE_SLACK = 0.02
 
 
-def value_findings(log: TrainingLog) -> list[Finding]:
+def value_remarks(log: TrainingLog) -> list[Remark]:
     frame = log.frame
-    findings = []
+    remarks = []
     for name in ("loss", "toks_per_s"):
         if name not in frame:
             continue
@@ -28,11 +28,11 @@ def value_findings(log: TrainingLog) -> list[Finding]:
             text = (
                 f"{name} is not finite in {len(bad)} rows, first at step {int(bad['step'].iloc[0])}"
             )
-            findings.append(Finding(code=Code.NON_FINITE, message=text, path=log.path))
+            remarks.append(Remark(code=RemarkCode.NON_FINITE, message=text, path=log.path))
     for name in ("dt_s", "toks_per_s"):
         if name in frame and bool((frame[name] <= 0).any()):
             text = f"{name} is not above zero in {int((frame[name] <= 0).sum())} rows"
-            findings.append(Finding(code=Code.CLOCK_BACK, message=text, path=log.path))
+            remarks.append(Remark(code=RemarkCode.CLOCK_BACK, message=text, path=log.path))
     if {"tokens", "dt_s", "toks_per_s"} <= set(frame) and len(frame):
         stated, implied = frame["toks_per_s"], frame["tokens"] / frame["dt_s"]
         wrong = frame[((stated - implied).abs() > _RATE_SLACK * implied.abs())]
@@ -41,13 +41,15 @@ def value_findings(log: TrainingLog) -> list[Finding]:
                 f"toks_per_s is not tokens / dt_s in {len(wrong)} rows, "
                 f"first at step {int(wrong['step'].iloc[0])}"
             )
-            findings.append(Finding(code=Code.RATE_DOES_NOT_FOLLOW, message=text, path=log.path))
-    return findings
+            remarks.append(
+                Remark(code=RemarkCode.RATE_DOES_NOT_FOLLOW, message=text, path=log.path)
+            )
+    return remarks
 
 
-def floor_findings(
+def floor_remarks(
     log: TrainingLog, parts: list[pd.DataFrame], floor: float | None, source: str
-) -> list[Finding]:
+) -> list[Remark]:
     """A mean over a few rows below the floor: a single row may dip below it by chance."""
     if floor is None or "loss" not in log.frame:
         return []
@@ -65,7 +67,7 @@ def floor_findings(
         f"the loss reaches {lowest:.3f} at step {step}, below {floor:.3f} ({source}): "
         "the model sees what it should predict, or the data is not what it is said to be"
     )
-    return [Finding(code=Code.BELOW_FLOOR, message=text, path=log.path)]
+    return [Remark(code=RemarkCode.BELOW_FLOOR, message=text, path=log.path)]
 
 
 _SAID_ELSEWHERE = ("steps do not increase", "the file has no header", "the header lacks")
@@ -73,7 +75,7 @@ _SAID_ELSEWHERE = ("steps do not increase", "the file has no header", "the heade
 
 def inspect_training(
     path: Path, *, relative_to: Path, floor: float | None, floor_source: str
-) -> tuple[RowsFacts, list[Finding]]:
+) -> tuple[RowsFacts, list[Remark]]:
     """Return what a training.csv holds, and what is suspicious about it.
 
     `floor` is the loss in nats that no model of this data can go below, or None.
@@ -82,7 +84,7 @@ def inspect_training(
     log = read_training_csv(path, relative_to=relative_to)
     parts = list(parts_of(log.frame))
     segments = tuple(segment_of(index, part) for index, part in enumerate(parts, start=1))
-    statistics, available, findings = window_of(log, parts)
+    statistics, available, remarks = window_of(log, parts)
     facts = RowsFacts(
         path=log.path,
         sha256=log.sha256,
@@ -93,30 +95,30 @@ def inspect_training(
         statistics=tuple(statistics),
         window_steps_available=available,
     )
-    findings = [
-        *_file_findings(log),
-        *_segment_findings(log, segments),
-        *findings,
-        *value_findings(log),
-        *floor_findings(log, parts, floor, floor_source),
+    remarks = [
+        *_file_remarks(log),
+        *_segment_remarks(log, segments),
+        *remarks,
+        *value_remarks(log),
+        *floor_remarks(log, parts, floor, floor_source),
     ]
-    return facts, findings
+    return facts, remarks
 
 
-def _file_findings(log: TrainingLog) -> list[Finding]:
-    """What the reader noticed; the step order has findings of its own, the old form is no fault."""
-    findings = []
+def _file_remarks(log: TrainingLog) -> list[Remark]:
+    """What the reader noticed; the step order has remarks of its own, the old form is no fault."""
+    remarks = []
     for problem in log.problems:
         if problem.startswith(_SAID_ELSEWHERE):
             continue
-        code = Code.TORN_ROWS if "dropped" in problem else Code.UNREADABLE
+        code = RemarkCode.TORN_ROWS if "dropped" in problem else RemarkCode.UNREADABLE
         if problem.startswith("the header occurs"):
-            code = Code.MIXED_RUNS
-        findings.append(Finding(code=code, message=problem, path=log.path))
-    return findings
+            code = RemarkCode.MIXED_RUNS
+        remarks.append(Remark(code=code, message=problem, path=log.path))
+    return remarks
 
 
-def _segment_findings(log: TrainingLog, segments: tuple[Segment, ...]) -> list[Finding]:
+def _segment_remarks(log: TrainingLog, segments: tuple[Segment, ...]) -> list[Remark]:
     if len(segments) < 2:
         return []
     first = segments[0]
@@ -125,15 +127,15 @@ def _segment_findings(log: TrainingLog, segments: tuple[Segment, ...]) -> list[F
         f"steps {one.first_step}-{one.last_step} ({one.rows} rows)" for one in segments[:8]
     )
     more = f"; and {len(segments) - 8} more" if len(segments) > 8 else ""
-    findings = []
+    remarks = []
     if again:
         text = f"{len(again) + 1} runs in one file: {spans}{more}"
-        findings.append(Finding(code=Code.MIXED_RUNS, message=text, path=log.path))
+        remarks.append(Remark(code=RemarkCode.MIXED_RUNS, message=text, path=log.path))
     elsewhere = len(segments) - 1 - len(again)
     if elsewhere:
         text = (
             f"steps go back or repeat at {elsewhere} places without a restart: two writers, "
             f"or a run resumed into the same file ({spans}{more})"
         )
-        findings.append(Finding(code=Code.STEPS_NOT_INCREASING, message=text, path=log.path))
-    return findings
+        remarks.append(Remark(code=RemarkCode.STEPS_NOT_INCREASING, message=text, path=log.path))
+    return remarks

@@ -1,14 +1,15 @@
-"""What an inspection says: a closed set of findings, and the facts that they rest on."""
+"""What an inspection says: a closed set of remarks, and the facts that they rest on."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from runbook.records.measurement import json_ready
 
-class Code(StrEnum):
+
+class RemarkCode(StrEnum):
     """Why something is suspicious, or why nothing can be said."""
 
     MIXED_RUNS = "mixed_runs"
@@ -32,20 +33,20 @@ class Code(StrEnum):
 
 
 # These say that evidence is missing, not that what is there is wrong.
-UNDECIDED = frozenset({Code.WINDOW_TOO_SHORT, Code.NOTHING_FOUND})
+UNDECIDED = frozenset({RemarkCode.WINDOW_TOO_SHORT, RemarkCode.NOTHING_FOUND})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Remark:
     """One thing that a reader should know before believing a number of this directory."""
 
-    code: Code
+    code: RemarkCode
     message: str
     path: str
 
     @property
     def suspicious(self) -> bool:
-        """False for findings that only say what is missing."""
+        """False for remarks that only say what is missing."""
         return self.code not in UNDECIDED
 
 
@@ -119,7 +120,7 @@ class RunDirectory:
     world_size: int | None
     loss_floor: float | None
     loss_floor_source: str
-    findings: tuple[Finding, ...]
+    remarks: tuple[Remark, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,28 +129,16 @@ class Inspection:
 
     path: str
     directories: tuple[RunDirectory, ...]
-    findings: tuple[Finding, ...]
+    remarks: tuple[Remark, ...]
 
     @property
     def exit_code(self) -> int:
         """0 nothing suspicious, 1 something suspicious, 3 too little evidence to say."""
-        if any(finding.suspicious for finding in self.findings):
+        if any(remark.suspicious for remark in self.remarks):
             return 1
-        return 3 if self.findings else 0
+        return 3 if self.remarks else 0
 
-
-def jsonable(inspection: Inspection) -> dict[str, Any]:
-    """The inspection as a JSON document; NaN and infinities become words."""
-    document = {"schema_version": 1, "exit_code": inspection.exit_code, **asdict(inspection)}
-    words: dict[str, Any] = _words(document)
-    return words
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _words(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_words(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    def document(self) -> dict[str, Any]:
+        """For `runbook inspect --json`; NaN and infinities become words."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        return {"schema_version": 1, "exit_code": self.exit_code, **found}

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from runbook.records.evidence import TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats import (
     StatisticsError,
     WindowTooShort,
@@ -20,7 +21,7 @@ from runbook.stats import (
     typical,
     warmup_cut,
 )
-from runbook.tools.inspect.types import Code, Finding, Segment, Statistic
+from runbook.tools.inspect.types import Remark, RemarkCode, Segment, Statistic
 
 
 def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -66,7 +67,7 @@ _SLOW = 0.95
 
 def window_of(
     log: TrainingLog, parts: list[pd.DataFrame]
-) -> tuple[list[Statistic], int, list[Finding]]:
+) -> tuple[list[Statistic], int, list[Remark]]:
     """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use."""
     if not parts or "toks_per_s" not in log.frame:
         return [], 0, [_too_short(log, 0, 1)]
@@ -75,7 +76,7 @@ def window_of(
         return _window_of_arms(log, arms)
     last = replace(log, frame=parts[-1])
     every = segment_of(0, parts[-1]).every
-    naive, findings = _naive(log, parts)
+    naive, remarks = _naive(log, parts)
     statistics = []
     steps = parts[-1]["step"].to_numpy()
     available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
@@ -87,16 +88,14 @@ def window_of(
     except WindowTooShort as error:
         statistics.append(naive)
         if len(parts) == 1 and not log.legacy:
-            findings = []  # nobody quotes that window: our own statistic refuses it
+            remarks = []  # nobody quotes that window: our own statistic refuses it
         available = min(available, error.available)
-        findings.append(_too_short(log, available, every))
+        remarks.append(_too_short(log, available, every))
     statistics += _rates_over_time(last)
-    return statistics, available, findings
+    return statistics, available, remarks
 
 
-def _window_of_arms(
-    log: TrainingLog, arms: list[str]
-) -> tuple[list[Statistic], int, list[Finding]]:
+def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic], int, list[Remark]]:
     statistics: list[Statistic] = []
     available = []
     for arm in arms:
@@ -108,8 +107,8 @@ def _window_of_arms(
             found = effective(log, arm=arm)
             statistics.append(_statistic(f"effective[{arm}]", float(found.value), None, rows))
     least = min(available)
-    findings = [] if least >= WINDOW else [_too_short(log, least, 1, " of its poorest arm")]
-    return statistics, least, findings
+    remarks = [] if least >= WINDOW else [_too_short(log, least, 1, " of its poorest arm")]
+    return statistics, least, remarks
 
 
 def _of(log: TrainingLog, name: str, arm: str | None = None) -> Statistic:
@@ -131,7 +130,7 @@ def _statistic(
         name=name,
         value=value,
         stdev=stdev,
-        unit="toks/s",
+        unit=TOKENS_PER_SECOND,
         n=len(rows),
         first_step=int(rows["step"].min()),
         last_step=int(rows["step"].max()),
@@ -140,7 +139,7 @@ def _statistic(
     )
 
 
-def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Finding]]:
+def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Remark]]:
     """What `rows[-50:]` of the runbook's snippet takes, however many runs and steps that is."""
     rows = log.frame.iloc[-WINDOW:]
     rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
@@ -160,14 +159,14 @@ def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list
         runs=touched,
         note="as the runbook's snippet computes it: rows, not steps",
     )
-    findings = []
+    remarks = []
     if warm:
         text = f"the last {len(rows)} rows hold {warm} warm-up row{'s' if warm > 1 else ''}"
         text += f" (window: steps {statistic.first_step}-{statistic.last_step}"
         text += f" of {touched} runs)" if touched > 1 else ")"
-        findings.append(Finding(code=Code.WARMUP_IN_WINDOW, message=text, path=log.path))
-    findings += _mean_of_rates(log, rates)
-    return statistic, findings
+        remarks.append(Remark(code=RemarkCode.WARMUP_IN_WINDOW, message=text, path=log.path))
+    remarks += _mean_of_rates(log, rates)
+    return statistic, remarks
 
 
 def _slow_starters(part: pd.DataFrame, taken: int) -> int:
@@ -182,17 +181,17 @@ def _slow_starters(part: pd.DataFrame, taken: int) -> int:
     return int(np.count_nonzero(rates[outside:cut] < _SLOW * np.median(rates[cut:])))
 
 
-def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Finding]:
+def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Remark]:
     if not len(rates) or not bool((rates > 0).all()):
         return []
     mean, harmonic = float(np.mean(rates)), float(len(rates) / np.sum(1.0 / rates))
     if mean <= harmonic * (1 + _MEAN_SLACK):
         return []
     text = (
-        f"the mean of the last {len(rates)} rates, {mean:.4g} toks/s, flatters: the same rows as "
-        f"tokens over time give {harmonic:.4g} toks/s"
+        f"the mean of the last {len(rates)} rates, {mean:.4g} tok/s, flatters: the same rows as "
+        f"tokens over time give {harmonic:.4g} tok/s"
     )
-    return [Finding(code=Code.MEAN_OF_RATES, message=text, path=log.path)]
+    return [Remark(code=RemarkCode.MEAN_OF_RATES, message=text, path=log.path)]
 
 
 def _rates_over_time(log: TrainingLog) -> list[Statistic]:
@@ -213,7 +212,7 @@ def _rates_over_time(log: TrainingLog) -> list[Statistic]:
                 name=name,
                 value=float(measured.value),
                 stdev=None,
-                unit="toks/s",
+                unit=TOKENS_PER_SECOND,
                 n=measured.n,
                 first_step=window.first_step,
                 last_step=window.last_step,
@@ -232,7 +231,7 @@ def _rows_over_time(log: TrainingLog) -> list[Statistic]:
     return [_statistic("last_run", value, None, rows, note=note)]
 
 
-def _too_short(log: TrainingLog, available: int, every: int, of: str = "") -> Finding:
+def _too_short(log: TrainingLog, available: int, every: int, of: str = "") -> Remark:
     cadence = f", one row per {every} steps" if every > 1 else ""
     text = f"the last {WINDOW} steps{of} are not there: {available} usable rows{cadence}"
-    return Finding(code=Code.WINDOW_TOO_SHORT, message=text, path=log.path)
+    return Remark(code=RemarkCode.WINDOW_TOO_SHORT, message=text, path=log.path)

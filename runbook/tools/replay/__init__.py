@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runbook.tools.replay.judge import Judgement, judge_replay
+from runbook.tools.replay.judge import ReplayRecord, judge_replay
 from runbook.tools.replay.models import ReplayFile, load_replay, replay_names
 from runbook.tools.replay.rules_rows import RULES, Contradiction
 
 __all__ = [
     "RULES",
     "Contradiction",
-    "Judgement",
     "ReplayFile",
+    "ReplayRecord",
     "judge_replay",
     "load_replay",
     "replay_names",

@@ -7,9 +7,9 @@ from typing import Any
 
 from runbook.records.check import Check, Comparator
 from runbook.records.invocation import Invocation
-from runbook.records.measurement import Measurement, Record
+from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
-from runbook.stats import Answer, meets_target
+from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
     MOST_SCALING,
@@ -41,7 +41,7 @@ _PLAIN = {
 }
 
 
-class Judgement(Record):
+class ReplayRecord(Record):
     """What a replayed report amounts to."""
 
     title: str
@@ -52,7 +52,7 @@ class Judgement(Record):
     contradictions: tuple[Contradiction, ...]
 
 
-def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> Judgement:
+def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
     """Judge a report's own numbers by the rules of a run.
 
     Args:
@@ -67,7 +67,7 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> Judgement:
     checks = tuple(_checks(replay, path, sha256))
     required = [check.id for check in checks if check.required]
     found = tuple(item for rule in (*ROW_RULES, *NUMBER_RULES) for item in rule(replay))
-    return Judgement(
+    return ReplayRecord(
         title=replay.title,
         source=replay.source,
         claimed_verdict=replay.claimed_verdict,
@@ -148,7 +148,7 @@ def _plain(
 
 def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
     acceptance = replay.acceptance
-    question = f"Does {acceptance.config} reach {acceptance.min_toks_per_s:g} toks/s?"
+    question = f"Does {acceptance.config} reach {acceptance.min_toks_per_s:g} tok/s?"
     lines = [line for line in replay.results("baseline") if line.config == acceptance.config]
     line = next((line for line in lines if line.span), None)
     if line is None or line.span is None:
@@ -158,7 +158,7 @@ def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
     measured = Measurement(
         name="throughput",
         value=line.span[0],
-        unit="toks/s",
+        unit=TOKENS_PER_SECOND,
         n=max(len(line.after_first), len(line.launches), 1),
         window=None,
         path=path,
@@ -187,12 +187,12 @@ def _against_floor(
     floor = replay.acceptance.min_toks_per_s
     best = meets_target(line.launches or [span[1]], floor)
     worst = meets_target(line.launches or [span[0]], floor)
-    text = f"{rates(span)} toks/s, floor {floor:g}"
-    if best.outcome is Answer.FAIL:
+    text = f"{rates(span)} tok/s, floor {floor:g}"
+    if best.outcome is Decided.FAIL:
         return Outcome.FAIL, Reason.BELOW_LIMIT, text
     if not (line.csv and line.window):
         return Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT, f"{text}; no CSV file and window"
-    if worst.outcome is Answer.PASS:
+    if worst.outcome is Decided.PASS:
         return Outcome.PASS, Reason.OK, f"{text}; {line.csv}, {line.window}"
     return Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES, f"{text}; {worst.reason}"
 
@@ -212,7 +212,7 @@ def _scaling(replay: ReplayFile) -> Check:
     if low > MOST_SCALING:
         outcome, code = Outcome.INVALID, Reason.NOT_PLAUSIBLE
     elif (decision := paired_scaling(replay)) is not None:
-        outcome, reason = Outcome(decision.outcome.as_check), decision.reason
+        outcome, reason = decision.outcome.as_check, decision.reason
         code = _SCALING_REASONS[outcome]
     return _row("single_gpu", "single_gpu.scaling", question, outcome, code, reason)
 
@@ -232,7 +232,7 @@ def _choice(replay: ReplayFile, phase: str) -> Check:
         return _row(phase, name, question, outcome, code, what)
     decision = arms_decision(table.results)
     # TIE is an answer too: then nothing but the configured value can be chosen.
-    settled = decision.winner is not None or decision.outcome is Answer.TIE
+    settled = decision.winner is not None or decision.outcome is Decided.TIE
     kept = next((line.arm for line in table.results if line.control), "")
     if settled and (decision.winner or kept) == table.chosen:
         return _row(phase, name, question, Outcome.PASS, Reason.OK, decision.reason)

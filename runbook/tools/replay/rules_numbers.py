@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from runbook.records.outcome import Outcome
-from runbook.stats import Answer, Decision, scaling
+from runbook.stats import Decided, Decision, scaling
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.tools.replay.models import ReplayFile, Result
 from runbook.tools.replay.rules_rows import Contradiction, contradiction, rates
@@ -40,7 +40,7 @@ def few_rows(replay: ReplayFile) -> Iterator[Contradiction]:
             )
         for line in short:
             if not line.after_first:
-                found = f"only step 1 ({line.rows[1]:g} toks/s), which is warm-up"
+                found = f"only step 1 ({line.rows[1]:g} tok/s), which is warm-up"
                 yield contradiction(
                     "window.warmup_only",
                     name,
@@ -77,7 +77,7 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
         return
     decision = arms_decision(table.results)
     kept = next((line.arm for line in table.results if line.control), "")
-    if (decision.winner or (kept if decision.outcome is Answer.TIE else "")) == table.chosen:
+    if (decision.winner or (kept if decision.outcome is Decided.TIE else "")) == table.chosen:
         return
     usable = [line for line in table.results if line.span]
     ranked = sorted(usable, key=lambda line: -tokens_over_time(_rates_of(line)))
@@ -86,7 +86,7 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
         "sweep.winner_not_shown",
         "bucket_sweep",
         claimed=f"{table.chosen} is best",
-        found=f"inside the noise ({spans} toks/s after step 1; one launch per arm, no blocks):"
+        found=f"inside the noise ({spans} tok/s after step 1; one launch per arm, no blocks):"
         f" {decision.reason}",
         outcome=Outcome.INCONCLUSIVE,
     )
@@ -147,7 +147,7 @@ def controls(replay: ReplayFile) -> Iterator[Contradiction]:
                     "control.not_reproduced",
                     name,
                     claimed=table.claim,
-                    found=f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} toks/s"
+                    found=f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} tok/s"
                     f" (tokens / time after step 1); baseline phase: {shown}",
                     outcome=Outcome.INVALID,
                 )
@@ -209,9 +209,9 @@ def low_use(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "mfu.target",
             "baseline",
-            claimed=f"target {target:g} toks/s",
+            claimed=f"target {target:g} tok/s",
             found=f"{mfu(replay, target):.3%} of the machine's peak (MFU); a healthy trainer"
-            f" reaches about {healthy:,.0f} toks/s per device",
+            f" reaches about {healthy:,.0f} tok/s per device",
             outcome=Outcome.INVALID,
         )
     best = _best(replay)
@@ -220,15 +220,15 @@ def low_use(replay: ReplayFile) -> Iterator[Contradiction]:
             "mfu.measured",
             "baseline",
             claimed=replay.table("baseline").claim,
-            found=f"the best rate, {best:g} toks/s, is {mfu(replay, best):.1%} MFU",
+            found=f"the best rate, {best:g} tok/s, is {mfu(replay, best):.1%} MFU",
             outcome=Outcome.INVALID,
         )
     if best and target < STALE_BELOW * best:
         yield contradiction(
             "target.stale",
             "baseline",
-            claimed=f"target {target:g} toks/s exceeded",
-            found=f"{best:g} toks/s is {best / target:.0f} times the target",
+            claimed=f"target {target:g} tok/s exceeded",
+            found=f"{best:g} tok/s is {best / target:.0f} times the target",
             outcome=Outcome.INVALID,
         )
 
@@ -250,7 +250,7 @@ def same_at_both_lengths(replay: ReplayFile) -> Iterator[Contradiction]:
                     "plausible.sequence_length",
                     "baseline",
                     claimed=f"{both} {replay.table('baseline').claim}",
-                    found=f"{rates((low, high))} toks/s at S={a.seq_len} and {rates((low2, high2))}"
+                    found=f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))}"
                     f" at S={b.seq_len}, same batch: was the sequence length in force?",
                     outcome=Outcome.INVALID,
                 )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome
-from runbook.stats import Answer, meets_target
+from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
 
 # Each rule in one sentence, with where it comes from.
@@ -41,7 +41,7 @@ RULES: dict[str, str] = {
     "mfu.measured": "throughput must be plausible for the machine: below 1 % of its peak"
     " something is broken, whatever the target says",
     "target.stale": "a target under half of what is measured is stale: it can catch nothing",
-    "plausible.sequence_length": "equal tokens / s at two sequence lengths, far below the"
+    "plausible.sequence_length": "equal tok/s at two sequence lengths, far below the"
     " machine's peak, is implausible: overhead per step would give the longer one more",
     "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set"
     " (seed 000, Notes & Hygiene)",
@@ -83,12 +83,12 @@ def below_floor(replay: ReplayFile) -> Iterator[Contradiction]:
     for result in replay.results("baseline"):
         if result.config != replay.acceptance.config or result.span is None:
             continue
-        if meets_target([result.span[1]], floor).outcome is Answer.FAIL:
+        if meets_target([result.span[1]], floor).outcome is Decided.FAIL:
             yield contradiction(
                 "acceptance.throughput",
                 "baseline",
                 claimed=", ".join(claims),
-                found=f"{result.config}: {rates(result.span)} toks/s, floor {floor:g}",
+                found=f"{result.config}: {rates(result.span)} tok/s, floor {floor:g}",
                 outcome=Outcome.FAIL,
             )
 
@@ -99,7 +99,7 @@ def scored_elsewhere(replay: ReplayFile) -> Iterator[Contradiction]:
     for row in replay.scored:
         if row.row == "throughput" and row.config and row.config != wanted:
             seen, asked = replay.configs[row.config], replay.configs[wanted]
-            value = f" {row.value:g} toks/s" if row.value else ""
+            value = f" {row.value:g} tok/s" if row.value else ""
             yield contradiction(
                 "acceptance.config",
                 "baseline",

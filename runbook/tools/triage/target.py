@@ -12,6 +12,7 @@ from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
+from runbook.records.measurement import TOKENS_PER_SECOND
 
 _TIMEOUT_S = 900.0
 _STEPS = {"failure": 30, "throughput": 80}
@@ -22,7 +23,7 @@ _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTER
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The launch to climb with. `floor_toks_per_s` is what counts as fast enough."""
+    """The launch that is run again. `floor_toks_per_s` is what counts as fast enough."""
 
     launch: Launch
     symptom: str
@@ -63,7 +64,7 @@ def find_target(
 
 
 def with_choices(target: Target, settings: Settings, *, steps: int | None = None) -> Target:
-    """The target with `--set` and `--steps` applied: every rung, and the first try, has them."""
+    """The target with `--set` and `--steps` applied: every step, and the first try, has them."""
     launch = target.launch.model_copy(
         update={
             "env": {**target.launch.env, **settings.toggles},
@@ -86,13 +87,10 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
         return _target(entry.launch, "failure", floor, f"{why}: {entry.result.cause}", steps)
     for phase in record.phases:
         for check in phase.checks:
-            slow = check.code is Reason.BELOW_LIMIT and check.measurement is not None
             trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
-            if (
-                slow
-                and trainers
-                and "toks/s" in (check.measurement.unit if check.measurement else "")
-            ):
+            if check.measurement is None or check.code is not Reason.BELOW_LIMIT:
+                continue
+            if trainers and check.measurement.unit == TOKENS_PER_SECOND:
                 limit = floor if floor is not None else _number(check.limit)
                 return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
     raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
@@ -153,6 +151,6 @@ def _target(
     if symptom == "auto":
         symptom = "throughput" if floor is not None else "failure"
     if symptom == "throughput" and floor is None:
-        raise UsageError("the ladder for low throughput needs --floor TOKS_PER_S")
+        raise UsageError("triage of low throughput needs --floor TOK_S")
     steps = max(_STEPS[symptom], failed_step + _BEYOND)
     return Target(launch=launch, symptom=symptom, why=why, steps=steps, floor_toks_per_s=floor)

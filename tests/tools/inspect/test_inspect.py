@@ -1,4 +1,4 @@
-"""`inspect` on directories made by hand: each fault alone makes exactly its own finding."""
+"""`inspect` on directories made by hand: each fault alone makes exactly its own remark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.tools.inspect import Inspection, inspect_path, inspection_text, jsonable
+from runbook.tools.inspect import Inspection, inspect_path, inspection_text
 from tests.tools.inspect.folders import (
     HEADER,
     beats,
@@ -28,7 +28,7 @@ from tests.tools.inspect.folders import (
 
 
 def codes(inspection: Inspection) -> set[str]:
-    return {finding.code.value for finding in inspection.findings}
+    return {remark.code.value for remark in inspection.remarks}
 
 
 def test_a_healthy_run_is_not_suspicious(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_an_older_run_with_a_row_per_step_is_fine(tmp_path: Path) -> None:
 
 
 def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
-    """566 toks/s is the mean of 297 and 835; the same tokens over their time give 438."""
+    """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
-    text = next(f.message for f in inspection.findings if f.code == "mean_of_rates")
-    assert "566 toks/s" in text
-    assert "438.2 toks/s" in text
+    text = next(f.message for f in inspection.remarks if f.code == "mean_of_rates")
+    assert "566 tok/s" in text
+    assert "438.2 tok/s" in text
 
 
 def test_a_short_run_of_ours_is_undecided(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path)
     (tmp_path / "latest").symlink_to(tmp_path / "b")
     inspection = inspect_path(tmp_path)
     assert [one.path for one in inspection.directories] == ["a/one", "b"]
-    assert [finding.path for finding in inspection.findings] == ["b/training.csv"]
+    assert [remark.path for remark in inspection.remarks] == ["b/training.csv"]
 
 
 def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_the_command_prints_text_or_json_and_exits_by_what_it_found(
     assert "2 runs in one file" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document == json.loads(json.dumps(jsonable(inspect_path(tmp_path))))
+    assert document == json.loads(json.dumps(inspect_path(tmp_path).document()))
     assert (document["schema_version"], document["exit_code"]) == (1, 1)
     assert main(["inspect", str(tmp_path / "absent")]) == 2
     assert main(["inspect", str(tmp_path), "--loss-floor", "low"]) == 2

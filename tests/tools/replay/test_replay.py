@@ -14,8 +14,8 @@ from runbook.errors import UsageError
 from runbook.records.outcome import Verdict
 from runbook.tools.replay import (
     RULES,
-    Judgement,
     ReplayFile,
+    ReplayRecord,
     judge_replay,
     load_replay,
     replay_names,
@@ -24,7 +24,7 @@ from runbook.tools.replay import (
 SHA = "0" * 64
 
 
-def judged(name: str) -> Judgement:
+def judged(name: str) -> ReplayRecord:
     replay, path, sha256 = load_replay(name)
     return judge_replay(replay, path=str(path), sha256=sha256)
 
@@ -34,17 +34,17 @@ def document(name: str = "report_v4") -> dict[str, Any]:
     return data
 
 
-def judge(data: dict[str, Any]) -> Judgement:
+def judge(data: dict[str, Any]) -> ReplayRecord:
     return judge_replay(ReplayFile.model_validate(data), path="table.yaml", sha256=SHA)
 
 
-def broken(judgement: Judgement) -> set[str]:
+def broken(judgement: ReplayRecord) -> set[str]:
     return {item.rule for item in judgement.contradictions}
 
 
 # Each part of each bullet of the design's list: rule, phase, a fact that must be named.
 NAMED = [
-    ("acceptance.throughput", "baseline", "23 toks/s, floor 39"),
+    ("acceptance.throughput", "baseline", "23 tok/s, floor 39"),
     ("acceptance.config", "baseline", "measured on custom_2048"),
     ("window.too_few_rows", "bucket_sweep", "2 log rows after the first, not 50 steps"),
     ("sweep.winner_not_shown", "bucket_sweep", "inside the noise"),

@@ -1,4 +1,4 @@
-"""Climbing: the failing command again, then rung by rung, until one makes the failure go away."""
+"""The failing command again, then step by step, until one makes the failure go away."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 from runbook.files import make_private_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
+from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer, SilentObserver
 from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchResult
 from runbook.stats import WindowTooShort, last_window
-from runbook.tools.triage.ladder import LADDERS, PARITY_ARGV, Rung, applied
+from runbook.tools.triage.steps import PARITY_ARGV, STEPS, TriageStep, applied
 from runbook.tools.triage.target import Target
 
 _PARITY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungResult:
-    """What one rung did. `outcome` is helped, failed or skipped."""
+class StepResult:
+    """What one step did. `outcome` is helped, failed or skipped."""
 
     name: str
     title: str
@@ -35,41 +36,41 @@ class RungResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Triage:
-    """The whole climb. `outcome`: found, nothing_helped, not_reproduced or interrupted."""
+    """All steps that were run. `outcome`: found, nothing_helped, not_reproduced or interrupted."""
 
     outcome: str
     finding: str
     exports: tuple[str, ...]
-    rungs: tuple[RungResult, ...]
+    steps: tuple[StepResult, ...]
 
     def document(self) -> dict[str, Any]:
         """For triage.json."""
         return {"schema_version": 1, **asdict(self)}
 
 
-def climb(
+def run_steps(
     target: Target,
     out: Path,
     *,
     stop: StopRequest | None = None,
     budgets: Budgets | None = None,
     observer: Observer | None = None,
-    tell: Callable[[RungResult], None] = lambda _result: None,
+    tell: Callable[[StepResult], None] = lambda _result: None,
 ) -> Triage:
-    """Run the ladder of the target's symptom below `out`, a new folder.
+    """Run the steps for the target's symptom below `out`, a new folder.
 
-    First the command as it was: a failure that does not come back cannot be triaged. Each rung
+    First the command as it was: a failure that does not come back cannot be triaged. Each step
     then changes one thing against that command, and the first one under which it works is the
     finding. Writes `triage.json`. Raises `FileExistsError` if `out` exists.
     """
     make_private_dir(out)
-    climber = _Climber(target, out, stop or StopRequest(), budgets, observer or SilentObserver())
-    triage = climber.run(tell)
+    runner = _Runner(target, out, stop or StopRequest(), budgets, observer or SilentObserver())
+    triage = runner.run(tell)
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
     return triage
 
 
-class _Climber:
+class _Runner:
     def __init__(
         self,
         target: Target,
@@ -80,9 +81,9 @@ class _Climber:
     ) -> None:
         self.target, self.out, self.stop = target, out, stop
         self.budgets, self.observer = budgets, observer
-        self.done: list[RungResult] = []
+        self.done: list[StepResult] = []
 
-    def run(self, tell: Callable[[RungResult], None]) -> Triage:
+    def run(self, tell: Callable[[StepResult], None]) -> Triage:
         first = self._try(None, "0-as_it_was")
         self.done.append(first)
         tell(first)
@@ -90,38 +91,38 @@ class _Climber:
             return self._ended("interrupted", f"interrupted by {self.stop.requested}")
         if first.outcome == "helped":
             return self._ended("not_reproduced", f"it did not fail again: {first.detail}")
-        for number, rung in enumerate(LADDERS[self.target.symptom], start=1):
-            result = self._rung(rung, f"{number}-{rung.name}")
+        for number, step in enumerate(STEPS[self.target.symptom], start=1):
+            result = self._step(step, f"{number}-{step.name}")
             self.done.append(result)
             tell(result)
             if self.stop.requested:
                 return self._ended("interrupted", f"interrupted by {self.stop.requested}")
             if result.outcome == "helped":
-                finding = f"it goes away with: {rung.title} ({rung.source}); {result.detail}"
-                return self._ended("found", finding, exports=self._exports(rung))
-        return self._ended("nothing_helped", f"no rung helped; as it was: {first.detail}")
+                finding = f"it goes away with: {step.title} ({step.source}); {result.detail}"
+                return self._ended("found", finding, exports=self._exports(step))
+        return self._ended("nothing_helped", f"no step helped; as it was: {first.detail}")
 
-    def _exports(self, rung: Rung) -> tuple[str, ...]:
-        command = applied(rung, self.target.launch, name="x", steps=self.target.steps)
-        return tuple(rung.exports()) or (f"# {command.command_line()}",)
+    def _exports(self, step: TriageStep) -> tuple[str, ...]:
+        command = applied(step, self.target.launch, name="x", steps=self.target.steps)
+        return tuple(step.exports()) or (f"# {pasteable(command).line}",)
 
     def _ended(self, outcome: str, finding: str, *, exports: tuple[str, ...] = ()) -> Triage:
-        return Triage(outcome=outcome, finding=finding, exports=exports, rungs=tuple(self.done))
+        return Triage(outcome=outcome, finding=finding, exports=exports, steps=tuple(self.done))
 
-    def _rung(self, rung: Rung, name: str) -> RungResult:
+    def _step(self, step: TriageStep, name: str) -> StepResult:
         launch = self.target.launch
-        if not rung.changes(launch):
-            return _said(rung, "skipped", "the command has this already", launch)
-        return self._try(rung, name)
+        if not step.changes(launch):
+            return _said(step, "skipped", "the command does this already", launch)
+        return self._try(step, name)
 
-    def _try(self, rung: Rung | None, name: str) -> RungResult:
-        launch = applied(rung, self.target.launch, name=name, steps=self.target.steps)
+    def _try(self, step: TriageStep | None, name: str) -> StepResult:
+        launch = applied(step, self.target.launch, name=name, steps=self.target.steps)
         result = self._launch(launch)
         helped, detail = self._judge(launch, result)
-        if rung is not None and rung.parity:
+        if step is not None and step.parity:
             parity = self._parity(f"{name}-parity")
             detail = f"{detail}; parity tests: {parity}"
-        return _said(rung, "helped" if helped else "failed", detail, launch, str(self.out / name))
+        return _said(step, "helped" if helped else "failed", detail, launch, str(self.out / name))
 
     def _launch(self, launch: Launch) -> LaunchResult:
         return run_launch(
@@ -145,7 +146,7 @@ class _Climber:
         except (OSError, WindowTooShort) as error:
             return False, f"no throughput: {error}"
         value = float(measured.value)
-        return value >= floor, f"{value:.1f} toks/s, wanted {floor:g} (last {measured.n} steps)"
+        return value >= floor, f"{value:.1f} tok/s, wanted {floor:g} (last {measured.n} steps)"
 
     def _parity(self, name: str) -> str:
         launch = Launch(
@@ -164,14 +165,14 @@ class _Climber:
 
 
 def _said(
-    rung: Rung | None, outcome: str, detail: str, launch: Launch, run_dir: str = ""
-) -> RungResult:
-    return RungResult(
-        name=rung.name if rung else "as_it_was",
-        title=rung.title if rung else "the command as it was",
-        source=rung.source if rung else "the failing launch",
+    step: TriageStep | None, outcome: str, detail: str, launch: Launch, run_dir: str = ""
+) -> StepResult:
+    return StepResult(
+        name=step.name if step else "as_it_was",
+        title=step.title if step else "the command as it was",
+        source=step.source if step else "the failing launch",
         outcome=outcome,
         detail=detail,
-        command=launch.command_line(),
+        command=pasteable(launch).line,
         run_dir=run_dir,
     )

@@ -1,10 +1,12 @@
-"""The rungs, as data: seed 004's triage of deadlocks and seed 000's failure playbook."""
+"""The changes that triage tries, as data: those for a failure, and those for low throughput."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nsa.contract import NSAError
+from nsa.toggles import TOGGLES, Value
 from runbook.records import Launch
 
 PARITY_ARGV = (
@@ -14,10 +16,9 @@ PARITY_ARGV = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class TriageStep:
     """One change to the failing command. `set` and `unset` are environment variables.
 
-    Those in `unset` are switches: 0 is the same as not set.
     `single` runs one process without DDP. `parity` runs the parity tests beside it. `always` runs
     it although it changes no setting (another port is another attempt).
     """
@@ -32,10 +33,14 @@ class Rung:
     always: bool = False
 
     def changes(self, launch: Launch) -> bool:
-        """Does it change anything about this launch?"""
-        changed = any(launch.env.get(name) != value for name, value in self.set.items())
-        removed = any(launch.env.get(name, "0") != "0" for name in self.unset)
-        return changed or removed or self.always or (self.single and launch.nproc > 1)
+        """Does it change anything about this launch?
+
+        A value that a toggle has anyway is no change: run all the same, it could be called the
+        cure of a failure that comes and goes.
+        """
+        now = {name: _value(name, launch.env) for name in (*self.set, *self.unset)}
+        then = {name: _value(name, self.set) for name in now}
+        return now != then or self.always or (self.single and launch.nproc > 1)
 
     def exports(self) -> list[str]:
         """Lines for a shell that apply it."""
@@ -43,53 +48,64 @@ class Rung:
         return [*lines, *(f"unset {name}" for name in self.unset)]
 
 
+def _value(name: str, env: Mapping[str, str]) -> Value:
+    """What a variable means here: a toggle that is not given has its default."""
+    text, toggle = env.get(name), TOGGLES.get(name)
+    if toggle is None:
+        return text
+    try:
+        return toggle.default if text is None else toggle.parse(text)
+    except NSAError:
+        return text
+
+
 _FAILURE = (
-    Rung(
+    TriageStep(
         name="compression_off",
         title="compression off, larger buckets",
         source="seed 004, Triage step 1",
         set={"NSA_DDP_COMPRESS": "off", "NSA_DDP_BUCKET_MB": "100"},
     ),
-    Rung(
+    TriageStep(
         name="static_graph_off",
         title="static graph off, unused parameters not searched",
         source="seed 004, Triage step 2",
         set={"NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_FIND_UNUSED": "0"},
     ),
-    Rung(
+    TriageStep(
         name="find_unused",
         title="search for unused parameters",
         source="seed 004, Triage step 2",
         set={"NSA_DDP_FIND_UNUSED": "1"},
     ),
-    Rung(
+    TriageStep(
         name="nccl_debug",
         title="another port, NCCL_DEBUG=INFO for a short window",
         source="seed 004, Triage step 3; seed 000, Stability Long-Run",
         set={"NCCL_DEBUG": "INFO"},
         always=True,
     ),
-    Rung(
+    TriageStep(
         name="sdpa_no_flash",
         title="attention without the flash kernel",
         source="seed 000, SDPA Backend Audit; seed 002, Go/No-Go",
         set={"NSA_SDPA_NO_FLASH": "1"},
         unset=("NSA_SDPA_FLASH_ONLY",),
     ),
-    Rung(
+    TriageStep(
         name="v2_off",
         title="selection ranges v1, with the parity tests",
         source="seed 000, Failure Playbook: v2 issues",
         set={"NSA_SEL_RANGES_V2": "0"},
         parity=True,
     ),
-    Rung(
+    TriageStep(
         name="fused_unset",
         title="optimizer without the fused kernel",
         source="seed 000, Failure Playbook: optimizer instability",
         unset=("NSA_OPT_FUSED",),
     ),
-    Rung(
+    TriageStep(
         name="single_gpu",
         title="one process, no DDP, to continue progress",
         source="seed 004, Triage step 4",
@@ -98,25 +114,25 @@ _FAILURE = (
 )
 
 _THROUGHPUT = (
-    Rung(
+    TriageStep(
         name="bucket_50",
         title="buckets of 50 MiB",
         source="seed 000, Failure Playbook: low throughput",
         set={"NSA_DDP_BUCKET_MB": "50"},
     ),
-    Rung(
+    TriageStep(
         name="flash_allowed",
         title="flash kernel not disabled",
         source="seed 000, Failure Playbook: low throughput",
         unset=("NSA_SDPA_NO_FLASH",),
     ),
-    Rung(
+    TriageStep(
         name="tracing_off",
         title="no NVTX, no TensorBoard, no audit",
         source="seed 000, Failure Playbook: low throughput",
         set={"NSA_NVTX": "0", "NSA_TB_DISABLE": "1", "NSA_SDPA_AUDIT": "0"},
     ),
-    Rung(
+    TriageStep(
         name="aux_stats_off",
         title="no auxiliary statistics",
         source="seed 000, NVTX Profiling",
@@ -124,17 +140,17 @@ _THROUGHPUT = (
     ),
 )
 
-LADDERS: dict[str, tuple[Rung, ...]] = {"failure": _FAILURE, "throughput": _THROUGHPUT}
+STEPS: dict[str, tuple[TriageStep, ...]] = {"failure": _FAILURE, "throughput": _THROUGHPUT}
 
 
-def applied(rung: Rung | None, launch: Launch, *, name: str, steps: int) -> Launch:
-    """The launch with one rung's change, or as it is (`rung` None), for `steps` steps."""
+def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -> Launch:
+    """The launch with one step's change, or as it is (`step` None), for `steps` steps."""
     env, argv, nproc = dict(launch.env), list(launch.argv), launch.nproc
-    if rung is not None:
-        for variable in rung.unset:
+    if step is not None:
+        for variable in step.unset:
             env.pop(variable, None)
-        env.update(rung.set)
-        if rung.single:
+        env.update(step.set)
+        if step.single:
             argv, nproc = _single(argv), 1
             env = {k: v for k, v in env.items() if not k.startswith(("NSA_DDP_", "NCCL_"))}
     return launch.model_copy(
@@ -147,7 +163,7 @@ def applied(rung: Rung | None, launch: Launch, *, name: str, steps: int) -> Laun
             "nproc": nproc,
             "steps": steps,
             "schedule": None,
-            "purpose": rung.title if rung else "the failing command as it was",
+            "purpose": step.title if step else "the failing command as it was",
         }
     )
 
