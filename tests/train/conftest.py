@@ -47,7 +47,7 @@ def edited(folder: Path, *changes: tuple[str, str]) -> Path:
     return path
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Two ranks, nearly every toggle, evaluation, checkpoints, profiler, audit, bf16."""
     folder = tmp_path_factory.mktemp("everything")
@@ -57,7 +57,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return run(folder, args, ranks=2, toggles=EVERYTHING, config=config)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def resumed(everything: Launch, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """`everything` again from its checkpoints, the newest of which has one flipped bit."""
     folder = tmp_path_factory.mktemp("resumed")
@@ -73,7 +73,7 @@ def resumed(everything: Launch, tmp_path_factory: pytest.TempPathFactory) -> Lau
     return run(folder, args, ranks=2, toggles=EVERYTHING, config=config)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def one_step(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
     """The same four sequences in one step: by one rank at once, by two ranks in two halves."""
     folder = tmp_path_factory.mktemp("one_step")
@@ -84,7 +84,7 @@ def one_step(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
     }
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def arms(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Arms inside one launch on two ranks: one cannot run, and `.ENOUGH` stops before the last."""
     folder = tmp_path_factory.mktemp("arms")
@@ -114,7 +114,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return launch.wait()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     """Short launches of one process each, side by side."""
     folder = tmp_path_factory.mktemp("singles")
