@@ -1,6 +1,7 @@
 """Known defects and off-by-one errors, planted one at a time in a copy of the package.
 
     python -m tests.attention.mutants [NAME ...]
+    python -m tests.attention.mutants --answer        one name per line on standard input
 
 Each must be killed: some test must fail. A mutant is a piece of text that occurs exactly once in
 a file, and what replaces it. The copy is tested in a forked process, so that torch is imported
@@ -14,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -312,22 +314,37 @@ def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
 CONTROL = Mutant(name="control", path="projection.py", old="angle =", new="angle  =")
 
 
+def fate(mutant: Mutant) -> str:
+    """`killed` or `survived`."""
+    return "killed" if is_killed(mutant, TESTS[:2] if mutant is CONTROL else TESTS) else "survived"
+
+
+def answer(names: Iterable[str]) -> None:
+    """Print the fate of each name as it comes, so that several workers can share the mutants."""
+    known = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL)}
+    for name in names:
+        print(fate(known[name.rstrip("\n")]), flush=True)
+
+
 def main(names: list[str]) -> int:
     """Print one line per mutant, and for the control; survivors decide the exit code."""
     chosen = [m for m in MUTANTS if not names or m.name in names]
     survivors = 0
     for mutant in chosen:
-        killed = is_killed(mutant)
-        survivors += not killed
-        print(f"{'killed' if killed else 'survived'}\t{mutant.name}", flush=True)
-    unharmed = not is_killed(CONTROL, TESTS[:2])
-    print(f"{'survived' if unharmed else 'killed'}\t{CONTROL.name}", flush=True)
+        became = fate(mutant)
+        survivors += became == "survived"
+        print(f"{became}\t{mutant.name}", flush=True)
+    control = fate(CONTROL)
+    print(f"{control}\t{CONTROL.name}", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants killed")
-    return 1 if survivors or not chosen or not unharmed else 0
+    return 1 if survivors or not chosen or control == "killed" else 0
 
 
 if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    sys.exit(main(sys.argv[1:]))
+    if sys.argv[1:] == ["--answer"]:
+        answer(sys.stdin)
+    else:
+        sys.exit(main(sys.argv[1:]))

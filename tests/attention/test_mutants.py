@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,37 +16,49 @@ from tests.attention.mutants import CONTROL, MUTANTS, Mutant, is_killed
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def fates() -> dict[str, str]:
-    """What became of each mutant, from one run of the script.
+@pytest.fixture(scope="session")
+def fate() -> Iterator[Callable[[Mutant], str]]:
+    """What becomes of a mutant, told by one process that has imported torch for all of them.
 
     A process of its own: a fork of one whose OpenMP threads have already worked never returns.
+    One for each worker, asked mutant by mutant: the workers then share the mutants evenly.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.attention.mutants"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    lines = [line.partition("\t") for line in done.stdout.splitlines() if "\t" in line]
-    assert lines, done.stderr
-    return {name: fate for fate, _, name in lines}
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.attention.mutants", "--answer"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask(mutant: Mutant) -> str:
+            process.stdin.write(mutant.name + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline().strip()
+            if not answer:
+                said.seek(0)
+                pytest.fail(f"{mutant.name}: no answer\n{said.read()}")
+            return answer
+
+        with process:
+            yield ask
+            process.stdin.close()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
-def test_mutant_is_killed(mutant: Mutant, fates: dict[str, str]) -> None:
-    assert fates.get(mutant.name) == "killed", f"no test noticed: {mutant.name}"
+def test_mutant_is_killed(mutant: Mutant, fate: Callable[[Mutant], str]) -> None:
+    assert fate(mutant) == "killed", f"no test noticed: {mutant.name}"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-def test_an_unchanged_copy_lives(fates: dict[str, str]) -> None:
+def test_an_unchanged_copy_lives(fate: Callable[[Mutant], str]) -> None:
     """Made to fail on purpose: without a defect nothing is killed, so killing means something."""
-    assert fates[CONTROL.name] == "survived"
+    assert fate(CONTROL) == "survived"
 
 
 def test_a_mutant_without_its_text_is_refused() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
 from runbook import registry
 from runbook.records import Reason
@@ -9,6 +12,7 @@ from runbook.registry import known_checks, known_limits
 from tests.phases import builder
 
 PHASES = registry.phases()
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
 
 
 def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
@@ -39,3 +43,19 @@ def test_a_launch_that_ended_badly_is_mended_before_its_topic() -> None:
     assert remedy_for("throughput", Reason.BELOW_LIMIT) == BY_TOPIC["throughput"]
     assert remedy_for("throughput", Reason.HANG) == BY_REASON[Reason.HANG]
     assert remedy_for("", Reason.UNDECIDED) == BY_REASON[Reason.UNDECIDED]
+
+
+def test_the_page_of_phases_has_each_in_order_and_the_rows_that_all_training_ones_share() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table, _, told = text.partition("Every phase that trains also has the rows ")
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(PHASES)
+    where = builder.context()
+    rows = [
+        {row.what for row in phase.rows(where)}  # type: ignore[attr-defined]
+        for phase in PHASES.values()
+        if not phase.optional and "trainer" in {launch.kind for launch in phase.plan(where)}
+    ]
+    shared = re.findall(r"`(\w+)`", told.partition(";")[0])
+    assert set(shared) == set.intersection(*rows)
+    fineweb = {row.what for row in PHASES["fineweb"].rows(where)}  # type: ignore[attr-defined]
+    assert shared[:4] == [what for what in shared if what in fineweb]
