@@ -1,11 +1,10 @@
-"""Faults that are not planted in a rank: to ports, environments, checkpoints and the harness."""
+"""Faults that are not injected in a rank: to ports, environments, checkpoints and the harness."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import Fault
-from runbook.tools.drill.scene import Scene, drill_launch, planted_at, run_planted
+from runbook.tools.drill.scene import Scene, drill_launch, injected_at, run_injected
 
 _START_WITHIN_S = 120.0
 _END_WITHIN_S = 30.0
@@ -33,12 +32,12 @@ def play(fault: Fault, root: Path, **options: Any) -> Scene:
 
 
 def _launch(fault: Fault, root: Path, **options: Any) -> Scene:
-    return run_planted(fault, root, **options)
+    return run_injected(fault, root, **options)
 
 
 def _override(fault: Fault, root: Path, **options: Any) -> Scene:
     """What stands in the machine's environment must not reach the trainer."""
-    scene = run_planted(fault, root, **options)
+    scene = run_injected(fault, root, **options)
     remarks = []
     effective = _json(scene.run_dir / "env.json").get("effective", {})
     if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
@@ -68,7 +67,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    scene = run_planted(fault, root, **(options | {"retry": True}))
+    scene = run_injected(fault, root, **(options | {"retry": True}))
     ready.set()
     thread.join()
     for listener in taken:
@@ -94,7 +93,7 @@ def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
     try:
         time.sleep(0.2)  # until its exec, it shows this process's environment
         seen = other.pid in carriers(token)
-        scene = run_planted(fault, root, **options)
+        scene = run_injected(fault, root, **options)
         alive = other.poll() is None
     finally:
         other.kill()
@@ -108,12 +107,12 @@ def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
     def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
         """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
         saving = replace(fault, config={"train.save_every": 6}, steps=13)
-        before = run_planted(saving, root, **(options | {"name": "before"}))
+        before = run_injected(saving, root, **(options | {"name": "before"}))
         if not before.result.ok:
             return before
         damage(before.run_dir / "checkpoints" / "step_12" / "model.pt")
         resumed = ("--resume", str(before.run_dir.resolve()))
-        scene = run_planted(fault, root, **(options | {"extra": resumed}))
+        scene = run_injected(fault, root, **(options | {"extra": resumed}))
         notes = " ".join(_json(scene.run_dir / "env.json").get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
@@ -142,20 +141,11 @@ def _to_harness(number: int) -> Callable[..., Scene]:
     def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
         """A harness of its own, which is sent the signal while its launch runs."""
         del options
-        victim = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "runbook.tools.drill",
-                fault.name,
-                str(fault.step),
-                str(root),
-            ],
-            start_new_session=True,
-        )
+        words = ("-m", "runbook.tools.drill", fault.name, str(fault.step), str(root))
+        victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
         run_dir = root / "run"
         give_up = time.monotonic() + _START_WITHIN_S
-        while planted_at(run_dir) is None and time.monotonic() < give_up:
+        while injected_at(run_dir) is None and time.monotonic() < give_up:
             if victim.poll() is not None:
                 break
             time.sleep(0.02)
@@ -174,7 +164,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
             root=root,
             launch=drill_launch(fault, name="run"),
             result=_result(run_dir, token),
-            planted_at=sent if planted_at(run_dir) is not None else None,
+            injected_at=sent if injected_at(run_dir) is not None else None,
             ended_at=ended,
         )
 
@@ -195,11 +185,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def remove(root: Path) -> None:
-    """Delete what a planting left."""
-    shutil.rmtree(root, ignore_errors=True)
 
 
 _SCENES: dict[str, Callable[..., Scene]] = {
