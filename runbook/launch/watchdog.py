@@ -178,7 +178,7 @@ def blame(
             _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
             told.get(state.rank, 0),
             state.rank not in busy,
-            state.spoke_mono or state.changed_at,
+            state.mono or state.changed_at,
         )
 
     return min(alive, key=key)

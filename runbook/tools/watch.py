@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -19,7 +18,7 @@ from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks,
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.watchdog import STOPPED, Budgets, Watchdog, process_state
-from runbook.read.heartbeats import heartbeat_files
+from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
 
 
 def _silence(state: RankState) -> float:
-    said = state.spoke_mono
+    said = state.mono
     return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
 
 
@@ -116,14 +115,9 @@ def _added(path: Path, before: dict[Path, int]) -> str:
 def _token(run_dir: Path) -> str:
     """The token in the first heartbeat of the first rank that has one; an empty text if none."""
     for path in heartbeat_files(run_dir).values():
-        with path.open("rb") as stream:
-            line = stream.readline(1 << 20)
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("token"), str):
-            return str(record["token"])
+        first = next(heartbeats_in(path), {})
+        if isinstance(first.get("token"), str):
+            return str(first["token"])
     return ""
 
 
