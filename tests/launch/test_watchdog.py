@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from nsa.toggles import TOGGLES
+from runbook.errors import UsageError
 from runbook.launch import Budgets
+from runbook.launch.anomaly import Thresholds
 from runbook.launch.ranks import RankState
 from runbook.launch.watchdog import Watchdog, blame
 from tests.launch.helpers import fake_launch, rank
@@ -16,6 +19,17 @@ def test_budgets_depend_on_what_a_rank_does() -> None:
     assert budgets.of_phase("checkpoint") > 60
     assert budgets.of_phase("step", longest_step_s=2.0) == 10
     assert Budgets.for_launch(fake_launch()).step_s == 180
+
+
+def test_a_stall_time_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(UsageError, match="NSA_WATCH_HEARTBEAT_STALL_S"):
+        Budgets.for_launch(fake_launch(env={"NSA_WATCH_HEARTBEAT_STALL_S": "soon"}))
+
+
+def test_the_toggles_own_the_watchdogs_numbers() -> None:
+    default = TOGGLES["NSA_WATCH_HEARTBEAT_STALL_S"].default
+    assert Budgets().step_s == Budgets().data_s == Thresholds().heartbeat_stall_s == default
+    assert Budgets.with_stall(0) == Budgets()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.records import LaunchStatus
 
 BUDGET_S = 3.0
@@ -15,7 +16,7 @@ MARGIN_S = 2.0
 _CRASHED, _HUNG = LaunchStatus.CRASHED, LaunchStatus.HUNG
 _HALTED, _DONE = LaunchStatus.HALTED, LaunchStatus.COMPLETED
 _STACKS = ("stackdump_rank",)
-_RECORDS = ("stackdump_rank", "flight_rank", "incident.json")
+_RECORDS = ("stackdump_rank", "flight_rank", INCIDENT_JSON)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def _halt(name: str, title: str, inject: str, kind: str, **more: object) -> Faul
         "cause": kind,
         "late_s": 5.0,
         "step": 30,
-        "evidence": (".anomaly_type", "anomalies.jsonl"),
+        "evidence": (ANOMALY_TYPE, ANOMALIES_JSONL),
     }
     return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
 

@@ -16,7 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import CHECKPOINTS_DIR, ENV_JSON, MODEL_FILE, TRAINING_CSV, checkpoint_name
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import Fault
 from runbook.tools.drill.scene import Scene, drill_launch, injected_at, run_injected
@@ -39,10 +41,10 @@ def _override(fault: Fault, root: Path, **options: Any) -> Scene:
     """What stands in the machine's environment must not reach the trainer."""
     scene = run_injected(fault, root, **options)
     remarks = []
-    effective = _json(scene.run_dir / "env.json").get("effective", {})
+    effective = _json(scene.run_dir / ENV_JSON).get("effective", {})
     if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
         remarks.append(f"seq_len became {effective.get('seq_len')}")
-    env = _json(scene.run_dir / "env.json")
+    env = _json(scene.run_dir / ENV_JSON)
     explicit = [t["name"] for t in env.get("toggles", []) if t.get("source") == "environment"]
     remarks += [f"{name} reached the trainer" for name in explicit if name in fault.machine]
     return replace(scene, remarks=tuple(remarks))
@@ -54,7 +56,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     ready = threading.Event()
 
     def take() -> None:
-        path = root / "run" / "launch.json"
+        path = root / "run" / LAUNCH_JSON
         while not ready.wait(0.002):
             port = _json(path).get("port")
             if port:
@@ -73,8 +75,8 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     for listener in taken:
         listener.close()
     first, second = (
-        _json(root / "run.attempt1" / "launch.json"),
-        _json(root / "run" / "launch.json"),
+        _json(root / "run.attempt1" / LAUNCH_JSON),
+        _json(root / "run" / LAUNCH_JSON),
     )
     remarks = []
     if scene.result.attempts != 2:
@@ -110,16 +112,16 @@ def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
         before = run_injected(saving, root, **(options | {"name": "before"}))
         if not before.result.ok:
             return before
-        damage(before.run_dir / "checkpoints" / "step_12" / "model.pt")
+        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / MODEL_FILE)
         resumed = ("--resume", str(before.run_dir.resolve()))
         scene = run_injected(fault, root, **(options | {"extra": resumed}))
-        notes = " ".join(_json(scene.run_dir / "env.json").get("notes", []))
+        notes = " ".join(_json(scene.run_dir / ENV_JSON).get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
             remarks.append("the damaged checkpoint was not named")
-        if not (before.run_dir / "checkpoints" / "step_6" / "model.pt").is_file():
+        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / MODEL_FILE).is_file():
             remarks.append("the checkpoint before it is gone")
-        first = (scene.run_dir / "training.csv").read_text("utf-8").splitlines()[1:2]
+        first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
         if not first or not first[0].startswith("7,"):
             remarks.append(f"did not resume after step 6: {first}")
         return replace(scene, remarks=tuple(remarks))
@@ -149,7 +151,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
             if victim.poll() is not None:
                 break
             time.sleep(0.02)
-        token = str(_json(run_dir / "launch.json").get("run_token", ""))
+        token = str(_json(run_dir / LAUNCH_JSON).get("run_token", ""))
         sent = time.monotonic()
         victim.send_signal(number)
         try:
@@ -173,7 +175,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
 
 def _result(run_dir: Path, token: str) -> LaunchResult:
     """What the harness wrote; one that was killed wrote nothing."""
-    path = run_dir / "result.json"
+    path = run_dir / RESULT_JSON
     if path.is_file():
         return LaunchResult.model_validate_json(path.read_bytes())
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
