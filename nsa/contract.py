@@ -286,3 +286,27 @@ SELECTION_RANGES = {"v1": "nsa.sel.ranges_v1", "v2": "nsa.sel.ranges_v2"}
 ATTEND_RANGE = "nsa.sel.attend"
 WIN_RANGE = "nsa.win"
 GATE_RANGE = "nsa.gate"
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+# Neither the trainer nor its harness writes one of these into an artifact.
+_SECRET_NAME = re.compile(
+    r"TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTH|SIGNATURE|WEBHOOK|DSN$"
+    r"|(?:^|_)(?:API[_-]?KEY|ACCESS_?KEY|KEY|PWD|PASS|PIN|SESSION|CERT)(?:$|_)|APIKEY",
+    re.IGNORECASE,
+)
+# Names that match the pattern and are none: shell folders, and the run's own token.
+_HARMLESS = frozenset({"PWD", "OLDPWD", RUN_TOKEN_VARIABLE, "XAUTHORITY"})
+# Shapes that are secrets whatever the variable is called.
+SECRET_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{20,}|glpat-[\w-]{8,}"
+    r"|sk-[\w-]{8,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+)
+URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
+
+
+def is_secret_name(name: str) -> bool:
+    """True if a variable or an option of this name is likely to hold a secret."""
+    return name not in _HARMLESS and _SECRET_NAME.search(name) is not None

@@ -199,8 +199,10 @@ class Loaded:
     schedule_steps: int
 
 
-def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
-    """Read, override and validate a config file.
+def load_config(
+    path: str | Path, overrides: Iterable[Override] = (), *, settings: Iterable[Override] = ()
+) -> Loaded:
+    """Read, override and validate a config file; `settings` count as if the file said so.
 
     Raises ConfigError that lists everything wrong: the file, its keys, its values, the values
     put over it, and shapes that do not fit together.
@@ -208,13 +210,11 @@ def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
     data, problems = _read(Path(path))
     if data is None:
         raise refusal(problems)
-    file_steps = _file_steps(data)
     origins: dict[tuple[str, str], str] = {}
-    for item in overrides:
-        section = data.setdefault(item.section, {})
-        if isinstance(section, dict):
-            section[item.key] = item.value
-            origins[(item.section, item.key)] = item.origin
+    _put(data, settings, origins)
+    # A flag that shortens a run leaves its learning-rate schedule as long as the file says.
+    file_steps = _file_steps(data)
+    _put(data, overrides, origins)
     config = _validate(data, origins, problems)
     if problems or config is None:
         raise refusal(problems)
@@ -224,6 +224,23 @@ def load_config(path: str | Path, overrides: Iterable[Override] = ()) -> Loaded:
         path=str(path),
         schedule_steps=file_steps,
     )
+
+
+def _put(
+    data: dict[str, Any], items: Iterable[Override], origins: dict[tuple[str, str], str]
+) -> None:
+    for item in items:
+        section = data.setdefault(item.section, {})
+        if isinstance(section, dict):
+            section[item.key] = item.value
+            origins[(item.section, item.key)] = item.origin
+
+
+def is_text(section: str, key: str) -> bool:
+    """Is this key's value text, so that `7` on the command line is no number?"""
+    owner = TrainerConfig.model_fields.get(section)
+    field = getattr(owner and owner.annotation, "model_fields", {}).get(key)
+    return field is not None and field.annotation is str
 
 
 def refusal(problems: Sequence[str]) -> ConfigError:

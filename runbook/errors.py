@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+
+class ProgramExit(IntEnum):
+    """Every exit code of this program.
+
+    `runbook run` means the verdict by the first four; for other commands they are good, bad, wrong
+    usage and undecided.
+    """
+
+    GO = 0
+    NO_GO = 1
+    USAGE = 2
+    INCOMPLETE = 3
+    DEFECT = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class RunbookError(ValueError):
-    """Something the user can mend; the command line prints it and exits with 2."""
+    """Something the user can fix; the command line prints it and exits with 2."""
 
 
 class UsageError(RunbookError):
     """Bad input. Holds every problem found, so that one run shows them all."""
 
     def __init__(self, problems: str | Sequence[str], *, hint: str = "") -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         self.hint = hint
         text = "; ".join(self.problems) if len(self.problems) == 1 else self._listing()
         super().__init__(f"{text}; {hint}" if hint else text)

@@ -54,10 +54,16 @@ class Block:
         return self.warmup_steps + self.steps
 
 
-def load_blocks(path: Path, toggles: ToggleSet) -> tuple[list[Block], ArmFile]:
-    """Read a schedule over the launch's own toggles. Raises ConfigError with every problem."""
+def load_blocks(path: str | Path, toggles: ToggleSet) -> tuple[list[Block], ArmFile]:
+    """Read a schedule over the launch's own toggles; `path` may be the JSON document itself.
+
+    Raises ConfigError with every problem.
+    """
+    text = str(path)
+    inline = text.lstrip().startswith("{")
+    path = "{...}" if inline else path
     try:
-        file = ArmFile.model_validate_json(path.read_bytes())
+        file = ArmFile.model_validate_json(text if inline else Path(text).read_bytes())
     except OSError as error:
         raise NSAError(f"--arms {path}: {error.strerror or error}") from error
     except ValidationError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
-from nsa.settings import Override, scalar
+from nsa.settings import Override, is_text, scalar
 
 # Flag, section and key of the config that it overrides.
 _OVERRIDES: tuple[tuple[str, str, str], ...] = (
@@ -24,7 +24,6 @@ _OVERRIDES: tuple[tuple[str, str, str], ...] = (
     ("--log-every", "train", "log_every"),
     ("--precision", "runtime", "precision"),
 )
-_TEXT_KEYS = ("local_path", "out_dir", "dataset", "precision")
 _TOGGLE_OVERRIDES = (
     ("NSA_ACCUM", "train", "accumulate_grad_batches"),
     ("NSA_LR", "train", "lr"),
@@ -35,7 +34,7 @@ _TOGGLE_OVERRIDES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line after parsing; `overrides` go over the config file."""
+    """The command line after parsing; `settings` change the config file, `overrides` go over it."""
 
     config: str | None
     ddp: str
@@ -43,6 +42,7 @@ class Flags:
     save: bool
     arms: str | None
     profile_steps: int
+    settings: tuple[Override, ...]
     overrides: tuple[Override, ...]
     problems: tuple[str, ...]
 
@@ -77,7 +77,8 @@ def _parser() -> _Parser:
     add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
     add("--loader-timeout", metavar="S", help="seconds to wait for a batch")
     add("--synthetic-on-fail", action="store_true", help="go on with synthetic data, visibly")
-    add("--arms", metavar="FILE", help="schedule of toggles within this launch")
+    add("--arms", metavar="FILE|JSON", help="schedule of toggles within this launch")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="as if the config said so")
     add("--profile-steps", metavar="N", default="0", help="steps under the profiler")
     return parser
 
@@ -98,6 +99,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     if not isinstance(profile, int) or isinstance(profile, bool) or profile < 0:
         problems.append(f"--profile-steps {known.profile_steps}: must be a whole number >= 0")
         profile = 0
+    settings = tuple(_settings(known.set, problems))
     return Flags(
         config=known.config or environ.get(CONFIG_VARIABLE) or None,
         ddp=known.ddp,
@@ -105,6 +107,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         save=known.save,
         arms=known.arms,
         profile_steps=profile,
+        settings=settings,
         overrides=tuple(_overrides(known)),
         problems=tuple(problems),
     )
@@ -134,12 +137,28 @@ def _stray(unknown: Sequence[str]) -> list[str]:
     return stray
 
 
+def _settings(words: Sequence[str], problems: list[str]) -> list[Override]:
+    """The `--set SECTION.KEY=VALUE` words; what cannot be one is added to the problems."""
+    found: dict[str, Override] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        section, dot, key = name.partition(".")
+        if not (equals and dot and section and key):
+            problems.append(f"--set {word}: expected SECTION.KEY=VALUE, such as train.lr=0.001")
+        elif name in found:
+            problems.append(f"--set {name}: given twice")
+        else:
+            value = text if is_text(section, key) else scalar(text)
+            found[name] = Override(section=section, key=key, value=value, origin="--set")
+    return list(found.values())
+
+
 def _overrides(known: argparse.Namespace) -> list[Override]:
     found = []
     for flag, section, key in _OVERRIDES:
         text = getattr(known, flag[2:].replace("-", "_"))
         if text is not None:
-            value = text if key in _TEXT_KEYS else scalar(text)
+            value = text if is_text(section, key) else scalar(text)
             found.append(Override(section=section, key=key, value=value, origin=flag))
     if known.synthetic_on_fail:
         found.append(

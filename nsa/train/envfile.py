@@ -16,16 +16,13 @@ from typing import Any
 import torch
 
 import nsa
-from nsa.contract import ENV_JSON
+from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
 from nsa.flops import model_flops_per_token
 from nsa.train.launch import LaunchPlan
 from nsa.train.output import write_json
 
-_SECRETS = (
-    re.compile(r"(?i)((?:token|secret|passw(?:or)?d|api[_-]?key|credential)s?=)[^\s&;]+"),
-    re.compile(r"()\b(?:hf|sk|ghp|gho|glpat)[_-][A-Za-z0-9_-]{8,}"),
-    re.compile(r"(://)[^/\s:@]+:[^/\s@]+(?=@)"),
-)
+_REDACTED = "[redacted]"
+_ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s&;]+)")
 
 
 _NOT_COMPARED = ("steps", "schedule_steps", "per_rank_batch")
@@ -34,9 +31,13 @@ _COMPARED_TOGGLES = ("NSA_HEARTBEAT_EVERY", "NSA_MEM_DUMP_EVERY", "NSA_NVTX")
 
 def redact(text: str) -> str:
     """The text with everything that looks like a secret replaced."""
-    for pattern in _SECRETS:
-        text = pattern.sub(r"\1[redacted]", text)
-    return text
+    text = URL_LOGIN.sub(rf"\g<scheme>{_REDACTED}@", text)
+    return SECRET_SHAPES.sub(_REDACTED, _ASSIGNED.sub(_assigned, text))
+
+
+def _assigned(match: re.Match[str]) -> str:
+    name = match["name"]
+    return f"{name}={_REDACTED}" if is_secret_name(name.strip("-.")) else match[0]
 
 
 def git_state() -> dict[str, Any]:

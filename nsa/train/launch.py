@@ -179,7 +179,8 @@ def _load(flags: Flags, toggles: ToggleSet, problems: list[str]) -> Loaded | Non
         return None
     overrides = toggle_overrides(toggles.values, toggles.sources)
     try:
-        return load_config(flags.config, [*overrides, *flags.overrides])
+        changes = [*overrides, *flags.overrides]
+        return load_config(flags.config, changes, settings=flags.settings)
     except NSAError as error:
         problems += error.problems
         return None
@@ -235,7 +236,7 @@ def _blocks(
         plain = Block(index=0, arm="", warmup_steps=0, steps=config.train.steps, toggles=toggles)
         return [plain], None
     try:
-        return load_blocks(Path(flags.arms), toggles)
+        return load_blocks(flags.arms, toggles)
     except NSAError as error:
         problems += error.problems
         return [], None

@@ -7,7 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.collect.tools import ToolResult, run_tool
+from runbook.collect.probe import ToolResult, run_tool
 
 _TIMEOUT_S = 30.0
 # A checkout's own configuration may name programs to run: none of these commands may start one.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.collect.tools import Draft, run_tool
+from runbook.collect.probe import Draft, run_tool
 from runbook.errors import RunbookError
 from runbook.read.redact import redact_text
 

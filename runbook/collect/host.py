@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook.collect.tools import run_tool
+from runbook.collect.probe import run_tool
 
 DEFAULT_RENDEZVOUS_PORT = 29500
 """The port that torchrun takes unless told otherwise."""

@@ -11,9 +11,9 @@ from typing import Protocol
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
 from runbook.collect.host import TorchFacts, ask_torch
-from runbook.collect.tools import Draft, finish
+from runbook.collect.leftovers import TokenProcess, find_token_processes
+from runbook.collect.probe import Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
-from runbook.launch.reaper import TokenProcess, find_token_processes
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
 from runbook.records.evidence import Fact
 

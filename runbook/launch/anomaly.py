@@ -1,20 +1,18 @@
-"""When a reading is an anomaly: the seeds' watchdog, adjusted by `NSA_WATCH_*`."""
+"""What an anomaly is, when a reading is one (`NSA_WATCH_*`), and where it is written down."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from nsa.contract import NSAError
+from nsa.contract import HALT_FILE, NSAError
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
 from runbook.files import utc_text, write_atomic
-
-ANOMALY_FILE = ".anomaly_type"
-HALT_FILE = ".HALT"
-LOG_FILE = "anomalies.jsonl"
+from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,42 +37,37 @@ def record_anomaly(run_dir: Path, anomaly: Anomaly, *, halt: bool) -> None:
     Raises `OSError` if the disk refuses.
     """
     entry = {"ts": utc_text(), **asdict(anomaly)}
-    with (run_dir / LOG_FILE).open("a", encoding="utf-8") as stream:
+    with (run_dir / ANOMALIES_JSONL).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")
-    if not (run_dir / ANOMALY_FILE).exists():
-        write_atomic(run_dir / ANOMALY_FILE, anomaly.line() + "\n")
+    if not (run_dir / ANOMALY_TYPE).exists():
+        write_atomic(run_dir / ANOMALY_TYPE, anomaly.line() + "\n")
     if halt and not (run_dir / HALT_FILE).exists():
         write_atomic(run_dir / HALT_FILE, anomaly.line() + "\n")
 
 
-_FIELDS = {
-    "NSA_WATCH_HEARTBEAT_STALL_S": "heartbeat_stall_s",
-    "NSA_WATCH_FLATLINE_N": "flatline_n",
-    "NSA_WATCH_GATE_COLLAPSE_N": "gate_collapse_n",
-    "NSA_WATCH_GATE_ENTROPY_MIN": "gate_entropy_min",
-    "NSA_WATCH_GATE_MAX_THRESHOLD": "gate_max",
-    "NSA_WATCH_INTERVAL_S": "interval_s",
-    "NSA_WATCH_HALT": "halt",
-}
+def _toggle(name: str) -> Any:
+    """A field with the default of `NSA_WATCH_<name>`, which owns the number."""
+    toggle = f"NSA_WATCH_{name}"
+    return field(default=TOGGLES[toggle].default, metadata={"toggle": toggle})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """Limits of the detectors. Counts are readings in a row; 0 switches a detector off.
 
-    The first seven are toggles with the seeds' values. The others have none: a spike is a loss
+    The first seven are toggles, which own their defaults. The others are not: a spike is a loss
     above the recent median by half of it (and by ten of its spreads), an explosion is a gradient
     norm a hundred times the recent median, growth is memory that rises in five blocks of ten
     readings in a row by a quarter and by 256 MiB.
     """
 
-    heartbeat_stall_s: float = 180.0
-    flatline_n: int = 4
-    gate_collapse_n: int = 3
-    gate_entropy_min: float = 0.2
-    gate_max: float = 0.9
-    interval_s: float = 30.0
-    halt: bool = True
+    heartbeat_stall_s: float = _toggle("HEARTBEAT_STALL_S")
+    flatline_n: int = _toggle("FLATLINE_N")
+    gate_collapse_n: int = _toggle("GATE_COLLAPSE_N")
+    gate_entropy_min: float = _toggle("GATE_ENTROPY_MIN")
+    gate_max: float = _toggle("GATE_MAX_THRESHOLD")
+    interval_s: float = _toggle("INTERVAL_S")
+    halt: bool = _toggle("HALT")
     zero_gradient_n: int = 3
     spike_share: float = 0.5
     spike_spreads: float = 10.0
@@ -90,15 +83,16 @@ class Thresholds:
 
         Raises `UsageError` that lists every bad value.
         """
-        chosen: dict[str, object] = {}
+        chosen: dict[str, Any] = {}
         problems = []
-        for name, field in _FIELDS.items():
-            if name not in variables:
+        for part in fields(cls):
+            toggle: str = part.metadata.get("toggle", "")
+            if toggle not in variables:
                 continue
             try:
-                chosen[field] = TOGGLES[name].parse(variables[name])
+                chosen[part.name] = TOGGLES[toggle].parse(variables[toggle])
             except NSAError as error:
                 problems.append(str(error))
         if problems:
             raise UsageError(problems)
-        return cls(**chosen)  # type: ignore[arg-type]
+        return cls(**chosen)

@@ -29,12 +29,13 @@ from runbook.launch.incident import (
     write_summary,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.processes import Reaper, build_environment, redacted, spawn
+from runbook.launch.processes import Reaper, build_environment, spawn
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.stop import StopRequest
 from runbook.launch.watchdog import Budgets, Watchdog
-from runbook.read.documents import read_console
+from runbook.read.documents import CONSOLE_LOG, JUNIT_XML, LAUNCH_JSON, read_console
+from runbook.read.redact import redact_variables
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
 _POLL_S = 0.1
@@ -68,7 +69,7 @@ class Attempt:
     def __init__(self, launch: Launch, command: Command, options: AttemptOptions) -> None:
         self.launch, self.command, self.options = launch, command, options
         self.run_dir = options.run_root / launch.run_dir
-        self.console = self.run_dir / "console.log"
+        self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
         self.watch = RankWatch(self.run_dir, options.token, self.began)
@@ -114,14 +115,14 @@ class Attempt:
             "launch": json.loads(self.launch.model_dump_json()),
             "attempt": self.options.number,
             "argv": list(self.command.argv),
-            "env": redacted(self.command.env),
+            "env": redact_variables(self.command.env),
             "port": self.command.port,
             "steps": self.command.steps,
             "run_token": self.options.token,
             "started_at": self.started_at,
         }
-        document["launch"]["env"] = redacted(self.launch.env)
-        write_atomic(self.run_dir / "launch.json", json.dumps(document, indent=2) + "\n")
+        document["launch"]["env"] = redact_variables(self.launch.env)
+        write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
 
     def _watch_until_end(self, child: subprocess.Popen[bytes]) -> End | None:
         """Returns None if the command ended by itself, else why it is being ended."""
@@ -290,7 +291,7 @@ class Attempt:
                 console=lines,
             )
         elif end is None:
-            junit = (self.run_dir / "junit.xml").is_file()
+            junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
         notes: tuple[str, ...] = ()
         if self.launch.kind == "trainer":

@@ -1,9 +1,14 @@
-"""A launch as a line that works when pasted into a shell, wherever one stands."""
+"""The command of a launch: one builder for the line that is printed and the one that is executed.
+
+`completed` gives a launch what its command needs on this machine, `Launch.words` makes the words
+of it. What is executed differs in three ways that change no result: the changed config and the
+arms are files in the run directory, torchrun is this Python on a free port, and pytest reports.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import shlex
+import os
 import socket
 import sys
 from collections.abc import Mapping
@@ -14,23 +19,9 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
+from runbook.read.documents import CONFIG_YAML, JUNIT_XML
 from runbook.records import Launch
-
-_CONFIG_FLAG = "--config"
-_PYTEST_SETTINGS = """\
-[pytest]
-markers =
-    gpu: needs a CUDA device
-    slow: more than about ten seconds
-    e2e: starts the real trainer in real processes
-"""
-_PYTEST_INI = """\
-[pytest]
-markers =
-    gpu: needs a CUDA device
-    slow: more than about ten seconds
-    e2e: starts the real trainer in real processes
-"""
+from runbook.records.launch import CONFIG_FLAG, option, with_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,29 +34,21 @@ class Command:
     steps: int
 
 
-def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on right now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@dataclass(frozen=True, kw_only=True)
+class Pasteable:
+    """The command line, and how the harness runs it."""
+
+    line: str
+    notes: tuple[str, ...] = ()
 
 
-def resolve_config(name: str) -> Path:
-    """The trainer config of this name: a file where the user is, or a shipped one.
-
-    Raises `RunbookError` if there is neither.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path.resolve()
-    shipped = data_path("configs")
-    relative = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
-    candidate = (shipped / relative).resolve()
-    if candidate.is_relative_to(shipped.resolve()) and candidate.is_file():
-        return candidate
-    known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
-    raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
+def pasteable(launch: Launch) -> Pasteable:
+    """The command line with paths that exist here; pasted, it is the same experiment."""
+    notes = []
+    if launch.config_overrides:
+        keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
+        notes.append(f"runs with a copy of the config in which {keys}")
+    return Pasteable(line=completed(launch).command_line(), notes=tuple(notes))
 
 
 def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Command:
@@ -74,39 +57,80 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
     A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
     config cannot be found or changed as asked.
     """
-    words, env = list(launch.argv), dict(launch.env)
     steps = launch.steps
-    if launch.kind == "trainer":
-        _place_config(launch, run_dir, words, env)
-        if retry and launch.retry_steps is not None and launch.schedule is None:
-            steps = launch.retry_steps
-            _replace_option(words, "--steps", str(steps))
-        if launch.schedule is not None:
-            arms = run_dir / ARMS_JSON
-            arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
-            words += ["--arms", str(arms)]
-    else:
-        words += _pytest_options(run_dir)
+    if retry and launch.retry_steps is not None and launch.schedule is None:
+        steps = launch.retry_steps
+        argv = with_option(launch.argv, "--steps", str(steps))
+        launch = launch.model_copy(update={"argv": tuple(argv)})
+    launch = completed(launch, must_exist=True)
+    launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
+    words = list(launch.words())
+    if launch.kind == "pytest":
+        words += ["--junitxml", str(run_dir / JUNIT_XML)]
     port = free_port() if words[0] == "torchrun" else None
-    return Command(argv=tuple(_executable(words, port)), env=env, port=port, steps=steps)
+    return Command(argv=tuple(_executable(words, port)), env=launch.env, port=port, steps=steps)
 
 
-def _pytest_options(run_dir: Path) -> list[str]:
-    """Settings of our own, whatever project the current folder belongs to.
+def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
+    """The launch with a config path that exists here, and with pytest's options.
+
+    A config that is not there is left as typed, or raises `RunbookError` if it `must_exist`.
+    """
+    if launch.kind == "pytest":
+        return launch.model_copy(update={"argv": (*launch.argv, *_pytest_options())})
+    named = _named_config(launch)
+    if not named or (Path(named).is_file() and not must_exist):
+        return launch
+    try:
+        return _with_config(launch, str(resolve_config(named)))
+    except RunbookError:
+        if must_exist:
+            raise
+        return launch
+
+
+def _named_config(launch: Launch) -> str:
+    return option(launch.argv, CONFIG_FLAG) or launch.env.get(CONFIG_VARIABLE) or launch.config
+
+
+def _with_config(launch: Launch, path: str) -> Launch:
+    if option(launch.argv, CONFIG_FLAG):
+        argv = with_option(launch.argv, CONFIG_FLAG, path)
+        return launch.model_copy(update={"argv": tuple(argv)})
+    if CONFIG_VARIABLE in launch.env:
+        return launch.model_copy(update={"env": {**launch.env, CONFIG_VARIABLE: path}})
+    return launch.model_copy(update={"config": path})
+
+
+def _with_files(launch: Launch, run_dir: Path) -> Launch:
+    """The same experiment with its changed config and its arms in files, which are kept."""
+    named = _named_config(launch)
+    if named and launch.config_overrides:
+        path = _write_effective(Path(named), launch.config_overrides, run_dir / CONFIG_YAML)
+        launch = _with_config(launch, str(path)).model_copy(update={"config_overrides": {}})
+    if launch.schedule is not None:
+        arms = run_dir / ARMS_JSON
+        arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
+        argv = (*launch.argv, "--arms", str(arms))
+        launch = launch.model_copy(update={"argv": argv, "schedule": None})
+    return launch
+
+
+def _pytest_options() -> tuple[str, ...]:
+    """Options that keep out the settings of whatever project the current folder belongs to.
 
     The root is where the nsa package lies, so that JUnit names the tests by their module; no
-    conftest.py and no ini file of anybody else has a say.
+    conftest.py and no ini file of anybody else has a say. Without an ini file nobody declares the
+    marks of the shipped tests, so that pytest would warn of each.
     """
-    settings = run_dir / "pytest.ini"
-    settings.write_text(_PYTEST_INI, encoding="utf-8")
     spec = importlib.util.find_spec("nsa")
     if spec is None or spec.origin is None:
         raise RunbookError("the nsa package, whose tests are to be run, is not installed")
     root = Path(spec.origin).resolve().parent.parent
-    return [
-        *("-c", str(settings), f"--rootdir={root}", "--noconftest", "-p", "no:cacheprovider"),
-        *("--junitxml", str(run_dir / "junit.xml")),
-    ]
+    return (
+        *("-c", os.devnull, f"--rootdir={root}", "--noconftest", "-p", "no:cacheprovider"),
+        *("-W", "ignore::pytest.PytestUnknownMarkWarning"),
+    )
 
 
 def _executable(words: list[str], port: int | None) -> list[str]:
@@ -117,21 +141,6 @@ def _executable(words: list[str], port: int | None) -> list[str]:
     if first in ("python", "python3"):
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
-
-
-def _place_config(launch: Launch, run_dir: Path, words: list[str], env: dict[str, str]) -> None:
-    named = _option(words, _CONFIG_FLAG) or env.get(CONFIG_VARIABLE) or launch.config
-    if not named:
-        return
-    path = resolve_config(named)
-    if launch.config_overrides:
-        path = _write_effective(path, launch.config_overrides, run_dir / "config.yaml")
-    if _option(words, _CONFIG_FLAG):
-        _replace_option(words, _CONFIG_FLAG, str(path))
-    elif CONFIG_VARIABLE in env:
-        env[CONFIG_VARIABLE] = str(path)
-    else:
-        words += [_CONFIG_FLAG, str(path)]
 
 
 def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
@@ -155,51 +164,26 @@ def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -
     return target
 
 
-def _option(words: list[str], flag: str) -> str:
-    for index, word in enumerate(words):
-        if word == flag and index + 1 < len(words):
-            return words[index + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return ""
+def resolve_config(name: str) -> Path:
+    """The trainer config of this name: a file where the user is, or a shipped one.
+
+    Raises `RunbookError` if there is neither.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path.resolve()
+    shipped = data_path("configs")
+    relative = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
+    candidate = (shipped / relative).resolve()
+    if candidate.is_relative_to(shipped.resolve()) and candidate.is_file():
+        return candidate
+    known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
+    raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
 
 
-def _replace_option(words: list[str], flag: str, value: str) -> None:
-    for index, word in enumerate(words):
-        if word == flag and index + 1 < len(words):
-            words[index + 1] = value
-            return
-        if word.startswith(f"{flag}="):
-            words[index] = f"{flag}={value}"
-            return
-    words += [flag, value]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pasteable:
-    """The command line, and what the harness does that the line cannot say."""
-
-    line: str
-    notes: tuple[str, ...] = ()
-
-
-def pasteable(launch: Launch) -> Pasteable:
-    """The command line with paths that exist here and with the arms that take turns."""
-    argv = [_existing(word) for word in launch.argv]
-    if launch.schedule is not None:
-        argv += ["--arms", launch.schedule.to_trainer_json()]
-    settings = [f"{name}={shlex.quote(_existing(value))}" for name, value in launch.env.items()]
-    notes = []
-    if launch.config_overrides:
-        keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
-        notes.append(f"runs with a copy of the config in which {keys}")
-    return Pasteable(line=" ".join([*settings, shlex.join(argv)]), notes=tuple(notes))
-
-
-def _existing(word: str) -> str:
-    """A shipped config's full path where the short one does not exist in this folder."""
-    path = Path(word)
-    if path.suffix not in (".yaml", ".yml") or path.exists():
-        return word
-    shipped = data_path("configs") / path.name
-    return str(shipped) if shipped.is_file() else word
+def free_port() -> int:
+    """A TCP port on the loopback interface that nobody listens on right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+from nsa.contract import GATES_CSV, TRAINING_CSV
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
 from runbook.read.tail import TableTail
 from runbook.read.training import LEGACY_COLUMNS
@@ -194,8 +195,8 @@ class Monitor:
 
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
         self.run_dir, self.limits = run_dir, limits
-        self._training = TableTail(run_dir / "training.csv", headerless=LEGACY_COLUMNS)
-        self._gates = TableTail(run_dir / "gates.csv")
+        self._training = TableTail(run_dir / TRAINING_CSV, headerless=LEGACY_COLUMNS)
+        self._gates = TableTail(run_dir / GATES_CSV)
         self._rows, self._gate = RowDetectors(limits), GateDetector(limits)
         self.rows_read = 0
 

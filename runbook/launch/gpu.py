@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runbook.launch.processes import spawn
-from runbook.read.documents import GPU_SAMPLES
+from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 _QUERY = (
     "timestamp,index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,"
@@ -22,7 +22,7 @@ class GpuSampler:
     """Writes `gpu_samples.csv` once a second until stopped; does nothing without nvidia-smi."""
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
-        self._path = run_dir / "gpu_samples.csv"
+        self._path = run_dir / GPU_SAMPLES_CSV
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -49,9 +49,9 @@ class GpuSampler:
         self._process.kill()
         self._process.wait()
         self._process = None
-        self._mend()
+        self._tidy()
 
-    def _mend(self) -> None:
+    def _tidy(self) -> None:
         """nvidia-smi pads its fields, writes words for what a device lacks, and errors as lines."""
         head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
         rows, said = [], []
@@ -65,4 +65,4 @@ class GpuSampler:
                 said.append(line)
         self._path.write_text(head + "".join(rows), encoding="utf-8")
         if said:
-            self._path.with_name("gpu_sampler.txt").write_text("".join(said), encoding="utf-8")
+            self._path.with_name(GPU_SAMPLER_TXT).write_text("".join(said), encoding="utf-8")

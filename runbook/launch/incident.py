@@ -28,6 +28,7 @@ from runbook.launch.flight import (
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, process_state
+from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.records import LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
@@ -189,7 +190,7 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
             for state in ranks
         ],
     }
-    path = run_dir / "incident.json"
+    path = run_dir / INCIDENT_JSON
     write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
     return path
 
@@ -225,8 +226,8 @@ def bundle(
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
     files += flight_files(run_dir).values()
-    files += [p for name in (".anomaly_type", "anomalies.jsonl") if (p := run_dir / name).is_file()]
-    summary = run_dir / "incident.json"
+    files += [p for name in (ANOMALY_TYPE, ANOMALIES_JSONL) if (p := run_dir / name).is_file()]
+    summary = run_dir / INCIDENT_JSON
     if end.status in _NO_INCIDENT:
         return end, files, ()
     if not summary.exists():

@@ -16,7 +16,7 @@ from runbook.launch.command import build_command
 from runbook.launch.observer import Observer
 from runbook.launch.stop import StopRequest
 from runbook.launch.watchdog import Budgets
-from runbook.read.documents import read_console
+from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
@@ -58,7 +58,7 @@ def run_launch(
         observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine, watch)
         result = _joined(first, second)
-    path = run_root / launch.run_dir / "result.json"
+    path = run_root / launch.run_dir / RESULT_JSON
     write_atomic(path, result.model_dump_json(indent=2) + "\n")
     return result
 
@@ -112,7 +112,7 @@ def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool
         return False
     if result.status in _STALLS:
         return True
-    lines, _ = read_console(run_root / launch.run_dir / "console.log")
+    lines, _ = read_console(run_root / launch.run_dir / CONSOLE_LOG)
     end = End(status=result.status, cause=result.cause, culprit_rank=result.culprit_rank)
     return is_communication_failure(end, lines)
 
@@ -127,7 +127,7 @@ def _set_aside(launch: Launch, result: LaunchResult, run_root: Path) -> LaunchRe
     name = kept.relative_to(run_root).as_posix()
     paths = tuple(path.replace(launch.run_dir, name, 1) for path in result.evidence)
     moved = result.model_copy(update={"evidence": paths})
-    write_atomic(kept / "result.json", moved.model_dump_json(indent=2) + "\n")
+    write_atomic(kept / RESULT_JSON, moved.model_dump_json(indent=2) + "\n")
     return moved
 
 

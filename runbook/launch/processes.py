@@ -1,10 +1,9 @@
-"""Starting processes that cannot outlive the harness, and the reaper that sees to it."""
+"""Starting processes with a known environment that cannot outlive the harness."""
 
 from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +32,6 @@ _FROM_PLAN = (
     "NSA_*", "NCCL_*", "TORCH_*", "TORCHELASTIC_*", "TORCHINDUCTOR_*", "PYTORCH_*", "CUDA_*",
     "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", CONFIG_VARIABLE,
 )  # fmt: skip
-
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
 
 
 def check_launch_variables(names: Iterable[str]) -> None:
@@ -72,11 +69,6 @@ def build_environment(
     environment[RUN_TOKEN_VARIABLE] = token
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     return environment
-
-
-def redacted(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables for the record, with the values of secrets replaced."""
-    return {k: "<redacted>" if _SECRET.search(k) else v for k, v in variables.items()}
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -13,36 +12,40 @@ from typing import Any
 from nsa.contract import Event, Phase
 from runbook.launch.endings import exit_code_of
 from runbook.launch.reaper import environment_holds, holds_file
-from runbook.read.heartbeats import heartbeat_files
-
-_LONGEST_LINE = 1 << 20
+from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
+from runbook.read.tail import LineTail
 
 
 @dataclass(kw_only=True)
-class RankState:
-    """What one rank said last. Times are on the harness's monotonic clock."""
+class RankState(RankFold):
+    """What one rank said last, and its process. Times are on the harness's monotonic clock."""
 
-    rank: int
     path: Path
     pid: int | None = None
     foreign_pid: int | None = None
     handle: int | None = None
     died_at: float | None = None
     parent_saw: int | None = None
-    event: str = ""
-    phase: str = "init"
-    step: int = 0
     changed_at: float = 0.0
-    spoke_mono: float | None = None
-    exit_code: int | None = None
-    exit_reason: str = ""
-    steps_done: int | None = None
     toks_per_s: float | None = None
     longest_step_s: float = 0.0
-    offset: int = 0
-    pending: bytes = b""
     step_started_mono: float | None = None
     recent: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Fold one record of this launch in."""
+        super().take(record)
+        self.recent = [*self.recent[-9:], record]
+        rate = record.get("toks_per_s")
+        if self.event == Event.PROGRESS and isinstance(rate, int | float):
+            self.toks_per_s = float(rate)
+        if self.mono is None:
+            return
+        if self.event == Event.STEP_START:
+            self.step_started_mono = self.mono if self.phase != Phase.FIRST_STEP else None
+        elif self.event == Event.STEP_END and self.step_started_mono is not None:
+            self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
+            self.step_started_mono = None
 
     @property
     def ended(self) -> bool:
@@ -58,6 +61,7 @@ class RankWatch:
         self.token = token
         self.started_at = started_at
         self.ranks: dict[int, RankState] = {}
+        self._tails: dict[int, LineTail] = {}
 
     def close(self) -> None:
         """Let go of the processes' handles."""
@@ -75,48 +79,24 @@ class RankWatch:
         for rank, path in heartbeat_files(self.run_dir).items():
             if rank not in self.ranks:
                 self.ranks[rank] = RankState(rank=rank, path=path, changed_at=self.started_at)
-        for state in self.ranks.values():
-            self._follow(state)
+                self._tails[rank] = LineTail(path)
+        for rank, state in self.ranks.items():
+            self._follow(state, self._tails[rank])
 
-    def _follow(self, state: RankState) -> None:
-        with state.path.open("rb") as stream:
-            stream.seek(state.offset)
-            data = stream.read()
-        if not data:
-            return
-        state.offset += len(data)
-        # The age of a heartbeat is measured from when its file grew, not from what it says: a
-        # clock that jumps can then neither hide a stall nor make one up.
-        state.changed_at = time.monotonic()
-        *lines, state.pending = (state.pending + data).split(b"\n")
-        state.pending = state.pending[:_LONGEST_LINE]
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
+    def _follow(self, state: RankState, tail: LineTail) -> None:
+        blocks = tail.blocks_read
+        for line in tail.lines():
+            record = parse_heartbeat(line)
+            if record is None or (record.get("token") or "") != self.token:
                 continue
-            if isinstance(record, dict) and (record.get("token") or "") == self.token:
-                self._take(state, record)
-
-    def _take(self, state: RankState, record: Mapping[str, Any]) -> None:
-        state.recent = [*state.recent[-9:], record]
-        state.event = str(record.get("event", ""))
-        state.phase = str(record.get("phase") or state.phase)
-        step, pid, mono = record.get("step"), record.get("pid"), record.get("mono")
-        if isinstance(step, int):
-            state.step = step
-        if isinstance(pid, int) and state.pid is None and pid != state.foreign_pid:
-            self._adopt(state, pid)
-        if isinstance(mono, int | float):
-            state.spoke_mono = float(mono)  # exact, but only fit for comparing ranks
-            self._time_steps(state, float(mono))
-        if state.event == Event.PROGRESS and isinstance(record.get("toks_per_s"), int | float):
-            state.toks_per_s = float(record["toks_per_s"])
-        if state.event == Event.EXIT:
-            code, done = record.get("code"), record.get("steps_done")
-            state.exit_code = code if isinstance(code, int) else 1
-            state.exit_reason = str(record.get("reason") or "")
-            state.steps_done = done if isinstance(done, int) else None
+            state.take(record)
+            pid = record.get("pid")
+            if isinstance(pid, int) and state.pid is None and pid != state.foreign_pid:
+                self._adopt(state, pid)
+        if tail.blocks_read > blocks:
+            # The age of a heartbeat is measured from when its file grew, not from what it says: a
+            # clock that jumps can then neither hide a stall nor make one up.
+            state.changed_at = time.monotonic()
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:
@@ -130,13 +110,6 @@ class RankWatch:
             # Gone already, or never ours: its heartbeats count, its number is not used.
             os.close(handle)
             state.foreign_pid = pid
-
-    def _time_steps(self, state: RankState, mono: float) -> None:
-        if state.event == Event.STEP_START:
-            state.step_started_mono = mono if state.phase != Phase.FIRST_STEP else None
-        elif state.event == Event.STEP_END and state.step_started_mono is not None:
-            state.longest_step_s = max(state.longest_step_s, mono - state.step_started_mono)
-            state.step_started_mono = None
 
     def note_deaths(self, readable: set[int]) -> None:
         """Record which ranks' processes have ended, and how."""

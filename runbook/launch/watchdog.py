@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa.contract import Event, Phase
+from runbook.launch.anomaly import Thresholds
 from runbook.launch.ranks import RankState
 from runbook.records import Launch
 
-_STALL_TOGGLE = "NSA_WATCH_HEARTBEAT_STALL_S"
 _LEARNED_FACTOR = 5.0
+_SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT)
+_PHASE_ORDER: tuple[str, ...] = (
+    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.EXIT,
+)  # fmt: skip
+_EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
+STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +25,14 @@ class Budgets:
     """Seconds without a sign of life that mean a hang, for each phase of a rank.
 
     One flat number gives false alarms in every healthy run: a first step compiles, a checkpoint
-    writes. The 180 s of an ordinary step are the watchdog's default in the seeds. `silence_s` is
-    for a launch that prints nothing and has no heartbeat at all.
+    writes. An ordinary step has what the toggle of the watchdog says. `silence_s` is for a launch
+    that prints nothing and has no heartbeat at all.
     """
 
     init_s: float = 300.0
     first_step_s: float = 600.0
-    data_s: float = 180.0
-    step_s: float = 180.0
+    data_s: float = Thresholds.heartbeat_stall_s
+    step_s: float = Thresholds.heartbeat_stall_s
     eval_s: float = 600.0
     checkpoint_s: float = 600.0
     exit_s: float = 60.0
@@ -34,12 +40,15 @@ class Budgets:
 
     @classmethod
     def for_launch(cls, launch: Launch) -> Budgets:
-        """The defaults; `NSA_WATCH_HEARTBEAT_STALL_S` of the launch sets step and data."""
-        text = launch.env.get(_STALL_TOGGLE, "")
-        try:
-            stall_s = float(text)
-        except ValueError:
-            return cls()
+        """The defaults, with the launch's own `NSA_WATCH_HEARTBEAT_STALL_S` for step and data.
+
+        Raises `UsageError` if that is no number.
+        """
+        return cls.with_stall(Thresholds.from_variables(launch.env).heartbeat_stall_s)
+
+    @classmethod
+    def with_stall(cls, stall_s: float) -> Budgets:
+        """The defaults with this budget for step and data; 0 leaves them."""
         return replace(cls(), step_s=stall_s, data_s=stall_s) if stall_s > 0 else cls()
 
     def of_phase(self, phase: str, *, longest_step_s: float = 0.0) -> float:
@@ -58,14 +67,6 @@ class Budgets:
         if phase in budgets:
             return budgets[phase]
         return max(self.step_s, _LEARNED_FACTOR * longest_step_s)
-
-
-_SLOW_PHASES = ("init", "first_step", "eval", "checkpoint")
-_PHASE_ORDER: tuple[str, ...] = (
-    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.EXIT,
-)  # fmt: skip
-_EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
-STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ def blame(
             _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
             told.get(state.rank, 0),
             state.rank not in busy,
-            state.spoke_mono or state.changed_at,
+            state.mono or state.changed_at,
         )
 
     return min(alive, key=key)
@@ -193,7 +194,7 @@ def _describe(
     rank = f"rank {culprit.rank}"
     if process in STOPPED:
         return f"frozen: {rank} is {STOPPED[process]} ({process}), {where}"
-    if culprit.phase == "data":
+    if culprit.phase == Phase.DATA:
         return (
             f"data stall: {rank} has waited {age:.1f} s for a batch at step {culprit.step} "
             f"(budget {budget:g} s); the same run on synthetic data tells loader and trainer apart"

@@ -13,6 +13,18 @@ from xml.etree import ElementTree
 from runbook.read.rows import RowSpec
 from runbook.records.evidence import JUnitCase, JUnitReport
 
+# What the harness writes into a launch's folder; the trainer's files are in nsa.contract.
+LAUNCH_JSON = "launch.json"
+RESULT_JSON = "result.json"
+CONSOLE_LOG = "console.log"
+CONFIG_YAML = "config.yaml"
+JUNIT_XML = "junit.xml"
+GPU_SAMPLES_CSV = "gpu_samples.csv"
+GPU_SAMPLER_TXT = "gpu_sampler.txt"
+INCIDENT_JSON = "incident.json"
+ANOMALIES_JSONL = "anomalies.jsonl"
+ANOMALY_TYPE = ".anomaly_type"
+
 _LARGEST_DOCUMENT_BYTES = 64 << 20
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
 _CONSOLE_COLUMNS = 4_000

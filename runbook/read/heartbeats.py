@@ -1,102 +1,159 @@
-"""heartbeat_rank*.jsonl: what one rank said about itself, and how it ended."""
+"""heartbeat_rank*.jsonl: what one rank said about itself, and how it ended.
+
+`RankFold` is the one fold over heartbeat records: a run that is watched, a run that is judged and
+a directory of unknown origin are all read by it. `RankHistory` keeps besides what a judge needs.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import HEARTBEATS, Event
+from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
 from runbook.records.evidence import Effect, RankLog
 
 _BLOCK_BYTES = 2 << 20
 _KEPT_PER_KIND = 4096
 _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()
+_KNOWN = frozenset(Event)
+_STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
 
 
-def heartbeat_files(run_dir: Path) -> dict[int, Path]:
-    """The heartbeat files of a run directory, by rank."""
-    return HEARTBEATS.found_in(run_dir)
+@dataclass(kw_only=True)
+class RankFold:
+    """Who wrote a rank's heartbeats, how far they go, and how they end.
 
+    `step` is the last one said; `first_step` and `last_step` are those of the training itself.
+    Records of another trainer may have events of its own, `msg` for `event` or neither, no token
+    and no monotonic clock.
+    """
 
-class _Collector:
-    """Everything kept from the events of one rank; memory does not grow with ordinary steps."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.events = 0
-        self.dropped = 0
-        self.tokens: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        self.other_ranks: set[int] = set()
-        self.steps: tuple[int | None, int | None] = (None, None)
-        self.last_mono: float | None = None
-        self.clock_back = 0
-        self.peaks: dict[str, float] = {}
-        self.effects: list[Effect] = []
-        self.kept: dict[str, list[Mapping[str, Any]]] = {}
-        self.gates: dict[str, float] = {}
+    rank: int
+    events: int = 0
+    unnamed: int = 0
+    dropped: int = 0
+    tokens: dict[str, None] = field(default_factory=dict)
+    pids: dict[int, None] = field(default_factory=dict)
+    other_ranks: set[int] = field(default_factory=set)
+    event: str = ""
+    phase: str = Phase.INIT
+    step: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    steps_back: int = 0
+    mono: float | None = None
+    ts: float | None = None
+    clock_back: int = 0
+    wall_clock_back: int = 0
+    silence_s: float | None = None
+    exit_code: int | None = None
+    exit_reason: str = ""
+    steps_done: int | None = None
+    _writer: object = None
 
     def take(self, record: Mapping[str, Any]) -> None:
-        """Fold one event in."""
-        event = record.get("event")
-        if not isinstance(event, str):
-            self.dropped += 1
-            return
-        self.events += 1
-        self.counts[event] += 1
-        token = record.get("token")
-        if token is not None:
-            self.tokens.add(str(token))
-        rank = record.get("rank")
-        if rank != self.rank and isinstance(rank, int):
-            self.other_ranks.add(rank)
-        self._clock_and_memory(record)
-        if event in (Event.STEP_START, Event.STEP_END, Event.PROGRESS):
-            self._step(record)
-            if event == Event.PROGRESS:
-                self._gates(record)
-        elif event == Event.EFFECT:
-            self._effect(record)
+        """Fold one record in; memory does not grow with the number of records."""
+        event = record.get("event", record.get("msg"))
+        if isinstance(event, str):
+            self.events += 1
+            self.event = event
         else:
-            self._keep(event, record)
+            self.unnamed += 1
+            self.event = ""
+        self.phase = str(record.get("phase") or self.phase)
+        token, rank = record.get("token"), record.get("rank")
+        if token is not None:
+            self.tokens[str(token)] = None
+        if isinstance(rank, int) and rank != self.rank:
+            self.other_ranks.add(rank)
+        self._take_clocks(record)
+        self._take_step(record.get("step"))
+        if self.event == Event.EXIT:
+            code = whole_number(record.get("code"))
+            # An exit that cannot say its code is no good exit.
+            self.exit_code = ExitCode.CRASH if code is None else code
+            self.exit_reason = str(record.get("reason") or "")
+            self.steps_done = whole_number(record.get("steps_done"))
 
-    def _clock_and_memory(self, record: Mapping[str, Any]) -> None:
-        mono = record.get("mono")
-        if isinstance(mono, float | int):
-            if self.last_mono is not None and mono < self.last_mono:
+    def _take_clocks(self, record: Mapping[str, Any]) -> None:
+        writer, mono, now = record.get("pid"), record.get("mono"), record.get("ts")
+        if isinstance(writer, int):
+            self.pids[writer] = None
+        if isinstance(mono, int | float):
+            # Each process counts from a beginning of its own, at least after a reboot.
+            if self.mono is not None and writer == self._writer and mono < self.mono:
                 self.clock_back += 1
-            self.last_mono = mono
+            self.mono = float(mono)
+        self._writer = writer
+        if isinstance(now, int | float):
+            if self.ts is not None:
+                self.wall_clock_back += now < self.ts
+                self.silence_s = max(self.silence_s or 0.0, now - self.ts)
+            self.ts = float(now)
+
+    def _take_step(self, value: object) -> None:
+        step = whole_number(value)
+        if step is None:
+            return
+        self.steps_back += step < self.step
+        self.step = step
+        if self.event in _STEPPING or self.event not in _KNOWN:
+            self.first_step = step if self.first_step is None else min(self.first_step, step)
+            self.last_step = step
+
+    def strangers(self) -> list[str]:
+        """What in the file is not the word of one process of this rank in one launch."""
+        found = []
+        if len(self.tokens) > 1:
+            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
+        elif len(self.pids) > 1:
+            pids = ", ".join(map(str, self.pids))
+            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
+        if self.other_ranks:
+            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
+        return found
+
+
+@dataclass(kw_only=True)
+class RankHistory(RankFold):
+    """A fold that keeps the evidence as well: effects, peaks, and the records of rare events."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    peaks: dict[str, float] = field(default_factory=dict)
+    effects: list[Effect] = field(default_factory=list)
+    kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    gates: dict[str, float] = field(default_factory=dict)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Fold one record in, and keep it if it is a rare one."""
+        super().take(record)
+        if not self.event:
+            return
+        self.counts[self.event] += 1
         for name in ("rss_mib", "cuda_mib"):
             value = record.get(name)
             if isinstance(value, float | int) and value > self.peaks.get(name, -1.0):
                 self.peaks[name] = float(value)
+        if self.event == Event.PROGRESS:
+            for name in ("gate_entropy", "max_gate"):
+                value = record.get(name)
+                if isinstance(value, float | int):
+                    self.gates[name] = float(value)
+        elif self.event == Event.EFFECT:
+            self._keep_effect(record)
+        elif self.event not in _STEPPING:
+            self._keep(record)
 
-    def _step(self, record: Mapping[str, Any]) -> None:
-        step = record.get("step")
-        if not isinstance(step, int):
-            return
-        first, last = self.steps
-        self.steps = (
-            step if first is None or step < first else first,
-            step if last is None or step > last else last,
-        )
-
-    def _gates(self, record: Mapping[str, Any]) -> None:
-        for name in ("gate_entropy", "max_gate"):
-            value = record.get(name)
-            if isinstance(value, float | int):
-                self.gates[name] = float(value)
-
-    def _effect(self, record: Mapping[str, Any]) -> None:
+    def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:
             return
         took = record.get("took_effect")
-        block = record.get("block")
         self.effects.append(
             Effect(
                 toggle=str(record.get("toggle", "")),
@@ -104,13 +161,13 @@ class _Collector:
                 took_effect=took if isinstance(took, bool) else None,
                 evidence=record.get("evidence"),
                 arm=str(record.get("arm") or ""),
-                block=block if isinstance(block, int) else 0,
+                block=whole_number(record.get("block")) or 0,
                 rank=self.rank,
             )
         )
 
-    def _keep(self, event: str, record: Mapping[str, Any]) -> None:
-        kept = self.kept.setdefault(event, [])
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        kept = self.kept.setdefault(self.event, [])
         if len(kept) < _KEPT_PER_KIND:
             kept.append(record)
         else:
@@ -118,67 +175,58 @@ class _Collector:
 
     def last(self, event: str) -> Mapping[str, Any]:
         """The last record of an event, or an empty one."""
-        kept = self.kept.get(event)
-        return kept[-1] if kept else {}
-
-    def problems(self) -> list[str]:
-        """What does not fit one healthy rank of one launch."""
-        found = []
-        if self.dropped:
-            found.append(f"{self.dropped} unreadable lines were dropped")
-        if len(self.tokens) > 1:
-            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
-        if self.other_ranks:
-            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
-        if self.clock_back:
-            found.append(f"the monotonic clock goes back at {self.clock_back} places")
-        return found
+        return self.kept.get(event, [{}])[-1]
 
 
 def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     """Read one rank's heartbeats; never raises for what the file holds.
 
     A torn last line is dropped and counted, and is no damage; an unreadable line before it,
-    another launch's token, another rank's number or a clock that goes back is.
+    another launch's token, another process or rank, or a clock that goes back is.
     Raises `OSError` if the file cannot be read at all.
     """
-    collector = _Collector(rank)
-    sha256, torn = _collect(path, collector)
+    history = RankHistory(rank=rank)
+    sha256, torn = fold_file(path, history)
     name = path.relative_to(relative_to) if path.is_relative_to(relative_to) else path
-    problems = collector.problems()
+    problems = history.strangers()
+    if dropped := history.dropped + history.unnamed:
+        problems.append(f"{dropped} unreadable lines were dropped")
+    if history.clock_back:
+        problems.append(f"the monotonic clock goes back at {history.clock_back} places")
     damaged = bool(problems)
     if torn:
         problems.append(f"a torn last line was dropped ({torn} bytes)")
-    ended = collector.last(Event.EXIT)
+    param_hash = history.last(Event.EXIT).get("param_hash")
+    halted = history.counts[Event.HALT]
     return RankLog(
         rank=rank,
         path=name.as_posix(),
         sha256=sha256,
-        events=collector.events,
-        tokens=frozenset(collector.tokens),
-        first_step=collector.steps[0],
-        last_step=collector.steps[1],
-        exit_code=_whole(ended.get("code")),
-        exit_reason=str(ended.get("reason") or ""),
-        param_hash=str(ended["param_hash"]) if ended.get("param_hash") else None,
-        peak_rss_mib=collector.peaks.get("rss_mib"),
-        peak_cuda_mib=collector.peaks.get("cuda_mib"),
-        counts=dict(collector.counts),
-        effects=tuple(collector.effects),
-        ddp_buckets=tuple(collector.kept.get(Event.DDP_BUCKETS, ())),
-        arm_failures=tuple(collector.kept.get(Event.ARM_FAILED, ())),
-        nonfinite=collector.last(Event.NONFINITE) or None,
-        halt_reason=_halt_reason(collector),
-        gate_entropy_last=collector.gates.get("gate_entropy"),
-        max_gate_last=collector.gates.get("max_gate"),
-        dropped_lines=collector.dropped + bool(torn),
+        events=history.events,
+        tokens=frozenset(history.tokens),
+        first_step=history.first_step,
+        last_step=history.last_step,
+        exit_code=history.exit_code,
+        exit_reason=history.exit_reason,
+        param_hash=str(param_hash) if param_hash else None,
+        peak_rss_mib=history.peaks.get("rss_mib"),
+        peak_cuda_mib=history.peaks.get("cuda_mib"),
+        counts=dict(history.counts),
+        effects=tuple(history.effects),
+        ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
+        arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
+        nonfinite=history.last(Event.NONFINITE) or None,
+        halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
+        gate_entropy_last=history.gates.get("gate_entropy"),
+        max_gate_last=history.gates.get("max_gate"),
+        dropped_lines=dropped + bool(torn),
         problems=tuple(problems),
         damaged=damaged,
     )
 
 
-def _collect(path: Path, collector: _Collector) -> tuple[str, int]:
-    """Fold the whole file in; its digest, and the length of a torn last line."""
+def fold_file(path: Path, fold: RankFold) -> tuple[str, int]:
+    """Fold a whole file in; its digest, and the length of a torn last line."""
     digest = hashlib.sha256()
     tail = b""
     with path.open("rb") as stream:
@@ -187,46 +235,53 @@ def _collect(path: Path, collector: _Collector) -> tuple[str, int]:
             block = tail + block
             cut = block.rfind(b"\n") + 1
             tail = block[cut:]
-            for record in _records(block[:cut], collector):
-                collector.take(record)
+            lines = [line for line in block[:cut].split(b"\n") if line.strip()]
+            for record in _records(lines):
+                if record is None:
+                    fold.dropped += 1
+                else:
+                    fold.take(record)
     return digest.hexdigest(), len(tail)
 
 
-def _halt_reason(collector: _Collector) -> str | None:
-    return (
-        str(collector.last(Event.HALT).get("reason", "")) if collector.counts[Event.HALT] else None
-    )
+def heartbeats_in(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The readable records of a file, one by one. Raises `OSError`."""
+    with path.open("rb") as stream:
+        for line in stream:
+            record = parse_heartbeat(line) if line.endswith(b"\n") else None
+            if record is not None:
+                yield record
 
 
-def _whole(value: object) -> int | None:
+def parse_heartbeat(line: bytes) -> Mapping[str, Any] | None:
+    """The record of a complete line, or None if it is no JSON object."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def whole_number(value: object) -> int | None:
+    """The value if it is an integer; JSON's true and false are none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _records(block: bytes, collector: _Collector) -> Iterable[Mapping[str, Any]]:
+def heartbeat_files(run_dir: Path) -> dict[int, Path]:
+    """The heartbeat files of a run directory, by rank."""
+    return HEARTBEATS.found_in(run_dir)
+
+
+def _records(lines: list[bytes]) -> Iterable[Mapping[str, Any] | None]:
     """The records of whole lines: all at once where that is safe, else line by line."""
-    lines = [line for line in block.split(b"\n")[:-1] if line]
-    if not lines:
-        return []
     if all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
         try:
             joined: list[Any] = json.loads(b"[" + _BETWEEN.join(lines) + b"]")
         except (ValueError, RecursionError):
             joined = []
-        # Two damaged lines could mend each other; then the marks between lines are not in place.
+        # Two damaged lines could complete each other; then the marks between them are missing.
         records = joined[::2]
         marks_hold = joined[1::2] == [_MARK] * (len(lines) - 1)
         if marks_hold and len(records) == len(lines) and all(type(r) is dict for r in records):
             return records
-    return _one_by_one(lines, collector)
-
-
-def _one_by_one(lines: Iterable[bytes], collector: _Collector) -> Iterable[Mapping[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            yield record
-        else:
-            collector.dropped += 1
+    return map(parse_heartbeat, lines)

@@ -9,7 +9,10 @@ import pandas as pd
 
 from nsa import contract
 from runbook.read.documents import (
+    CONSOLE_LOG,
     GPU_SAMPLES,
+    GPU_SAMPLES_CSV,
+    JUNIT_XML,
     file_sha256,
     read_console,
     read_json_object,
@@ -21,7 +24,6 @@ from runbook.read.training import GATES, read_training_csv
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog
 
-_CONSOLE, _JUNIT, _GPU = "console.log", "junit.xml", "gpu_samples.csv"
 _DOCUMENTS = {
     "env": contract.ENV_JSON,
     "audit": contract.SDPA_AUDIT_JSON,
@@ -49,7 +51,9 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         launch=launch,
         result=result,
         ranks=ranks,
-        junit=read_junit(folder / _JUNIT, name=f"{launch.run_dir}/{_JUNIT}", problems=problems),
+        junit=read_junit(
+            folder / JUNIT_XML, name=f"{launch.run_dir}/{JUNIT_XML}", problems=problems
+        ),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
@@ -81,14 +85,14 @@ def _read_documents(
     if trace.is_file():
         fields["trace_path"] = f"{run_dir}/{contract.TRACE_FILE}"
         fields["trace_sha256"] = file_sha256(trace)
-    console = folder / _CONSOLE
+    console = folder / CONSOLE_LOG
     if console.is_file():
-        fields["console_path"] = f"{run_dir}/{_CONSOLE}"
+        fields["console_path"] = f"{run_dir}/{CONSOLE_LOG}"
         fields["console_lines"], fields["console_sha256"] = read_console(console)
 
 
 def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for name, spec in ((contract.GATES_CSV, GATES), (_GPU, GPU_SAMPLES)):
+    for name, spec in ((contract.GATES_CSV, GATES), (GPU_SAMPLES_CSV, GPU_SAMPLES)):
         path = folder / name
         if not path.is_file():
             continue

@@ -6,50 +6,18 @@ import os
 import re
 from collections.abc import Mapping
 
-REDACTED = "[redacted]"
+from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name
 
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|PRIVATE|AUTH|SIGNATURE|WEBHOOK|DSN$"
-    r"|(?:^|_)(?:API_?KEY|ACCESS_?KEY|KEY|PWD|PASS|PIN|SESSION|CERT)(?:$|_)|APIKEY",
-    re.IGNORECASE,
-)
-# Names that match the pattern and are none: shell folders, and this program's own run token.
-_HARMLESS = frozenset(
-    {"PWD", "OLDPWD", "RUNBOOK_RUN_TOKEN", "TOKENIZERS_PARALLELISM", "XAUTHORITY"}
-)
+REDACTED = "[redacted]"
 
 # What decides how a training run behaves. Everything else is nobody's business.
 _RECORDED_PREFIXES = (
-    "NSA_",
-    "RUNBOOK_",
-    "NCCL_",
-    "TORCH",
-    "PYTORCH_",
-    "CUDA_",
-    "CUBLAS_",
-    "CUDNN_",
-    "NVIDIA_",
-    "GLOO_",
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "GOMP_",
-    "OPENBLAS_",
-    "UCX_",
-    "FI_",
-    "TRITON_",
-    "SLURM_JOB",
-    "SLURM_NODE",
-    "PYTHON",
-)
+    "NSA_", "RUNBOOK_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_",
+    "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "UCX_", "FI_", "TRITON_", "SLURM_JOB",
+    "SLURM_NODE", "PYTHON",
+)  # fmt: skip
 _RECORDED_NAMES = frozenset({"CONFIG", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "NO_COLOR"})
 
-# Shapes that are secrets whatever the variable is called.
-_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|sk-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{16}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
-)
-_URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
@@ -65,11 +33,6 @@ _ASSIGNED = re.compile(
 _SHORTEST_VALUE = 6
 
 
-def is_secret_name(name: str) -> bool:
-    """True if a variable of this name is likely to hold a secret."""
-    return name not in _HARMLESS and _SECRET_NAME.search(name) is not None
-
-
 def redact_text(text: str, environ: Mapping[str, str] | None = None) -> str:
     """The text without private keys, logins in URLs, token shapes and this environment's secrets.
 
@@ -80,8 +43,8 @@ def redact_text(text: str, environ: Mapping[str, str] | None = None) -> str:
     for secret in _secrets_of(variables):
         text = text.replace(secret, REDACTED)
     text = _PRIVATE_KEY.sub(REDACTED, text)
-    text = _URL_LOGIN.sub(rf"\g<scheme>{REDACTED}@", text)
-    return _SHAPES.sub(REDACTED, text)
+    text = URL_LOGIN.sub(rf"\g<scheme>{REDACTED}@", text)
+    return SECRET_SHAPES.sub(REDACTED, text)
 
 
 def redact_diff(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -89,15 +52,23 @@ def redact_diff(text: str, environ: Mapping[str, str] | None = None) -> str:
     return _ASSIGNED.sub(rf"\g<name>{REDACTED}", redact_text(text, environ))
 
 
+def redact_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """All the variables, with secrets blanked: by name, by shape, and where one repeats another."""
+    return {
+        name: REDACTED if is_secret_name(name) else redact_text(value, variables)
+        for name, value in variables.items()
+    }
+
+
 def recorded_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that decide how training behaves, sorted, with secrets blanked."""
     variables = os.environ if environ is None else environ
-    kept = {}
-    for name in sorted(variables):
-        if name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES:
-            secret = is_secret_name(name)
-            kept[name] = REDACTED if secret else redact_text(variables[name], variables)
-    return kept
+    blanked = redact_variables(variables)
+    return {
+        name: blanked[name]
+        for name in sorted(blanked)
+        if name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES
+    }
 
 
 def _secrets_of(environ: Mapping[str, str]) -> list[str]:
@@ -106,7 +77,7 @@ def _secrets_of(environ: Mapping[str, str]) -> list[str]:
         if is_secret_name(name):
             # A value of several lines may be quoted line by line.
             found.update({value.strip(), *value.split()})
-        found.update(login for match in _URL_LOGIN.finditer(value) if (login := _login(match)))
+        found.update(login for match in URL_LOGIN.finditer(value) if (login := _login(match)))
     # Longest first, so that no part of a longer secret is left standing.
     return sorted((text for text in found if len(text) >= _SHORTEST_VALUE), key=len, reverse=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _BLOCK_BYTES = 1 << 20
@@ -9,31 +11,40 @@ _LONGEST_LINE = 1 << 20
 
 
 class LineTail:
-    """Gives the lines that were completed since the last call; memory stays flat."""
+    """Gives the lines that were completed since the last call; memory stays flat.
+
+    A file that became shorter, or that is another file under the same name, is read from its
+    beginning.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
+        self._inode: int | None = None
         self._pending = b""
+        self.blocks_read = 0
 
-    def lines(self) -> list[bytes]:
-        """New complete lines without their newlines; nothing while there is no file.
+    def lines(self) -> Iterator[bytes]:
+        """New complete lines without their newlines; nothing while there is no file."""
+        while block := self._read():
+            self.blocks_read += 1
+            *whole, pending = (self._pending + block).split(b"\n")
+            self._pending = pending[:_LONGEST_LINE]
+            yield from whole
 
-        A file that became shorter is another file: it is read from its beginning.
-        """
+    def _read(self) -> bytes:
         try:
             with self.path.open("rb") as stream:
-                stream.seek(0, 2)
-                if stream.tell() < self._offset:
+                status = os.fstat(stream.fileno())
+                if status.st_size < self._offset or status.st_ino != self._inode:
                     self._offset, self._pending = 0, b""
+                self._inode = status.st_ino
                 stream.seek(self._offset)
-                data = stream.read(_BLOCK_BYTES)
+                block = stream.read(_BLOCK_BYTES)
         except OSError:
-            return []
-        self._offset += len(data)
-        *whole, pending = (self._pending + data).split(b"\n")
-        self._pending = pending[:_LONGEST_LINE]
-        return whole
+            return b""
+        self._offset += len(block)
+        return block
 
 
 class TableTail:
@@ -49,9 +60,12 @@ class TableTail:
         self._columns: tuple[str, ...] = ()
         self.path = path
 
-    def rows(self) -> list[dict[str, str]]:
+    def rows(self) -> Iterator[dict[str, str]]:
         """New whole rows."""
-        return [row for line in self._tail.lines() if (row := self._row(line)) is not None]
+        for line in self._tail.lines():
+            row = self._row(line)
+            if row is not None:
+                yield row
 
     def _row(self, line: bytes) -> dict[str, str] | None:
         if b"\0" in line:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import Field, model_validator
 
+from nsa.contract import CONFIG_VARIABLE
 from runbook.records.measurement import Record
+
+CONFIG_FLAG = "--config"
 
 
 class ArmSchedule(Record):
@@ -68,10 +72,45 @@ class Launch(Record):
     purpose: str = ""
     retry_steps: int | None = None
 
+    def words(self) -> tuple[str, ...]:
+        """The whole command: `argv`, and the config, its changed keys and the arms as options."""
+        words = list(self.argv)
+        if self.config and CONFIG_VARIABLE not in self.env and not option(words, CONFIG_FLAG):
+            words += [CONFIG_FLAG, self.config]
+        for key, value in sorted(self.config_overrides.items()):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            words += ["--set", f"{key}={text}"]
+        if self.schedule is not None:
+            words += ["--arms", self.schedule.to_trainer_json()]
+        return tuple(words)
+
     def command_line(self) -> str:
         """A line that can be pasted into a shell."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*settings, shlex.join(self.argv)])
+        return " ".join([*settings, shlex.join(self.words())])
+
+
+def option(words: Sequence[str], flag: str) -> str:
+    """The value of a flag, as `--flag value` or `--flag=value`; empty if it is not there."""
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return ""
+
+
+def with_option(words: Sequence[str], flag: str, value: str) -> list[str]:
+    """The words with a flag's value replaced, or added at the end."""
+    changed = list(words)
+    for index, word in enumerate(words):
+        if word == flag and index + 1 < len(words):
+            changed[index + 1] = value
+            return changed
+        if word.startswith(f"{flag}="):
+            changed[index] = f"{flag}={value}"
+            return changed
+    return [*changed, flag, value]
 
 
 class LaunchStatus(StrEnum):

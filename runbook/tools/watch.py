@@ -1,25 +1,31 @@
-"""The watchdog beside a run that somebody else started: seed 000, Stability Long-Run + Watchdog."""
+"""Beside a run that somebody else started: its watchdog, and the stacks of its live ranks."""
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from nsa.contract import ExitCode
+from nsa.contract import STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
 from runbook.launch.detectors import Monitor
 from runbook.launch.flight import last_numbers, read_flights
-from runbook.launch.incident import busy_ranks, collect_flights, collect_stacks, write_summary
+from runbook.launch.incident import (
+    Send,
+    busy_ranks,
+    collect_flights,
+    collect_stacks,
+    write_summary,
+)
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.watchdog import STOPPED, Budgets, Watchdog, process_state
-from runbook.read.heartbeats import heartbeat_files
+from runbook.read.documents import LAUNCH_JSON
+from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,27 +48,31 @@ def follow(run_dir: Path) -> RankWatch:
     return RankWatch(run_dir, _token(run_dir), time.monotonic())
 
 
-def send_checked(state: RankState, token: str, number: int) -> bool:
-    """Signal a rank if the process is provably it: it carries the token or writes its heartbeat."""
-    if state.pid is None:
-        return False
-    try:
-        handle = os.pidfd_open(state.pid)
-    except OSError:
-        return False
-    try:
-        if not (environment_holds(state.pid, token) or holds_file(state.pid, str(state.path))):
+def checked_sender(token: str) -> Send:
+    """Signals a rank if the process is provably it: it has the token or its heartbeat file open."""
+
+    def send(state: RankState, number: int) -> bool:
+        if state.pid is None:
             return False
-        signal.pidfd_send_signal(handle, number)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+        try:
+            handle = os.pidfd_open(state.pid)
+        except OSError:
+            return False
+        try:
+            if not (environment_holds(state.pid, token) or holds_file(state.pid, str(state.path))):
+                return False
+            signal.pidfd_send_signal(handle, number)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+    return send
 
 
 def live_stacks(run_dir: Path) -> list[RankStack]:
-    """The stacks of every rank that is alive, now, whatever it hangs in.
+    """The stacks of every rank that is alive, now.
 
     The ranks write them (stackdump and flight files in the run directory); a frozen one is read
     from outside where py-spy is installed. Empty if no rank is alive.
@@ -70,18 +80,14 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     watch = follow(run_dir)
     watch.update()
     ranks = [s for s in watch.ranks.values() if s.handle is not None and s.exit_code is None]
-    token = watch.token
-
-    def send(state: RankState, number: int) -> bool:
-        return send_checked(state, token, number)
-
-    before = {p: p.stat().st_size for p in run_dir.glob("stackdump_rank*.txt")}
+    token, send = watch.token, checked_sender(watch.token)
+    before = {p: p.stat().st_size for p in run_dir.glob(STACKDUMPS.glob())}
     collect_flights(run_dir, ranks, token=token, send=send)
     files = collect_stacks(run_dir, ranks, token=token, send=send)
     flights = read_flights(run_dir, token=token)
     found = []
     for state in ranks:
-        path = next((p for p in files if p.name.startswith(f"stackdump_rank{state.rank}_")), None)
+        path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
         flight = flights.get(state.rank)
         last = flight.collectives[-1] if flight and flight.collectives else None
         found.append(
@@ -102,7 +108,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
 
 
 def _silence(state: RankState) -> float:
-    said = state.spoke_mono
+    said = state.mono
     return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
 
 
@@ -116,14 +122,9 @@ def _added(path: Path, before: dict[Path, int]) -> str:
 def _token(run_dir: Path) -> str:
     """The token in the first heartbeat of the first rank that has one; an empty text if none."""
     for path in heartbeat_files(run_dir).values():
-        with path.open("rb") as stream:
-            line = stream.readline(1 << 20)
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("token"), str):
-            return str(record["token"])
+        first = next(heartbeats_in(path), {})
+        if isinstance(first.get("token"), str):
+            return str(first["token"])
     return ""
 
 
@@ -141,8 +142,7 @@ class Watcher:
         self.run_dir, self.limits = run_dir, limits
         self.monitor = Monitor(run_dir, limits)
         self.ranks = follow(run_dir)
-        stall_s = limits.heartbeat_stall_s
-        self._budgets = replace(Budgets(), step_s=stall_s, data_s=stall_s)
+        self._budgets = Budgets.with_stall(limits.heartbeat_stall_s)
         self._told: set[str] = set()
 
     @property
@@ -168,14 +168,7 @@ class Watcher:
                 tell(anomaly)
             if over:
                 return count
-            self._wait(interval_s)
-
-    def _wait(self, interval_s: float) -> None:
-        """Until it is time, or a rank's process ends."""
-        poller = select.poll()
-        for handle in self.ranks.handles():
-            poller.register(handle, select.POLLIN)
-        poller.poll(interval_s * 1000)
+            self._ended(within_s=interval_s)
 
     def _speech(self) -> list[Anomaly]:
         """Silence and bad ends."""
@@ -195,11 +188,12 @@ class Watcher:
             found.append(self._stall(watchdog, states, now))
         return found
 
-    def _ended(self) -> set[int]:
+    def _ended(self, *, within_s: float = 0.0) -> set[int]:
+        """Handles of the processes that have ended, or that end first within this time."""
         poller = select.poll()
         for handle in self.ranks.handles():
             poller.register(handle, select.POLLIN)
-        return {handle for handle, _ in poller.poll(0)}
+        return {handle for handle, _ in poller.poll(within_s * 1000)}
 
     def _bad_end(self, state: RankState) -> Anomaly | None:
         name = f"end of rank {state.rank}"
@@ -211,12 +205,8 @@ class Watcher:
         return Anomaly(kind="rank_ended", text=text, rank=state.rank, step=state.step)
 
     def _stall(self, watchdog: Watchdog, states: list[RankState], now: float) -> Anomaly:
-        """Seed 000, Failure Playbook: a stall gets a stack dump before anything else."""
-        token = self.ranks.token
-
-        def send(state: RankState, number: int) -> bool:
-            return send_checked(state, token, number)
-
+        """A stall gets a stack dump before anything else."""
+        token, send = self.ranks.token, checked_sender(self.ranks.token)
         collect_flights(self.run_dir, states, token=token, send=send)
         entered = last_numbers(read_flights(self.run_dir, token=token))
         stacks = collect_stacks(self.run_dir, states, token=token, send=send)
@@ -229,5 +219,5 @@ def is_run_directory(path: Path) -> bool:
     """Is there anything to watch in it?"""
     if not path.is_dir():
         return False
-    names = os.listdir(path)  # noqa: PTH208
-    return any(n in ("training.csv", "launch.json") or n.startswith("heartbeat_") for n in names)
+    named = any((path / name).exists() for name in (TRAINING_CSV, LAUNCH_JSON))
+    return named or bool(heartbeat_files(path))

@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runbook.collect import host
+from runbook.collect.leftovers import Seen, find_token_processes, live_processes
 from runbook.config.settings import environment_notes, environment_problems, torch_variables
-from runbook.launch.reaper import find_token_processes
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
@@ -127,25 +128,30 @@ def test_a_process_whose_launcher_is_gone_is_left_over() -> None:
         os.kill(pid, 9)
 
 
-def planted(proc: Path, pid: int, parent: int, token: str = "", state: str = "S") -> None:
-    entry = proc / str(pid)
-    entry.mkdir()
-    (entry / "status").write_text(f"Name:\tx\nState:\t{state} (x)\nPPid:\t{parent}\n")
-    variables = f"A=1\0RUNBOOK_RUN_TOKEN={token}\0" if token else "A=1\0"
-    (entry / "environ").write_bytes(variables.encode())
-    (entry / "cmdline").write_bytes(f"python\0-m\0nsa.train\0--rank{pid}\0".encode())
-
-
-def test_a_whole_tree_belongs_to_whoever_started_its_top(tmp_path: Path) -> None:
-    planted(tmp_path, 1, 0)
-    planted(tmp_path, 10, 1)  # a live harness
-    planted(tmp_path, 11, 10, "aaaa")  # its torchrun
-    planted(tmp_path, 12, 11, "aaaa")  # its rank
-    planted(tmp_path, 20, 1, "bbbb")  # torchrun of a harness that died
-    planted(tmp_path, 21, 20, "bbbb")
-    planted(tmp_path, 30, 1, "cccc", state="Z")  # dead already
-    found = {item.pid: item.orphan for item in find_token_processes(tmp_path)}
+def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
+    tree = [
+        Seen(pid=1, parent=0),
+        Seen(pid=10, parent=1),  # a live harness
+        Seen(pid=11, parent=10, token="aaaa"),  # its torchrun
+        Seen(pid=12, parent=11, token="aaaa"),  # its rank
+        Seen(pid=20, parent=1, token="bbbb"),  # torchrun of a harness that died
+        Seen(pid=21, parent=20, token="bbbb"),
+    ]
+    found = {item.pid: item.orphan for item in find_token_processes(tree)}
     assert found == {11: False, 12: False, 20: True, 21: True}
+
+
+def test_a_dead_process_that_nobody_waited_for_is_none_of_a_run() -> None:
+    token = f"cafe{os.getpid():08x}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "pass"], env={**os.environ, "RUNBOOK_RUN_TOKEN": token}
+    )
+    deadline = time.monotonic() + 10
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert child.pid not in {seen.pid for seen in live_processes()}
+    child.wait()
 
 
 def test_an_environment_without_problems() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from runbook.collect.gpu_facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.collect.nvidia import NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.collect.tools import Draft
+from runbook.collect.probe import Draft
 from runbook.errors import RunbookError
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -10,7 +10,7 @@ import pytest
 
 from runbook.collect import collect_preflight
 from runbook.collect.host import ask_torch
-from runbook.collect.tools import Draft, finish, run_tool
+from runbook.collect.probe import Draft, finish, run_tool
 from runbook.records.evidence import Fact
 
 CANARY = "canary-77aa88bb99cc"

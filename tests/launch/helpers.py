@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import SilentObserver
+from runbook.launch.ranks import RankState
 from runbook.launch.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 
@@ -51,4 +51,13 @@ def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     return result
 
 
-PYTHON = sys.executable
+def trainer(*argv: str, **fields: object) -> Launch:
+    values: dict[str, object] = {
+        "name": "x", "phase": "baseline", "kind": "trainer", "argv": argv, "env": {},
+        "run_dir": "x", "nproc": 2, "steps": 300, "timeout_s": 1,
+    }  # fmt: skip
+    return Launch(**(values | fields))  # type: ignore[arg-type]
+
+
+def rank(number: int, *, age: float, phase: str = "step", step: int = 5) -> RankState:
+    return RankState(rank=number, path=Path("x"), phase=phase, step=step, changed_at=1000.0 - age)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from runbook.launch.observer import SilentObserver
 from runbook.launch.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
-from tests.launch.helpers import PYTHON, fake_launch, run
+from tests.launch.helpers import fake_launch, run
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:
@@ -226,7 +227,9 @@ run_launch(launch, Path(sys.argv[2]), observer=SilentObserver())
 @pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.0])
 def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, wait_s: float) -> None:
     launch = fake_launch("--grandchild", "--deaf", steps=100_000)
-    harness = subprocess.Popen([PYTHON, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)])
+    harness = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)]
+    )
     document = tmp_path / launch.run_dir / "launch.json"
     while not document.exists():
         time.sleep(0.01)

@@ -10,8 +10,6 @@ import pytest
 
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
 from runbook.launch.detectors import Monitor
-from runbook.read import read_training_csv
-from runbook.read.tail import LineTail, TableTail
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 
@@ -19,38 +17,6 @@ HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup
 def row(step: int, loss: object = 5.5, rate: float | None = None) -> str:
     shown = 1000 + 7.3 * (step % 11) if rate is None else rate
     return f"{step},{loss},0.1,{shown:.3f},64,0.1,1.0,300.0,,0,0,0.0,0.0\n"
-
-
-def test_every_split_of_a_file_gives_the_same_rows(tmp_path: Path) -> None:
-    data = (HEADER + "".join(row(step) for step in range(1, 6))).encode()
-    for cut in range(len(data) + 1):
-        path = tmp_path / f"{cut}.csv"
-        path.write_bytes(data[:cut])
-        tail = TableTail(path)
-        seen = tail.rows()
-        whole = read_training_csv(path, relative_to=tmp_path)
-        assert [int(r["step"]) for r in seen] == whole.frame["step"].tolist()
-        with path.open("ab") as stream:
-            stream.write(data[cut:])
-        assert [r["step"] for r in [*seen, *tail.rows()]] == ["1", "2", "3", "4", "5"]
-
-
-def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    tail = LineTail(path)
-    assert tail.lines() == []
-    path.write_bytes(b"one\ntwo\nthr")
-    assert tail.lines() == [b"one", b"two"]
-    path.write_bytes(b"new\n")
-    assert tail.lines() == [b"new"]
-
-
-def test_nul_tails_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "training.csv"
-    path.write_bytes(HEADER.encode() + row(1).encode() + b"\0" * 40 + b"\n" + b"a,b\n")
-    with path.open("ab") as stream:
-        stream.write(row(2).encode())
-    assert [r["step"] for r in TableTail(path).rows()] == ["1", "2"]
 
 
 def test_monitor_halts_with_the_first_reason(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runbook.launch.ranks import RankWatch
 from runbook.read import read_heartbeats
 from runbook.records.evidence import RankLog
+from runbook.tools.inspect.heartbeats import inspect_heartbeats
+from runbook.tools.inspect.types import Code
 from tests.read.files import beat, heartbeats
 
 
@@ -74,7 +78,7 @@ def test_damage_before_the_tail_is_named(tmp_path: Path) -> None:
     assert (log.dropped_lines, log.damaged) == (2, True)
 
 
-def test_two_halves_of_a_line_do_not_mend_each_other(tmp_path: Path) -> None:
+def test_two_halves_of_a_line_do_not_complete_each_other(tmp_path: Path) -> None:
     """Joined into one document these lines would be two records of another content."""
     text = '{"event":"boot","x":[{}\n{}]}\n{"event":"a"},{"event":"b"}\n'
     log = read(tmp_path, text)
@@ -87,12 +91,32 @@ def test_two_halves_of_a_line_do_not_mend_each_other(tmp_path: Path) -> None:
         (heartbeats(1) + heartbeats(1, token="ff00"), "2 launches"),
         (heartbeats(1, rank=1), "other ranks"),
         (beat("boot", mono=5.0) + beat("boot", mono=4.0), "goes back at 1"),
+        (beat("boot", pid=7) + beat("boot", pid=8), "2 processes in one file: 7, 8"),
     ],
 )
 def test_what_does_not_belong_is_named(tmp_path: Path, text: str, problem: str) -> None:
     log = read(tmp_path, text)
     assert log.damaged
     assert any(problem in found for found in log.problems)
+
+
+@pytest.mark.parametrize("code", [None, "0", True, 1.5])
+def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
+    tmp_path: Path, code: object
+) -> None:
+    text = heartbeats(3).rsplit("\n", 2)[0] + "\n" + beat("exit", step=3, code=code, reason="odd")
+    log = read(tmp_path, text)
+    watch = RankWatch(tmp_path, "ab12", time.monotonic())
+    watch.update()
+    watch.close()
+    state = watch.ranks[0]
+    facts, findings = inspect_heartbeats(
+        tmp_path / "heartbeat_rank0.jsonl", rank=0, relative_to=tmp_path
+    )
+    assert (log.exit_code, log.exit_reason, log.last_step) == (1, "odd", 3)
+    assert (state.exit_code, state.exit_reason, state.step) == (1, "odd", 3)
+    assert (facts.exit_code, facts.last_event, facts.last_step) == (1, "exit", 3)
+    assert Code.FAILED_EXIT in {finding.code for finding in findings}
 
 
 @settings(max_examples=300, deadline=None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from nsa.contract import is_secret_name
 from runbook.read.redact import (
     REDACTED,
-    is_secret_name,
     recorded_environment,
     redact_text,
+    redact_variables,
 )
 
 CANARY = "canary-0f1e2d3c4b5a"
@@ -30,6 +31,7 @@ CANARY = "canary-0f1e2d3c4b5a"
         "SENTRY_DSN",
         "NSA_SECRET",
         "BASIC_AUTH",
+        "HF_AUTH",
     ],
 )
 def test_names_of_secrets(name: str) -> None:
@@ -116,3 +118,12 @@ def test_only_what_decides_training_is_recorded() -> None:
         "OMP_NUM_THREADS": "1",
         "TORCH_LOGS": f"to https://{REDACTED}@logs.example",
     }
+
+
+def test_the_variables_of_a_launch_are_kept_without_their_secrets() -> None:
+    found = redact_variables(
+        {"HF_TOKEN": "s3", "NSA_LR": "1", "HF_API_KEY": "s4", "HF_AUTH": "s5", "NCCL_X": CANARY,
+         "NCCL_Y": f"https://{CANARY}@h"}
+    )  # fmt: skip
+    blank = dict.fromkeys(("HF_TOKEN", "HF_API_KEY", "HF_AUTH"), REDACTED)
+    assert found == {**blank, "NSA_LR": "1", "NCCL_X": REDACTED, "NCCL_Y": f"https://{REDACTED}@h"}

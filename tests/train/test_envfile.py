@@ -14,6 +14,9 @@ from nsa.train.envfile import redact
         ("API_KEY=abc123", "API_KEY=[redacted]"),
         ("https://user:pw@host/x", "https://[redacted]@host/x"),
         ("hf_abcdefghij123", "[redacted]"),
+        ("HF_AUTH=abc123", "HF_AUTH=[redacted]"),
+        ("data.tokenizer=byte", "data.tokenizer=byte"),
+        ("--auth=abc123", "--auth=[redacted]"),
         ("token=a b", "token=[redacted] b"),
     ],
 )

@@ -113,3 +113,33 @@ def test_a_file_without_sections_is_refused(tmp_path: Path, content: str) -> Non
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
         load_config("nowhere.yaml")
+
+
+CONFIG = ["--config", "configs/cpu_smoke.yaml"]
+
+
+def test_set_counts_as_if_the_file_said_so() -> None:
+    words = ["--set", "train.steps=7", "--set", "train.lr=2e-05", "--set", "data.text_field=7"]
+    plan = plan_launch([*CONFIG, *words, "--steps", "3"], {"NSA_LR": "0.5"})
+    assert plan.config.train.steps == 3  # a flag wins
+    assert plan.config.train.lr == 0.5  # and so does NSA_*
+    assert plan.config.data.text_field == "7"
+    assert plan.schedule_steps == 7
+    assert plan.loaded.sources["data.text_field"] == "--set"
+
+
+def test_set_is_as_strict_as_the_file() -> None:
+    words = ["train.lrr=1", "nonsense", "train.lr=fast", "runtime.use_flash=1", "train.seed=1"]
+    given = [word for text in [*words, "train.seed=2"] for word in ("--set", text)]
+    with pytest.raises(ConfigError) as caught:
+        plan_launch([*CONFIG, *given], {})
+    text = str(caught.value)
+    assert "5 problem(s)" in text
+    for part in (
+        "--set (train.lrr): no such key; did you mean lr?",
+        "--set nonsense: expected SECTION.KEY=VALUE",
+        "--set (train.lr): Input should be a valid number, got 'fast'",
+        "--set (runtime.use_flash): Input should be a valid boolean, got 1",
+        "--set train.seed: given twice",
+    ):
+        assert part in text

@@ -1,4 +1,4 @@
-"""The faults that can be planted on one machine, and what counts as noticing each of them."""
+"""The faults that can be injected on one machine, and what counts as noticing each of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.records import LaunchStatus
 
 BUDGET_S = 3.0
@@ -15,14 +16,14 @@ MARGIN_S = 2.0
 _CRASHED, _HUNG = LaunchStatus.CRASHED, LaunchStatus.HUNG
 _HALTED, _DONE = LaunchStatus.HALTED, LaunchStatus.COMPLETED
 _STACKS = ("stackdump_rank",)
-_RECORDS = ("stackdump_rank", "flight_rank", "incident.json")
+_RECORDS = ("stackdump_rank", "flight_rank", INCIDENT_JSON)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One kind of fault: what is planted where, and what the harness must say.
+    """One kind of fault: what is injected where, and what the harness must say.
 
-    `threshold_s` is the budget of the phase it is planted in, 0 where the kernel tells at once.
+    `threshold_s` is the budget of the phase it is injected in, 0 where the kernel tells at once.
     `culprit` None means that no rank may be blamed. `cause` is a regular expression. `evidence`
     are parts of file names. `scene` is the way of running it: in a launch, or to the harness.
     `late_s` is allowed beyond the threshold, besides the margin of 2 s, where the statistics of
@@ -31,7 +32,7 @@ class Fault:
 
     name: str
     title: str
-    plant: str = "none"
+    inject: str = "none"
     rank: int = 1
     step: int = 6
     steps: int = 2000
@@ -51,50 +52,51 @@ class Fault:
 
     @property
     def limit_s(self) -> float:
-        """Seconds from planting to the verdict, everything dead, that are good enough."""
+        """Seconds from injection to the verdict, everything dead, that are good enough."""
         return self.threshold_s + MARGIN_S + self.late_s
 
 
-def _hang(name: str, title: str, plant: str, **more: object) -> Fault:
+def _hang(name: str, title: str, inject: str, **more: object) -> Fault:
     fields: dict[str, object] = {
         "status": _HUNG,
         "cause": r"hang: rank 1 silent",
         "threshold_s": BUDGET_S,
         "evidence": _RECORDS,
     }
-    return Fault(name=name, title=title, plant=plant, **(fields | more))  # type: ignore[arg-type]
+    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
 
 
-def _halt(name: str, title: str, plant: str, kind: str, **more: object) -> Fault:
+def _halt(name: str, title: str, inject: str, kind: str, **more: object) -> Fault:
     fields: dict[str, object] = {
         "status": _HALTED,
         "culprit": None,
         "cause": kind,
         "late_s": 5.0,
         "step": 30,
-        "evidence": (".anomaly_type", "anomalies.jsonl"),
+        "evidence": (ANOMALY_TYPE, ANOMALIES_JSONL),
     }
-    return Fault(name=name, title=title, plant=plant, **(fields | more))  # type: ignore[arg-type]
+    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
 
 
-def _control(name: str, title: str, plant: str, **more: object) -> Fault:
+def _control(name: str, title: str, inject: str, **more: object) -> Fault:
     fields: dict[str, object] = {"status": _DONE, "culprit": None, "steps": 30, "evidence": ()}
-    return Fault(name=name, title=title, plant=plant, **(fields | more))  # type: ignore[arg-type]
+    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
 
 
 _SAVING = {"train.save_every": 6}
 _EVALUATING = {"train.eval_every": 6}
 
 _ROWS = (
-    Fault(name="exit", title="os._exit(7)", plant="exit", cause="exit code 7"),
-    Fault(name="sigkill", title="SIGKILL", plant="kill", cause="SIGKILL"),
-    Fault(name="segv", title="segmentation fault", plant="segv", cause="SIGSEGV", evidence=_STACKS),
-    Fault(name="abort", title="abort()", plant="abort", cause="SIGABRT", evidence=_STACKS),
-    Fault(name="exception", title="exception", plant="exception", cause="ZeroDivisionError"),
+    Fault(name="exit", title="os._exit(7)", inject="exit", cause="exit code 7"),
+    Fault(name="sigkill", title="SIGKILL", inject="kill", cause="SIGKILL"),
+    Fault(name="segv", title="segmentation fault", inject="segv", cause="SIGSEGV",
+          evidence=_STACKS),
+    Fault(name="abort", title="abort()", inject="abort", cause="SIGABRT", evidence=_STACKS),
+    Fault(name="exception", title="exception", inject="exception", cause="ZeroDivisionError"),
     Fault(
         name="sigterm_rank",
         title="SIGTERM to one rank",
-        plant="term",
+        inject="term",
         status=LaunchStatus.PREEMPTED,
         cause="SIGTERM",
     ),
@@ -123,24 +125,24 @@ _ROWS = (
     _hang("data_stall", "iterator that gives no batch", "data_stall", cause="data stall: rank 1"),
     _hang("clock_jump_hang", "clock jumps an hour, then a hang", "clock_jump_hang"),
     Fault(
-        name="desync_op", title="another collective on one rank", plant="other_op",
+        name="desync_op", title="another collective on one rank", inject="other_op",
         cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
     ),
     Fault(
-        name="desync_order", title="an extra collective on one rank", plant="extra_collective",
+        name="desync_order", title="an extra collective on one rank", inject="extra_collective",
         cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
     ),
     Fault(
-        name="desync_shape", title="another shape on one rank", plant="other_shape",
+        name="desync_shape", title="another shape on one rank", inject="other_shape",
         cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
     ),
     _control("straggler_20ms", "20 ms late in every step", "late_20ms", steps=60,
              note="straggler: rank 1 comes"),
     _control("straggler_100ms", "100 ms late in every step", "late_100ms", steps=40,
              note="straggler: rank 1 comes"),
-    Fault(name="nan", title="NaN loss", plant="nan", status=LaunchStatus.NON_FINITE,
+    Fault(name="nan", title="NaN loss", inject="nan", status=LaunchStatus.NON_FINITE,
           culprit=None, cause=r"non-finite at step 6\b"),
-    Fault(name="inf", title="infinite loss", plant="inf", status=LaunchStatus.NON_FINITE,
+    Fault(name="inf", title="infinite loss", inject="inf", status=LaunchStatus.NON_FINITE,
           culprit=None, cause=r"non-finite at step 6\b"),
     _halt("loss_spike", "loss times five", "loss_spike", "loss_spike"),
     _halt("exploding_gradients", "gradients times a million", "exploding", "exploding_gradients"),
@@ -151,19 +153,19 @@ _ROWS = (
     _halt("flatline", "throughput reading stands still", "flatline", "throughput_flatline",
           rank=0),
     _halt("memory_growth", "24 MiB leak per step", "leak", "memory_growth", rank=0, late_s=30.0),
-    Fault(name="device_oom", title="torch.OutOfMemoryError", plant="device_oom",
+    Fault(name="device_oom", title="torch.OutOfMemoryError", inject="device_oom",
           status=LaunchStatus.OUT_OF_MEMORY, cause="out of memory"),
-    Fault(name="host_oom", title="RLIMIT_AS, then 1 GiB", plant="host_oom",
+    Fault(name="host_oom", title="RLIMIT_AS, then 1 GiB", inject="host_oom",
           status=LaunchStatus.OUT_OF_MEMORY, cause="out of memory"),
-    Fault(name="csv_disk_full", title="disk full for training.csv", plant="csv_full", rank=0,
+    Fault(name="csv_disk_full", title="disk full for training.csv", inject="csv_full", rank=0,
           culprit=0, cause=r"training\.csv.*No space left"),
-    Fault(name="heartbeat_disk_full", title="disk full for a heartbeat", plant="heartbeat_full",
+    Fault(name="heartbeat_disk_full", title="disk full for a heartbeat", inject="heartbeat_full",
           cause=r"heartbeat_rank1\.jsonl.*No space left"),
     Fault(name="checkpoint_disk_full", title="RLIMIT_FSIZE in a checkpoint", rank=0, culprit=0,
-          plant="checkpoint_full", step=12, config=_SAVING, cause=r"cannot write .*checkpoints/"),
-    Fault(name="torn_csv", title="half a row, then SIGKILL", plant="torn_csv", rank=0, culprit=0,
+          inject="checkpoint_full", step=12, config=_SAVING, cause=r"cannot write .*checkpoints/"),
+    Fault(name="torn_csv", title="half a row, then SIGKILL", inject="torn_csv", rank=0, culprit=0,
           cause="SIGKILL"),
-    Fault(name="nul_csv", title="NUL bytes at the end, then SIGKILL", plant="nul_csv", rank=0,
+    Fault(name="nul_csv", title="NUL bytes at the end, then SIGKILL", inject="nul_csv", rank=0,
           culprit=0, cause="SIGKILL"),
     _control("clock_jump", "clock jumps an hour, nothing else", "clock_jump"),
     _control("slow_phases", "4 s first step, evaluation and checkpoint", "slow_phases", step=4,
@@ -179,14 +181,14 @@ _ROWS = (
     _control("checkpoint_bit_flip", "one bit of the newest checkpoint flipped, then resumed",
              "none", steps=14, scene="checkpoint_bit_flip"),
     Fault(name="kill_launcher", spread=60, title="kill -9 of torchrun, detached grandchild",
-          plant="kill_launcher", culprit=None, cause="parent was ended by SIGKILL"),
+          inject="kill_launcher", culprit=None, cause="parent was ended by SIGKILL"),
     Fault(name="kill_rank", spread=60, title="kill -9 of a rank, detached grandchild",
-          plant="kill_rank", cause="SIGKILL"),
+          inject="kill_rank", cause="SIGKILL"),
     Fault(name="kill_harness", spread=60, title="kill -9 of the harness, detached grandchild",
-          plant="grandchild", scene="kill_harness", culprit=None, status=LaunchStatus.NOT_RUN),
-    Fault(name="sigint", title="SIGINT to the harness", plant="grandchild", scene="sigint",
+          inject="grandchild", scene="kill_harness", culprit=None, status=LaunchStatus.NOT_RUN),
+    Fault(name="sigint", title="SIGINT to the harness", inject="grandchild", scene="sigint",
           culprit=None, status=LaunchStatus.INTERRUPTED, cause="SIGINT", late_s=3.0),
-    Fault(name="sigterm", title="SIGTERM to the harness", plant="grandchild", scene="sigterm",
+    Fault(name="sigterm", title="SIGTERM to the harness", inject="grandchild", scene="sigterm",
           culprit=None, status=LaunchStatus.INTERRUPTED, cause="SIGTERM", late_s=3.0),
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ class DrillReport:
 
     @property
     def ok(self) -> bool:
-        """Every planted fault was noticed as promised, and none was left out."""
+        """Every injected fault was noticed as promised, and none was left out."""
         return bool(self.rows) and not self.interrupted and all(row.ok for row in self.rows)
 
     def summary(self) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def run_drill(
     stop: StopRequest | None = None,
     on_row: Callable[[DrillRow], None] = lambda _row: None,
 ) -> DrillReport:
-    """Plant every fault `repeat` times in folders below `out` (which must not exist).
+    """Inject every fault `repeat` times in folders below `out` (which must not exist).
 
-    Folders of plantings that went as promised are deleted unless `keep`. `jobs` at a time makes
+    Folders of injections that went as promised are deleted unless `keep`. `jobs` at a time makes
     a drill shorter and its times longer. Raises `FileExistsError`, and `OSError` if the disk
     refuses.
     """

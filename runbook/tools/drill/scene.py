@@ -1,4 +1,4 @@
-"""Whether the harness noticed a fault: status, culprit, time, evidence, orphans, lost rows."""
+"""One launch with an injected fault: how it is run, and whether it was noticed as promised."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import INJECTED_JSON
+from nsa.contract import INJECTED_JSON, TRAINING_CSV, Event
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.anomaly import Thresholds
 from runbook.launch.observer import Observer, SilentObserver
 from runbook.launch.reaper import carriers
 from runbook.read import read_training_csv
-from runbook.read.heartbeats import heartbeat_files
+from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import BUDGET_S, Fault
 
 _TIMEOUT_S = 240.0
-# Small enough that a step takes milliseconds on one core; the parts are all there.
-_CONFIG = {"train.seq_len": 64, "model.n_layers": 1, "train.eval_batches": 1}
+_ORPHANS_AFTER_S = 1.0
+# Three seconds for what is quick, room for what is slow; a fault may have its own.
 _BUDGETS = Budgets(
     init_s=90, first_step_s=60, data_s=BUDGET_S, step_s=BUDGET_S, eval_s=30, checkpoint_s=30,
     exit_s=BUDGET_S, silence_s=90,
 )  # fmt: skip
+# Small enough that a step takes milliseconds on one core; the parts are all there.
+_CONFIG = {"train.seq_len": 64, "model.n_layers": 1, "train.eval_batches": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What one planting left: the result, the run's folder, when it was planted and when over."""
+    """What one injection left: the result, the run's folder, when it was injected and when over."""
 
     root: Path
     launch: Launch
     result: LaunchResult
-    planted_at: float | None
+    injected_at: float | None
     ended_at: float
-    attempts: tuple[int, ...] = (1,)
     remarks: tuple[str, ...] = ()
 
     @property
@@ -47,22 +48,16 @@ class Scene:
         return self.root / self.launch.run_dir
 
 
-def budgets_of(fault: Fault) -> Budgets:
-    """Three seconds for what is quick, room for what is slow, and the fault's own."""
-    return replace(_BUDGETS, **fault.budgets)
-
-
 def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Launch:
-    """The planted trainer on two gloo ranks."""
-    plant = ("-m", "nsa.inject", fault.plant, str(fault.rank), str(fault.step), "--")
+    """The injected trainer on two gloo ranks."""
+    inject = ("-m", "nsa.inject", fault.inject, str(fault.rank), str(fault.step), "--")
     trainer = ("--config", "configs/cpu_smoke.yaml", "--dataset", "synthetic", "--ddp", "1")
+    steps = ("--steps", str(fault.steps))
     return Launch(
         name=name,
         phase="drill",
         kind="trainer",
-        argv=(
-            "torchrun", "--nproc_per_node=2", *plant, *trainer, "--steps", str(fault.steps), *extra,
-        ),
+        argv=("torchrun", "--nproc_per_node=2", *inject, *trainer, *steps, *extra),
         env={"NSA_PREFILL_BATCHED": "1"},
         run_dir=name,
         nproc=2,
@@ -71,10 +66,10 @@ def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Lau
         config="configs/cpu_smoke.yaml",
         config_overrides={**_CONFIG, **fault.config},
         purpose=fault.title,
-    )  # fmt: skip
+    )
 
 
-def run_planted(
+def run_injected(
     fault: Fault,
     root: Path,
     *,
@@ -84,30 +79,24 @@ def run_planted(
     stop: StopRequest | None = None,
     retry: bool = False,
 ) -> Scene:
-    """Run one planted launch in `root` to its verdict."""
+    """Run one injected launch in `root` to its verdict."""
     launch = drill_launch(fault, name=name, extra=extra)
-    machine = {"OMP_NUM_THREADS": "1", **os.environ, **fault.machine}
     result = run_launch(
         launch,
         root,
         observer=observer or SilentObserver(),
         stop=stop,
-        budgets=budgets_of(fault),
+        budgets=replace(_BUDGETS, **fault.budgets),
         retry=retry,
-        machine=machine,
+        machine={"OMP_NUM_THREADS": "1", **os.environ, **fault.machine},
         watch=Thresholds(),
     )
-    ended = time.monotonic()
-    return Scene(
-        root=root,
-        launch=launch,
-        result=result,
-        planted_at=planted_at(root / launch.run_dir),
-        ended_at=ended,
-    )
+    ended_at = time.monotonic()
+    when = injected_at(root / launch.run_dir)
+    return Scene(root=root, launch=launch, result=result, injected_at=when, ended_at=ended_at)
 
 
-def planted_at(run_dir: Path) -> float | None:
+def injected_at(run_dir: Path) -> float | None:
     """When the fault happened, on the monotonic clock; None if it never did."""
     try:
         document: Any = json.loads((run_dir / INJECTED_JSON).read_text(encoding="utf-8"))
@@ -116,12 +105,9 @@ def planted_at(run_dir: Path) -> float | None:
         return None
 
 
-_ORPHANS_AFTER_S = 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class DrillRow:
-    """One planted fault and how the harness did. `problems` is empty if it did as promised."""
+    """One injected fault and how the harness did. `problems` is empty if it did as promised."""
 
     fault: str
     title: str
@@ -156,7 +142,7 @@ def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
     detected = ended_so and cause_right and noted
     culprit_right = result.culprit_rank == fault.culprit
     control = fault.status is LaunchStatus.COMPLETED
-    seconds = None if control or scene.planted_at is None else scene.ended_at - scene.planted_at
+    seconds = None if control or scene.injected_at is None else scene.ended_at - scene.injected_at
     lost, damage = _rows_lost(scene)
     files = sorted({path.rsplit("/", 1)[-1] for path in result.evidence})
     missing = [part for part in fault.evidence if not any(part in name for name in files)]
@@ -171,8 +157,8 @@ def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
         problems.append(f"false alarm: {list(result.notes)}")
     if not culprit_right:
         problems.append(f"blamed rank {result.culprit_rank}, wanted {fault.culprit}")
-    if not control and scene.planted_at is None:
-        problems.append("the fault was never planted")
+    if not control and scene.injected_at is None:
+        problems.append("the fault was never injected")
     if seconds is not None and seconds > fault.limit_s:
         problems.append(f"took {seconds:.1f} s, allowed {fault.limit_s:g} s")
     if orphans:
@@ -207,7 +193,7 @@ def _orphans(scene: Scene) -> int:
 
 def _rows_lost(scene: Scene) -> tuple[int, list[str]]:
     """Steps that rank 0 said were written and that cannot be read back; and damaged files."""
-    path = scene.run_dir / "training.csv"
+    path = scene.run_dir / TRAINING_CSV
     said = _said_written(scene)
     if not path.is_file():
         return len(said), []
@@ -221,12 +207,5 @@ def _said_written(scene: Scene) -> set[int]:
     path = heartbeat_files(scene.run_dir).get(0) if scene.run_dir.is_dir() else None
     if path is None:
         return set()
-    steps = set()
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("event") == "progress":
-            steps.add(int(record["step"]))
-    return steps
+    said = (beat["step"] for beat in heartbeats_in(path) if beat.get("event") == Event.PROGRESS)
+    return set(map(int, said))

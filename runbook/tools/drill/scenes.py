@@ -1,11 +1,10 @@
-"""Faults that are not planted in a rank: to ports, environments, checkpoints and the harness."""
+"""Faults that are not injected in a rank: to ports, environments, checkpoints and the harness."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import CHECKPOINTS_DIR, ENV_JSON, MODEL_FILE, TRAINING_CSV, checkpoint_name
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import Fault
-from runbook.tools.drill.scene import Scene, drill_launch, planted_at, run_planted
+from runbook.tools.drill.scene import Scene, drill_launch, injected_at, run_injected
 
 _START_WITHIN_S = 120.0
 _END_WITHIN_S = 30.0
@@ -33,17 +34,17 @@ def play(fault: Fault, root: Path, **options: Any) -> Scene:
 
 
 def _launch(fault: Fault, root: Path, **options: Any) -> Scene:
-    return run_planted(fault, root, **options)
+    return run_injected(fault, root, **options)
 
 
 def _override(fault: Fault, root: Path, **options: Any) -> Scene:
     """What stands in the machine's environment must not reach the trainer."""
-    scene = run_planted(fault, root, **options)
+    scene = run_injected(fault, root, **options)
     remarks = []
-    effective = _json(scene.run_dir / "env.json").get("effective", {})
+    effective = _json(scene.run_dir / ENV_JSON).get("effective", {})
     if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
         remarks.append(f"seq_len became {effective.get('seq_len')}")
-    env = _json(scene.run_dir / "env.json")
+    env = _json(scene.run_dir / ENV_JSON)
     explicit = [t["name"] for t in env.get("toggles", []) if t.get("source") == "environment"]
     remarks += [f"{name} reached the trainer" for name in explicit if name in fault.machine]
     return replace(scene, remarks=tuple(remarks))
@@ -55,7 +56,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     ready = threading.Event()
 
     def take() -> None:
-        path = root / "run" / "launch.json"
+        path = root / "run" / LAUNCH_JSON
         while not ready.wait(0.002):
             port = _json(path).get("port")
             if port:
@@ -68,14 +69,14 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    scene = run_planted(fault, root, **(options | {"retry": True}))
+    scene = run_injected(fault, root, **(options | {"retry": True}))
     ready.set()
     thread.join()
     for listener in taken:
         listener.close()
     first, second = (
-        _json(root / "run.attempt1" / "launch.json"),
-        _json(root / "run" / "launch.json"),
+        _json(root / "run.attempt1" / LAUNCH_JSON),
+        _json(root / "run" / LAUNCH_JSON),
     )
     remarks = []
     if scene.result.attempts != 2:
@@ -94,7 +95,7 @@ def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
     try:
         time.sleep(0.2)  # until its exec, it shows this process's environment
         seen = other.pid in carriers(token)
-        scene = run_planted(fault, root, **options)
+        scene = run_injected(fault, root, **options)
         alive = other.poll() is None
     finally:
         other.kill()
@@ -108,19 +109,19 @@ def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
     def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
         """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
         saving = replace(fault, config={"train.save_every": 6}, steps=13)
-        before = run_planted(saving, root, **(options | {"name": "before"}))
+        before = run_injected(saving, root, **(options | {"name": "before"}))
         if not before.result.ok:
             return before
-        damage(before.run_dir / "checkpoints" / "step_12" / "model.pt")
+        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / MODEL_FILE)
         resumed = ("--resume", str(before.run_dir.resolve()))
-        scene = run_planted(fault, root, **(options | {"extra": resumed}))
-        notes = " ".join(_json(scene.run_dir / "env.json").get("notes", []))
+        scene = run_injected(fault, root, **(options | {"extra": resumed}))
+        notes = " ".join(_json(scene.run_dir / ENV_JSON).get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
             remarks.append("the damaged checkpoint was not named")
-        if not (before.run_dir / "checkpoints" / "step_6" / "model.pt").is_file():
+        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / MODEL_FILE).is_file():
             remarks.append("the checkpoint before it is gone")
-        first = (scene.run_dir / "training.csv").read_text("utf-8").splitlines()[1:2]
+        first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
         if not first or not first[0].startswith("7,"):
             remarks.append(f"did not resume after step 6: {first}")
         return replace(scene, remarks=tuple(remarks))
@@ -142,24 +143,15 @@ def _to_harness(number: int) -> Callable[..., Scene]:
     def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
         """A harness of its own, which is sent the signal while its launch runs."""
         del options
-        victim = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "runbook.tools.drill",
-                fault.name,
-                str(fault.step),
-                str(root),
-            ],
-            start_new_session=True,
-        )
+        words = ("-m", "runbook.tools.drill", fault.name, str(fault.step), str(root))
+        victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
         run_dir = root / "run"
         give_up = time.monotonic() + _START_WITHIN_S
-        while planted_at(run_dir) is None and time.monotonic() < give_up:
+        while injected_at(run_dir) is None and time.monotonic() < give_up:
             if victim.poll() is not None:
                 break
             time.sleep(0.02)
-        token = str(_json(run_dir / "launch.json").get("run_token", ""))
+        token = str(_json(run_dir / LAUNCH_JSON).get("run_token", ""))
         sent = time.monotonic()
         victim.send_signal(number)
         try:
@@ -174,7 +166,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
             root=root,
             launch=drill_launch(fault, name="run"),
             result=_result(run_dir, token),
-            planted_at=sent if planted_at(run_dir) is not None else None,
+            injected_at=sent if injected_at(run_dir) is not None else None,
             ended_at=ended,
         )
 
@@ -183,7 +175,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
 
 def _result(run_dir: Path, token: str) -> LaunchResult:
     """What the harness wrote; one that was killed wrote nothing."""
-    path = run_dir / "result.json"
+    path = run_dir / RESULT_JSON
     if path.is_file():
         return LaunchResult.model_validate_json(path.read_bytes())
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
@@ -195,11 +187,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def remove(root: Path) -> None:
-    """Delete what a planting left."""
-    shutil.rmtree(root, ignore_errors=True)
 
 
 _SCENES: dict[str, Callable[..., Scene]] = {

@@ -1,4 +1,4 @@
-"""Every kind of fault, planted for real once: noticed, named, with evidence, nothing left or lost.
+"""Every kind of fault, injected for real once: noticed, named, with evidence, nothing left or lost.
 
 Other tests run beside these, so the seconds are checked loosely; the figures that are
 promised are measured one at a time (docs/reliability.md).

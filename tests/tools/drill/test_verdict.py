@@ -42,7 +42,7 @@ def scene(root: Path, **changes: object) -> Scene:
         run_token="00",
     )
     now = time.monotonic()
-    fields: dict[str, object] = {"planted_at": now - 3.4, "ended_at": now, "result": result}
+    fields: dict[str, object] = {"injected_at": now - 3.4, "ended_at": now, "result": result}
     return Scene(root=root, launch=launch, **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -73,9 +73,9 @@ def test_each_wrong_answer_is_named(tmp_path: Path, change: dict[str, object], w
 
 def test_too_late_is_named(tmp_path: Path) -> None:
     seen = scene(tmp_path)
-    late = replace(seen, planted_at=seen.ended_at - HANG.limit_s - 0.1)
+    late = replace(seen, injected_at=seen.ended_at - HANG.limit_s - 0.1)
     assert "allowed 5 s" in problems(HANG, late)
-    assert "never planted" in problems(HANG, replace(seen, planted_at=None))
+    assert "never injected" in problems(HANG, replace(seen, injected_at=None))
 
 
 def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:

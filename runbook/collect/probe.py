@@ -1,4 +1,8 @@
-"""Run a diagnostic tool: no shell, a time limit, no secrets in its environment, no exception."""
+"""Ask a tool, and note a fact: what every collector does.
+
+A tool is run without a shell and without secrets in its environment, for a limited time, and
+never raises. A fact is a draft until the file that it was read from is whole.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.read.redact import is_secret_name
+from nsa.contract import is_secret_name
 from runbook.records.evidence import Fact
 
 

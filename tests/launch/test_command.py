@@ -1,0 +1,177 @@
+"""Commands of launches: what is executed, and what is printed to be pasted."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runbook.errors import RunbookError, UsageError
+from runbook.launch import Budgets
+from runbook.launch.command import build_command, free_port, pasteable
+from runbook.read import read_launch
+from runbook.records import ArmSchedule, Launch
+from tests.launch.helpers import run, trainer
+
+
+def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> None:
+    command = build_command(
+        trainer("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--steps", "300"), tmp_path
+    )
+    assert command.argv[:3] == (sys.executable, "-m", "nsa.loopback")
+    assert "--local-addr=127.0.0.1" in command.argv
+    assert f"--rdzv-endpoint=127.0.0.1:{command.port}" in command.argv
+    assert command.argv[-5:] == ("--nproc_per_node=2", "-m", "nsa.train", "--steps", "300")
+
+
+def test_a_retry_takes_its_own_steps(tmp_path: Path) -> None:
+    launch = trainer("python", "-m", "nsa.train", "--steps", "300", retry_steps=50)
+    assert build_command(launch, tmp_path).steps == 300
+    again = build_command(launch, tmp_path, retry=True)
+    assert (again.steps, again.argv[-2:]) == (50, ("--steps", "50"))
+
+
+def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="allowed are torchrun and python"):
+        build_command(trainer("bash", "-c", "true"), tmp_path)
+
+
+def test_an_effective_config_is_written_and_named(tmp_path: Path) -> None:
+    launch = trainer(
+        "python", "-m", "nsa.train", "--config", "configs/cpu_smoke.yaml",
+        config_overrides={"train.lr": 1e-4, "runtime.use_flash": False, "train.seed": 7},
+    )  # fmt: skip
+    argv = build_command(launch, tmp_path).argv
+    path = Path(argv[argv.index("--config") + 1])
+    assert path == tmp_path / "config.yaml"
+    document = yaml.safe_load(path.read_text())
+    assert document["train"]["seed"] == 7
+    assert document["runtime"]["use_flash"] is False
+    assert float(document["train"]["lr"]) == 1e-4
+    shipped = Path(__file__).parents[2] / "configs" / "cpu_smoke.yaml"
+    assert document["model"] == yaml.safe_load(shipped.read_text())["model"]
+
+
+def test_a_shipped_config_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch = trainer("python", "-m", "nsa.train", env={"CONFIG": "configs/cpu_smoke.yaml"})
+    assert Path(build_command(launch, tmp_path).env["CONFIG"]).is_file()
+    for name in ("configs/nothing.yaml", "configs/../pyproject.toml", "/etc/nothing"):
+        with pytest.raises(RunbookError, match="no trainer config"):
+            build_command(trainer("python", "--config", name), tmp_path)
+
+
+def test_arms_are_handed_over_as_a_file(tmp_path: Path) -> None:
+    schedule = ArmSchedule(
+        settings={"a": {"NSA_OPT_FUSED": "1"}}, rounds=(("a",),), steps=2, warmup_steps=1
+    )
+    argv = build_command(trainer("python", schedule=schedule), tmp_path).argv
+    assert argv[-2] == "--arms"
+    assert json.loads(Path(argv[-1]).read_text())["blocks"][0]["arm"] == "a"
+
+
+def test_a_port_in_use_is_not_given_out() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        assert all(free_port() != listener.getsockname()[1] for _ in range(20))
+
+
+# -- the printed line, executed --------------------------------------------------------------------
+
+
+def paste(launch: Launch, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the printed line in a shell, as a person would who has this Python on the PATH."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, words in (("python", ""), ("torchrun", "-m torch.distributed.run")):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    keep = ("PATH", "HOME", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in keep if name in os.environ}
+    environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", pasteable(launch).line],
+        cwd=folder,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+TINY = {"train.seq_len": 32, "train.lr": 2e-05, "model.n_layers": 1, "runtime.use_flash": False}
+STEPS = ("--dataset", "synthetic", "--steps", "2")
+START = ("-m", "nsa.train", "--config", "configs/cpu_smoke.yaml")
+ARMS = ArmSchedule(
+    settings={"a b": {"NSA_OPT_FUSED": "0"}, "c": {"NSA_OPT_FUSED": "1"}},
+    rounds=(("a b", "c"),),
+    steps=1,
+    warmup_steps=0,
+)
+KINDS = {
+    "changed config": trainer("python", *START, "--ddp", "0", *STEPS),
+    "config by variable": trainer(
+        "python", "-m", "nsa.train", "--ddp", "0", *STEPS,
+        env={"CONFIG": "configs/cpu_smoke.yaml", "NSA_LR": "0.002"},
+    ),
+    "config of the plan": trainer(
+        "python", "-m", "nsa.train", "--ddp", "0", *STEPS, config="configs/cpu_smoke.yaml",
+    ),
+    "arms on two ranks": trainer(
+        "torchrun", "--nproc_per_node=2", *START, "--ddp", "1", "--dataset", "synthetic",
+        schedule=ARMS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pasted_line_is_the_same_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nproc = 2 if KINDS[kind].argv[0] == "torchrun" else 1
+    changes = {"nproc": nproc, "steps": 2, "timeout_s": 120, "config_overrides": TINY}
+    launch = KINDS[kind].model_copy(update=changes)
+    assert run(launch, tmp_path, budgets=Budgets()).ok
+    done = paste(launch, tmp_path)
+    assert done.returncode == 0, done.stderr
+    (pasted,) = {path.resolve() for path in (tmp_path / "artifacts").rglob("env.json")}
+    wanted, found = (json.loads(p.read_text()) for p in (tmp_path / "x" / "env.json", pasted))
+    for key in ("config_sha256", "config", "effective", "world_size", "arms"):
+        assert found[key] == wanted[key], key
+    assert found["config"]["train"]["lr"] in (2e-05, 0.002)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_pasted_test_run_collects_and_passes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Settings of the current folder, with which no pytest works, must not matter to either.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    argv = ("python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_selection_v2_equiv")
+    launch = trainer(
+        *argv, "-k", "equivalence_various_patterns", kind="pytest", nproc=1, timeout_s=300
+    )
+    result = run(launch, tmp_path)
+    junit = read_launch(tmp_path, launch, result).junit
+    assert result.ok and junit is not None
+    assert {case.status for case in junit.cases} == {"passed"}
+    done = paste(launch, tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert f"{len(junit.cases)} passed" in done.stdout
+    assert "warning" not in done.stdout

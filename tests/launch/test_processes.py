@@ -1,0 +1,50 @@
+"""The environment of a launch: an allow-list, and no secret in its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runbook.errors import UsageError
+from runbook.launch.processes import build_environment
+
+MACHINE = {
+    "PATH": "/bin",
+    "HOME": "/root",
+    "LD_LIBRARY_PATH": "/cuda",
+    "NSA_DDP_BUCKET_MB": "1",
+    "NCCL_DEBUG": "INFO",
+    "AWS_SECRET_ACCESS_KEY": "x",
+    "LD_PRELOAD": "evil.so",
+    "CUDA_VISIBLE_DEVICES": "0,1",
+}
+
+
+def environment(plan: dict[str, str]) -> dict[str, str]:
+    return build_environment(MACHINE, plan, token="ab", run_dir=Path("/runs/x"), loopback=True)
+
+
+def test_the_environment_is_an_allow_list() -> None:
+    found = environment({"NSA_OPT_FUSED": "1", "NCCL_ALGO": "Ring"})
+    assert found == {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "LD_LIBRARY_PATH": "/cuda",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NSA_OPT_FUSED": "1",
+        "NCCL_ALGO": "Ring",
+        "RUNBOOK_RUN_TOKEN": "ab",
+        "RUNBOOK_RUN_DIR": "/runs/x",
+    }
+
+
+def test_a_plan_cannot_change_how_programs_are_found() -> None:
+    names = ("LD_PRELOAD", "PYTHONPATH", "PATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV", "NSA_OPT_FUSED")
+    with pytest.raises(UsageError) as caught:
+        environment(dict.fromkeys(names, "x"))
+    assert len(caught.value.problems) == 5
+    assert all(name in str(caught.value) for name in names[:5])

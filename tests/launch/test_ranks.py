@@ -1,0 +1,60 @@
+"""The live view of the ranks: what a growing heartbeat file says, whatever happens to the file."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from runbook.launch.ranks import RankWatch
+
+TOKEN = "ab12"
+
+
+def beat(event: str, step: int, **more: object) -> str:
+    record = {"event": event, "rank": 0, "token": TOKEN, "step": step, "phase": "step"} | more
+    return json.dumps(record) + "\n"
+
+
+def test_a_line_counts_once_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
+    path.write_text(beat("step_start", 1) + beat("step_end", 1)[:20])
+    watch.update()
+    assert (watch.ranks[0].event, watch.ranks[0].step) == ("step_start", 1)
+    path.write_text(beat("step_start", 1) + beat("step_end", 1) + beat("step_start", 2, token="x"))
+    watch.update()
+    assert (watch.ranks[0].event, watch.ranks[0].step) == ("step_end", 1)
+    assert len(watch.ranks[0].recent) == 2
+
+
+def test_a_file_that_starts_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text("".join(beat("step_end", step) for step in range(1, 9)))
+    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
+    watch.update()
+    assert watch.ranks[0].step == 8
+    path.write_text(beat("step_end", 1))
+    watch.update()
+    assert watch.ranks[0].step == 1
+
+
+def test_words_move_the_clock_of_silence_and_quiet_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text(beat("step_end", 1))
+    watch = RankWatch(tmp_path, TOKEN, 1.0)
+    watch.update()
+    heard = watch.ranks[0].changed_at
+    assert heard > 1.0
+    watch.update()
+    assert watch.ranks[0].changed_at == heard
+
+
+def test_the_longest_step_is_known_without_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    times = [("step_start", 1, 0.0, "first_step"), ("step_end", 1, 50.0, "first_step")]
+    times += [("step_start", 2, 50.0, "step"), ("step_end", 2, 52.5, "step")]
+    path.write_text("".join(beat(e, s, mono=mono, phase=phase) for e, s, mono, phase in times))
+    watch = RankWatch(tmp_path, TOKEN, 0.0)
+    watch.update()
+    assert watch.ranks[0].longest_step_s == 2.5

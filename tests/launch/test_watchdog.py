@@ -1,0 +1,84 @@
+"""Budgets, hangs, and which rank is to blame for one."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsa.toggles import TOGGLES
+from runbook.errors import UsageError
+from runbook.launch import Budgets
+from runbook.launch.anomaly import Thresholds
+from runbook.launch.ranks import RankState
+from runbook.launch.watchdog import Watchdog, blame
+from tests.launch.helpers import fake_launch, rank
+
+
+def test_budgets_depend_on_what_a_rank_does() -> None:
+    budgets = Budgets.for_launch(fake_launch(env={"NSA_WATCH_HEARTBEAT_STALL_S": "3"}))
+    assert (budgets.of_phase("step"), budgets.of_phase("data")) == (3, 3)
+    assert budgets.of_phase("checkpoint") > 60
+    assert budgets.of_phase("step", longest_step_s=2.0) == 10
+    assert Budgets.for_launch(fake_launch()).step_s == 180
+
+
+def test_a_stall_time_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(UsageError, match="NSA_WATCH_HEARTBEAT_STALL_S"):
+        Budgets.for_launch(fake_launch(env={"NSA_WATCH_HEARTBEAT_STALL_S": "soon"}))
+
+
+def test_the_toggles_own_the_watchdogs_numbers() -> None:
+    default = TOGGLES["NSA_WATCH_HEARTBEAT_STALL_S"].default
+    assert Budgets().step_s == Budgets().data_s == Thresholds().heartbeat_stall_s == default
+    assert Budgets.with_stall(0) == Budgets()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "states", "culprit"),
+    [
+        ([rank(0, age=4), rank(1, age=4, step=4)], {}, 1),
+        ([rank(0, age=5), rank(1, age=4, phase="data")], {}, 1),
+        ([rank(0, age=5), rank(1, age=4)], {0: "S", 1: "T"}, 1),
+        ([rank(0, age=4), rank(1, age=5)], {0: "S", 1: "R"}, 1),
+        ([rank(0, age=4), rank(1, age=4), rank(2, age=4, phase="checkpoint")], {}, 0),
+    ],
+    ids=["behind", "earlier in its step", "stopped", "silent longest", "ahead is not to blame"],
+)
+def test_who_is_to_blame(ranks: list[RankState], states: dict[int, str], culprit: int) -> None:
+    assert blame(ranks, states).rank == culprit
+
+
+def test_a_hang_is_found_at_its_budget_and_not_before() -> None:
+    watchdog = Watchdog(Budgets(step_s=3), wanted=2)
+    for age, found in ((2.9, False), (3.1, True)):
+        ranks = [rank(0, age=age), rank(1, age=age + 0.1)]
+        hang = watchdog.find_hang(ranks, now=1000.0)
+        assert (hang is not None) == found
+    assert hang is not None and hang.rank == 1
+
+
+def test_a_missing_rank_is_not_judged_here() -> None:
+    assert Watchdog(Budgets(step_s=3), wanted=2).find_hang([rank(0, age=99)], now=1000.0) is None
+
+
+def test_waiting_for_a_slow_rank_is_excused_also_right_after() -> None:
+    watchdog = Watchdog(Budgets(step_s=3, checkpoint_s=60), wanted=2)
+    assert (
+        watchdog.find_hang([rank(0, age=5, phase="checkpoint"), rank(1, age=5)], now=1000) is None
+    )
+    # Rank 0 has just gone on; rank 1 has had no chance to.
+    assert watchdog.find_hang([rank(0, age=0.0), rank(1, age=5)], now=1000.1) is None
+    late = [rank(0, age=0.0), rank(1, age=5)]
+    assert watchdog.find_hang(late, now=1003.2) is not None
+
+
+def test_a_rank_that_is_behind_is_not_excused_by_one_that_is_ahead() -> None:
+    watchdog = Watchdog(Budgets(init_s=3, first_step_s=600), wanted=2)
+    ranks = [rank(0, age=4, phase="first_step", step=1), rank(1, age=4, phase="init", step=0)]
+    hang = watchdog.find_hang(ranks, now=1000.0)
+    assert hang is not None and hang.rank == 1
+
+
+def test_a_hung_checkpoint_is_found_too() -> None:
+    watchdog = Watchdog(Budgets(step_s=3, checkpoint_s=10), wanted=2)
+    ranks = [rank(0, age=11, phase="checkpoint"), rank(1, age=12)]
+    assert watchdog.find_hang(ranks, now=1000.0) is not None
