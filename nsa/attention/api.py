@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import Branches, Grouped
+from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
 from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu import batched_cpu
-from nsa.attention.inputs import check_attention_inputs, check_selection_inputs
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
