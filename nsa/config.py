@@ -113,7 +113,7 @@ class ModelConfig:
 
     mlp_ratio: width of the SwiGLU hidden layer over dim (8/3 gives 2048 at dim 768).
     path: how attention runs ("batched" is the fast one, "reference" the oracle).
-    selection_ranges: "v1" plain loops, "v2" vectorised. use_flash: False keeps attention away
+    selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False keeps attention away
     from fused kernels. gradient_checkpointing: recompute each layer in the backward pass.
     Raises NSAError that lists every wrong value.
     """
@@ -198,14 +198,14 @@ def model_flops_per_token(cfg: ModelConfig, seq_len: int) -> float:
 
 
 def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilisation, a share of 1: tokens/s x FLOPs per token / peak of all devices."""
+    """Model FLOPs utilization, a share of 1: tokens/s x FLOPs per token / peak of all devices."""
     if peak_flops_per_s <= 0:
         raise NSAError(f"peak_flops_per_s={peak_flops_per_s!r}: must be above 0")
     return tokens_per_s * flops_per_token / peak_flops_per_s
 
 
 def roofline_tokens_per_s(
-    flops_per_token: float, peak_flops_per_s: float, utilisation: float = 0.4
+    flops_per_token: float, peak_flops_per_s: float, utilization: float = 0.4
 ) -> float:
-    """Tokens/s at a given utilisation of the peak."""
-    return utilisation * peak_flops_per_s / flops_per_token
+    """Tokens/s at a given utilization of the peak."""
+    return utilization * peak_flops_per_s / flops_per_token

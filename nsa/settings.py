@@ -136,7 +136,7 @@ class RuntimeSection(_Section):
 
 
 class TrainSection(_Section):
-    """The optimisation. batch_size is global: sequences of all ranks in one micro-batch."""
+    """The optimization. batch_size is global: sequences of all ranks in one micro-batch."""
 
     steps: Whole
     seq_len: Annotated[int, Field(ge=2)]

@@ -91,7 +91,7 @@ def nsa_attention(
 
     path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
     `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
-    vectorised. use_flash: False avoids fused kernels.
+    vectorized. use_flash: False avoids fused kernels.
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go

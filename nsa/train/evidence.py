@@ -39,7 +39,7 @@ _KERNELS = (
 _SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::exp", "aten::exp_", "aten::exp2_")
 # DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
 _EVIDENCE_STEPS = 4
-_WORDS = {True: "took effect", False: "had NO effect", None: "not judged here"}
+_WORDS = {True: "took effect", False: "had NO effect", None: "unproven"}
 
 
 class KernelAudit:
