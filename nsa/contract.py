@@ -98,7 +98,6 @@ ARMS_JSON = "arms.json"
 INJECTED_JSON = "injected.json"
 # Beside the run directories of a launch by hand: a link to the newest.
 LATEST_LINK = "latest"
-MEMORY_GLOB = "mem_*.json"
 # In a checkpoint's folder.
 CHECKSUMS_JSON = "checksums.json"
 MODEL_FILE = "model.pt"

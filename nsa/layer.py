@@ -19,7 +19,7 @@ from nsa.projection import Columns, rotations, split_projection
 class GateStats:
     """Health of the gates and of the selection, averaged over tokens, heads and layers.
 
-    entropy: of the three gates normalised to shares, over ln 3 (1 balanced, 0 collapsed).
+    entropy: of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed).
     max_gate: largest share. share_*: mean share of a branch. sel_blocks_mean: blocks attended
     to. sel_forced_share: part of them that are forced (initial and local).
     """
@@ -136,7 +136,7 @@ class NSAAttention(nn.Module):
         return projected
 
     def gate_numbers(self) -> Tensor:
-        """The fields of GateStats, in order, as a float64 tensor [7] (no synchronisation).
+        """The fields of GateStats, in order, as a float64 tensor [7] (no synchronization).
 
         Raises NSAError before the first forward pass.
         """

@@ -70,11 +70,11 @@ class NSALanguageModel(nn.Module):
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layers))
         self.norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
         self.head = nn.Linear(dim, cfg.vocab_size, bias=False)
-        self._initialise()
+        self._initialize()
         if cfg.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         """Normal with deviation 0.02; what writes into the residual stream shrinks with depth."""
         residual = 0.02 / math.sqrt(2 * self.cfg.n_layers)
         for name, module in self.named_modules():
@@ -111,7 +111,7 @@ class NSALanguageModel(nn.Module):
     def gate_stats(self) -> GateStats:
         """Gate and selection health of the last forward pass, averaged over the layers.
 
-        One synchronisation, here. Raises NSAError before the first forward pass.
+        One synchronization, here. Raises NSAError before the first forward pass.
         """
         attentions = [m for m in self.modules() if isinstance(m, NSAAttention)]
         numbers = torch.stack([a.gate_numbers() for a in attentions]).mean(0).tolist()

@@ -1,6 +1,6 @@
 """From one product of the layer's input to turned queries and keys, values and gates.
 
-Rotary positions: neighbouring components of a vector turn together as one complex number.
+Rotary positions: neighboring components of a vector turn together as one complex number.
 
 One matrix product makes everything; this function cuts its result apart, turns queries and keys
 by their positions, and lays all of it out group by group, which is how attention reads it. Its
@@ -91,7 +91,7 @@ def rotate_into(source: Tensor, turns: Tensor, target: Tensor) -> None:
 
 
 def _pairable(x: Tensor) -> bool:
-    """Whether neighbouring components can be viewed as complex numbers where they lie."""
+    """Whether neighboring components can be viewed as complex numbers where they lie."""
     *outer, inner = x.stride()
     return inner == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in outer)
 

@@ -1,10 +1,8 @@
 """The trainer's configuration: strict, complete, and every error of it in one message.
 
-Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. Torch-free.
-
-YAML is read without its traps: PyYAML reads `off` as False, `1e-4` as a string, and keeps the last
-of two equal keys without a word. Here a boolean is `true` or `false` only, numbers are numbers, and
-a repeated key is a problem with its line.
+Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. Torch-free. PyYAML
+reads `off` as False, `1e-4` as a string, and keeps the last of two equal keys without a word. Here
+a boolean is `true` or `false` only, numbers are numbers, a repeated key is a problem.
 """
 
 from __future__ import annotations
@@ -79,9 +77,6 @@ def scalar(text: str) -> Any:
 # By tokenizer. GPT-2's 50,257 tokens are padded to a multiple of 128, for the GPU's matrix units.
 VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
 
-Dataset = Literal["synthetic", "markov", "local", "fineweb_edu"]
-Precision = Literal["fp32", "bf16", "fp16"]
-
 Whole = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -123,7 +118,7 @@ class DataSection(_Section):
     """Where the tokens come from."""
 
     tokenizer: Literal["byte", "gpt2"]
-    dataset: Dataset = "synthetic"
+    dataset: Literal["synthetic", "markov", "local", "fineweb_edu"] = "synthetic"
     local_path: str = ""
     text_field: str = "text"
     loader_timeout_s: Positive = 120.0
@@ -134,14 +129,14 @@ class RuntimeSection(_Section):
     """Device, numbers and kernels."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Precision = "bf16"
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     use_flash: bool = True
     use_triton_sel: bool = False
     gradient_checkpointing: bool = False
 
 
 class TrainSection(_Section):
-    """The optimisation. batch_size is global: sequences of all ranks in one micro-batch."""
+    """The optimization. batch_size is global: sequences of all ranks in one micro-batch."""
 
     steps: Whole
     seq_len: Annotated[int, Field(ge=2)]
@@ -267,14 +262,13 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
 def _file_steps(data: Mapping[str, Any]) -> int:
     train = data.get("train")
     steps = train.get("steps") if isinstance(train, dict) else None
-    return steps if isinstance(steps, int) and not isinstance(steps, bool) else 0
+    return steps if type(steps) is int else 0
 
 
 def _validate(
     data: dict[str, Any], origins: Mapping[tuple[str, str], str], problems: list[str]
 ) -> TrainerConfig | None:
-    bad_sections: set[str] = set()
-    config = None
+    bad_sections, config = set(), None
     try:
         config = TrainerConfig.model_validate(data)
     except ValidationError as error:

@@ -113,7 +113,7 @@ _WATCHDOG: dict[str, Any] = {"reader": "watchdog", "minimum": 0}
 
 _ROWS: tuple[Toggle, ...] = (
     _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
-    _row("bool", "SEL_RANGES_V2", True, "vectorised selection ranges (0: plain loops)", "B2, E2",
+    _row("bool", "SEL_RANGES_V2", True, "vectorized selection ranges (0: plain loops)", "B2, E2",
          arm=True),
     _row("bool", "USE_TRITON_SEL", None, "Triton kernel for the selected branch", arm=True),
     _row("bool", "SDPA_AUDIT", False, "record the kernel that really ran per branch", "A1",

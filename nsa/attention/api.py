@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import Branches, Grouped
+from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
 from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu import batched_cpu
-from nsa.attention.inputs import check_attention_inputs, check_selection_inputs
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
@@ -92,7 +91,7 @@ def nsa_attention(
 
     path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
     `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
-    vectorised. use_flash: False avoids fused kernels.
+    vectorized. use_flash: False avoids fused kernels.
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go

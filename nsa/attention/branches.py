@@ -1,4 +1,7 @@
-"""The tensors of one attention call, together, in the two layouts that are used."""
+"""The tensors of one attention call: the two layouts that are used, and what callers may hand in.
+
+A wrong call is refused with everything wrong in one message.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import PATHS, RANGES, NSAConfig, choice_error
+from nsa.contract import raise_problems
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def split_dim(x: Tensor, dim: int, inner: int) -> Tensor:
@@ -70,3 +76,74 @@ class Grouped(_Tensors):
             x = x.transpose(1, 2)
             found[name] = x.flatten(2, 3) if name in ("q", "gates") else x
         return Branches(**found)
+
+
+def _shape_error(name: str, tensor: Tensor, letters: str, expected: tuple[int, ...]) -> list[str]:
+    if tuple(tensor.shape) == expected:
+        return []
+    return [f"{name} has shape {tuple(tensor.shape)}: must be {letters} = {expected}"]
+
+
+def _kind_errors(named: dict[str, Tensor]) -> list[str]:
+    q = named["q"]
+    errors = []
+    if q.dtype not in _DTYPES:
+        errors.append(f"q is {q.dtype}: must be one of {', '.join(map(str, _DTYPES))}")
+    for name, tensor in named.items():
+        if tensor.dtype != q.dtype:
+            errors.append(f"{name} is {tensor.dtype} but q is {q.dtype}: cast them to one type")
+        if tensor.device != q.device:
+            errors.append(
+                f"{name} is on {tensor.device} but q is on {q.device}: move them together"
+            )
+    return errors
+
+
+def check_selection_inputs(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> None:
+    """Raise NSAError unless q [B,S,H,Dk] and k_cmp fit the config and each other."""
+    errors = _query_errors(q, cfg)
+    if not errors:
+        batch, seq_len = q.shape[:2]
+        length, letters = _compressed_length(cfg, seq_len)
+        expected = (batch, length, cfg.n_kv_groups, cfg.d_k)
+        errors = _shape_error("k_cmp", k_cmp, f"[B,{letters},G,Dk]", expected)
+        errors += _kind_errors({"q": q, "k_cmp": k_cmp})
+    raise_problems("select_blocks", errors)
+
+
+def check_attention_inputs(
+    named: dict[str, Tensor], cfg: NSAConfig, *, path: str, selection_ranges: str
+) -> None:
+    """Raise NSAError unless all eight tensors fit the config, each other and the path."""
+    errors = choice_error("path", path, PATHS)
+    errors += choice_error("selection_ranges", selection_ranges, RANGES)
+    q = named["q"]
+    shape_errors = _query_errors(q, cfg)
+    if not shape_errors:
+        batch, seq_len = q.shape[:2]
+        length, letters = _compressed_length(cfg, seq_len)
+        for branch in ("cmp", "sel", "win"):
+            rows, row_letters = (length, letters) if branch == "cmp" else (seq_len, "S")
+            for kind, width in (("k", cfg.d_k), ("v", cfg.d_v)):
+                name = f"{kind}_{branch}"
+                expected = (batch, rows, cfg.n_kv_groups, width)
+                label = f"[B,{row_letters},G,D{kind}]"
+                shape_errors += _shape_error(name, named[name], label, expected)
+        expected = (batch, seq_len, cfg.n_heads, 3)
+        shape_errors += _shape_error("gates", named["gates"], "[B,S,H,3]", expected)
+    raise_problems("nsa_attention", errors + shape_errors + _kind_errors(named))
+
+
+def _query_errors(q: Tensor, cfg: NSAConfig) -> list[str]:
+    if q.dim() != 4 or tuple(q.shape[2:]) != (cfg.n_heads, cfg.d_k):
+        want = f"[B,S,H,Dk] with H={cfg.n_heads}, Dk={cfg.d_k}"
+        return [f"q has shape {tuple(q.shape)}: must be {want}"]
+    if q.shape[0] < 1 or q.shape[1] < 1:
+        return [f"q has shape {tuple(q.shape)}: batch and sequence must hold at least one element"]
+    return []
+
+
+def _compressed_length(cfg: NSAConfig, seq_len: int) -> tuple[int, str]:
+    if cfg.phi == "avg":
+        return seq_len, "S"
+    return cfg.n_compressed(seq_len), "N"

@@ -18,7 +18,7 @@ def mean_pool(x: Tensor, cfg: NSAConfig) -> Tensor:
     """Mean over each compression block: x [B,S,G,D] to [B,N,G,D], in at least float32.
 
     Block i covers tokens [i*d, i*d + l); incomplete blocks do not exist. Each run of d tokens is
-    summed once, then l/d neighbouring runs are added.
+    summed once, then l/d neighboring runs are added.
     """
     n = cfg.n_compressed(x.shape[1])
     x = x.to(accumulate_dtype(x.dtype))

@@ -1,9 +1,9 @@
 """Choosing the blocks that a kv group's heads attend to (equations 10 and 11), and their tokens.
 
-Blocks become merged token ranges: plain loops (v1) and vectorised (v2) build the same sets. Both
+Blocks become merged token ranges: plain loops (v1) and vectorized (v2) build the same sets. Both
 take block indices [B,S,G,n] (any order, -1 for none, repeats allowed) at positions 0..S-1, or at
 `positions` [S], and return [B,S,G,n,2] int64: ascending half-open ranges [start, end) of tokens,
-neighbouring blocks merged, cut off causally at t + 1, unused places (0, 0).
+neighboring blocks merged, cut off causally at t + 1, unused places (0, 0).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def ranges_v1(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
 
 
 def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -> Tensor:
-    """Merged token ranges [B,S,G,n,2], vectorised: no host loop, no synchronisation."""
+    """Merged token ranges [B,S,G,n,2], vectorized: no host loop, no synchronization."""
     times = _positions(blocks, positions)[None, :, None, None]
     far = torch.iinfo(torch.int64).max
     usable = (blocks >= 0) & (blocks * cfg.l_sel <= times)

@@ -1,4 +1,4 @@
-"""The vectorised selection ranges (v2) are faster than the plain loops (v1), by measurement."""
+"""The vectorized selection ranges (v2) are faster than the plain loops (v1), by measurement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _selection(batch: int, seq_len: int, cfg: nsa.NSAConfig) -> Tensor:
 def _seconds(
     build: Callable[[Tensor, nsa.NSAConfig], Tensor], blocks: Tensor, cfg: nsa.NSAConfig
 ) -> float:
-    """Time of one call: CPU time on a CPU, wall time with a synchronised GPU otherwise."""
+    """Time of one call: CPU time on a CPU, wall time with a synchronized GPU otherwise."""
     if not blocks.is_cuda:
         start = time.process_time()
         build(blocks, cfg)
@@ -68,7 +68,7 @@ def test_v2_performance_improvement(
     assert torch.equal(ranges_v1(blocks, cfg), ranges_v2(blocks, cfg)), "no parity: no race"
     ratios = []
     for block in range(BLOCKS):
-        # Each order equally often, so that a drift favours neither.
+        # Each order equally often, so that a drift favors neither.
         order = (ranges_v1, ranges_v2) if block % 2 else (ranges_v2, ranges_v1)
         taken = {build: min(_seconds(build, blocks, cfg) for _ in range(3)) for build in order}
         ratios.append(taken[ranges_v1] / taken[ranges_v2])

@@ -1,4 +1,4 @@
-"""Vectorised selection ranges (v2) equal the plain loops (v1): indices, outputs, gradients."""
+"""Vectorized selection ranges (v2) equal the plain loops (v1): indices, outputs, gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _gaps(current: int, generator: torch.Generator) -> list[int]:
 
 
 def _adjacent(current: int, generator: torch.Generator) -> list[int]:
-    """Neighbours only: everything merges into one range."""
+    """Neighbors only: everything merges into one range."""
     return list(range(max(0, current + 1 - CFG.n_sel), current + 1))
 
 
@@ -191,7 +191,7 @@ def test_equivalence_in_attention(pattern: str, path: str) -> None:
 
 
 def test_steering_makes_gaps() -> None:
-    """The pattern that once failed is really produced: late queries select non-neighbours."""
+    """The pattern that once failed is really produced: late queries select non-neighbors."""
     x = _steered("gaps")
     blocks = select_blocks(x["q"], x["k_cmp"], CFG)[0, -1, 0].tolist()
     free = [j for j in blocks if j not in (0, blocks[-1], blocks[-2])]

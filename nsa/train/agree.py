@@ -2,7 +2,7 @@
 
 It is started before the optimizer and read after it, so its latency hides behind the update. On
 CUDA it is read one step later, through pinned memory and an event, so the step has no
-synchronisation.
+synchronization.
 """
 
 from __future__ import annotations

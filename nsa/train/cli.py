@@ -10,21 +10,22 @@ from typing import Any, NoReturn
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
 from nsa.settings import Override, is_text, scalar
 
-# Flag, section and key of the config that it overrides.
-_OVERRIDES: tuple[tuple[str, str, str], ...] = (
-    ("--dataset", "data", "dataset"),
-    ("--local-path", "data", "local_path"),
-    ("--loader-timeout", "data", "loader_timeout_s"),
-    ("--steps", "train", "steps"),
-    ("--seq-len", "train", "seq_len"),
-    ("--batch-size", "train", "batch_size"),
-    ("--accum", "train", "accumulate_grad_batches"),
-    ("--out-dir", "train", "out_dir"),
-    ("--seed", "train", "seed"),
-    ("--log-every", "train", "log_every"),
-    ("--precision", "runtime", "precision"),
+# Flag, section and key of the config that it overrides, and its help.
+_OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
+    ("--dataset", "data", "dataset", "NAME", "synthetic, markov, local or fineweb_edu"),
+    ("--local-path", "data", "local_path", "PATH", "file or folder for --dataset local"),
+    ("--loader-timeout", "data", "loader_timeout_s", "S", "seconds to wait for a batch"),
+    ("--steps", "train", "steps", "N", "optimizer steps"),
+    ("--seq-len", "train", "seq_len", "N", "tokens per sequence"),
+    ("--batch-size", "train", "batch_size", "N", "global batch, sequences"),
+    ("--accum", "train", "accumulate_grad_batches", "N", "micro-batches per optimizer step"),
+    ("--out-dir", "train", "out_dir", "DIR", "folder for run directories"),
+    ("--seed", "train", "seed", "N", "seed of weights and data"),
+    ("--log-every", "train", "log_every", "N", "steps between log lines"),
+    ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
 )
-_TOGGLE_OVERRIDES = (
+# Toggle, section and key of the config that it overrides.
+TOGGLE_OVERRIDES = (
     ("NSA_ACCUM", "train", "accumulate_grad_batches"),
     ("NSA_LR", "train", "lr"),
     ("NSA_SEQ_LEN", "train", "seq_len"),
@@ -62,20 +63,11 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
-    add("--dataset", metavar="NAME", help="synthetic, markov, local or fineweb_edu")
-    add("--local-path", metavar="PATH", help="file or folder for --dataset local")
+    for flag, _, _, metavar, text in _OVERRIDES:
+        add(flag, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
-    add("--steps", metavar="N", help="optimizer steps")
-    add("--seq-len", metavar="N", help="tokens per sequence")
-    add("--batch-size", metavar="N", help="global batch, sequences")
-    add("--accum", metavar="N", help="micro-batches per optimizer step")
-    add("--precision", metavar="NAME", help="fp32, bf16 or fp16")
-    add("--out-dir", metavar="DIR", help="folder for run directories")
-    add("--seed", metavar="N", help="seed of weights and data")
-    add("--log-every", metavar="N", help="steps between log lines")
     add("--resume", metavar="PATH", help="run directory or checkpoint to go on from")
     add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
-    add("--loader-timeout", metavar="S", help="seconds to wait for a batch")
     add("--synthetic-on-fail", action="store_true", help="go on with synthetic data, visibly")
     add("--arms", metavar="FILE|JSON", help="schedule of toggles within this launch")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="as if the config said so")
@@ -117,7 +109,7 @@ def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> lis
     """Config values that NSA_* variables set."""
     return [
         Override(section=section, key=key, value=values[name], origin=name)
-        for name, section, key in _TOGGLE_OVERRIDES
+        for name, section, key in TOGGLE_OVERRIDES
         if name in given and values[name] is not None
     ]
 
@@ -155,15 +147,12 @@ def _settings(words: Sequence[str], problems: list[str]) -> list[Override]:
 
 def _overrides(known: argparse.Namespace) -> list[Override]:
     found = []
-    for flag, section, key in _OVERRIDES:
+    for flag, section, key, _, _ in _OVERRIDES:
         text = getattr(known, flag[2:].replace("-", "_"))
         if text is not None:
             value = text if is_text(section, key) else scalar(text)
             found.append(Override(section=section, key=key, value=value, origin=flag))
     if known.synthetic_on_fail:
-        found.append(
-            Override(
-                section="data", key="synthetic_on_fail", value=True, origin="--synthetic-on-fail"
-            )
-        )
+        flag, key = "--synthetic-on-fail", "synthetic_on_fail"
+        found.append(Override(section="data", key=key, value=True, origin=flag))
     return found

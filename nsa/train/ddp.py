@@ -98,10 +98,10 @@ class Wrapped:
         return nullcontext() if self.ddp is None or last else self.ddp.no_sync()
 
     def prime(self, tokens: Tensor) -> None:
-        """Let a static graph see one synchronised pass over tokens [B,S], with zero gradients.
+        """Let a static graph see one synchronized pass over tokens [B,S], with zero gradients.
 
-        Without it torch 2.13 fails an internal assertion when the first pass is not synchronised
-        (accumulation), and synchronising the first step's every micro-batch would round
+        Without it torch 2.13 fails an internal assertion when the first pass is not synchronized
+        (accumulation), and synchronizing the first step's every micro-batch would round
         compressed gradients differently there than in all other steps.
         """
         if self.ddp is None or not self.static_graph:

@@ -15,6 +15,7 @@ import torch
 
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
+from nsa.train.cli import TOGGLE_OVERRIDES
 from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
@@ -243,10 +244,7 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_SCALER_GROWTH_INTERVAL": _scaler("growth_interval"),
     "NSA_SCALER_GROWTH_FACTOR": _scaler("growth_factor"),
     "NSA_SCALER_BACKOFF_FACTOR": _scaler("backoff_factor"),
-    "NSA_ACCUM": _config_value("train", "accumulate_grad_batches", "NSA_ACCUM"),
-    "NSA_LR": _config_value("train", "lr", "NSA_LR"),
-    "NSA_SEQ_LEN": _config_value("train", "seq_len", "NSA_SEQ_LEN"),
-    "NSA_BATCH_SIZE": _config_value("train", "batch_size", "NSA_BATCH_SIZE"),
+    **{name: _config_value(section, key, name) for name, section, key in TOGGLE_OVERRIDES},
     "NSA_DDP_SAFE_MODE": _safe_mode,
     "NSA_PG_TIMEOUT_MIN": _timeout,
 }

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 import nsa
+from nsa.config import model_flops_per_token
 from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
-from nsa.flops import model_flops_per_token
 from nsa.train.launch import LaunchPlan
-from nsa.train.output import write_json
+from nsa.train.output import say, write_json
 
 _REDACTED = "[redacted]"
 _ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s&;]+)")
@@ -209,3 +209,21 @@ def write_env(
         "arms": plan.schedule.model_dump() if plan.schedule else None,
     }
     write_json(run_dir / ENV_JSON, content)
+
+
+def announce(plan: LaunchPlan, facts: Mapping[str, Any]) -> None:
+    """Say in the log what the launch is."""
+    say(
+        f"[config] {facts['n_params']:,} parameters, S={facts['seq_len']}, global batch "
+        f"{facts['global_batch']} x {facts['accumulation']}, {facts['dtype']}, "
+        f"{plan.place.world_size} rank(s) on {facts['device']}, {facts['steps']} steps, "
+        f"dataset {facts['dataset']}"
+    )
+    say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
+    say(
+        f"[checkpointing] gradient checkpointing {facts['gradient_checkpointing']} "
+        f"({facts['gradient_checkpointing_reason']})"
+    )
+    for row in plan.passed:
+        if row.note:
+            say(f"[env] {row.name}={row.value}: {row.note}")

@@ -1,16 +1,24 @@
-"""Watching a block's first steps, and writing down which toggles took effect."""
+"""Watching a block's first steps: which kernels really ran, and which toggles took effect."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from nsa.attention.tracing import count_ranges
-from nsa.contract import SDPA_AUDIT_JSON, SELECTION_RANGES, TRACE_FILE, Event
+from nsa.contract import (
+    ATTEND_RANGE,
+    CMP_RANGE,
+    SDPA_AUDIT_JSON,
+    SELECTION_RANGES,
+    TRACE_FILE,
+    WIN_RANGE,
+    Event,
+)
 from nsa.train.arms import Block
-from nsa.train.audit import KernelAudit
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
@@ -18,9 +26,74 @@ from nsa.train.launch import AUDITED
 from nsa.train.output import say, write_json
 from nsa.train.profiling import StepProfiler
 
+_BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
+# Part of an operator's name, and the kernel that it stands for.
+_KERNELS = (
+    ("_scaled_dot_product_flash_attention", "flash"),
+    ("_scaled_dot_product_efficient_attention", "efficient"),
+    ("_scaled_dot_product_cudnn_attention", "cudnn"),
+    ("_scaled_dot_product_attention_math", "math"),
+    ("nsa::", "triton"),
+)
+# Softmax by hand is a softmax operator, or the exponentials that make one up.
+_SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::exp", "aten::exp_", "aten::exp2_")
 # DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
 _EVIDENCE_STEPS = 4
-_WORDS = {True: "took effect", False: "had NO effect", None: "not judged here"}
+_WORDS = {True: "took effect", False: "had NO effect", None: "unproven"}
+
+
+class KernelAudit:
+    """Profiles the work inside `watch` and sorts its operators by branch."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self.ops: dict[str, Counter[str]] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Profile the enclosed work; afterwards `branches` tells what ran."""
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self._device_type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with profile(activities=activities) as profiler:
+            yield
+        self.ops = operators_by_branch(profiler.events())
+
+    def branches(self) -> dict[str, dict[str, Any]]:
+        """For each branch the kernel and the operators with their counts."""
+        return {
+            branch: {"kernel": kernel_name(ops), "ops": dict(sorted(ops.items()))}
+            for branch, ops in self.ops.items()
+        }
+
+    def kernels(self) -> dict[str, str]:
+        """For each branch the kernel."""
+        return {branch: kernel_name(ops) for branch, ops in self.ops.items()}
+
+
+def operators_by_branch(events: Any) -> dict[str, Counter[str]]:
+    """Operators that matter for attention, under the branch range that encloses them."""
+    found: dict[str, Counter[str]] = {branch: Counter() for branch in _BRANCH_RANGES}
+    branch_of = {name: branch for branch, name in _BRANCH_RANGES.items()}
+    for event in events:
+        if event.name not in _SOFTMAX and not any(part in event.name for part, _ in _KERNELS):
+            continue
+        parent = event.cpu_parent
+        while parent is not None and parent.name not in branch_of:
+            parent = parent.cpu_parent
+        if parent is not None:
+            found[branch_of[parent.name]][event.name] += 1
+    return found
+
+
+def kernel_name(ops: Counter[str]) -> str:
+    """flash, efficient, cudnn, math, triton, explicit_softmax, several joined by +, or none."""
+    names = {kernel for part, kernel in _KERNELS for op in ops if part in op}
+    if names:
+        return "+".join(sorted(names))
+    return "explicit_softmax" if any(op in _SOFTMAX for op in ops) else "none"
 
 
 class EffectLog:

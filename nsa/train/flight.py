@@ -1,7 +1,7 @@
 """What this rank's collectives were: torch's flight recorder as a small JSON file.
 
 The recorder runs anyway (gloo and NCCL alike) and a dump takes milliseconds. It holds the order,
-operation, shape and creation time of the last collectives, which tells a desynchronised rank from
+operation, shape and creation time of the last collectives, which tells a desynchronized rank from
 a slow one. It is written on SIGUSR2, at every bad end, and at the end of a run of several ranks.
 """
 

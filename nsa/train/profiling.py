@@ -63,7 +63,7 @@ class StepProfiler:
             time.sleep(_SETTLE_S)
             self._torch.__exit__(None, None, None)
             self._torch.export_chrome_trace(str(self.run_dir / TRACE_FILE))
-            self.summary = summarise(self._torch, self.steps)
+            self.summary = summarize(self._torch, self.steps)
             self._torch = None
             return True
         if self._python is not None:
@@ -77,7 +77,7 @@ class StepProfiler:
         return False
 
 
-def summarise(profiler: Any, steps: int) -> dict[str, Any]:
+def summarize(profiler: Any, steps: int) -> dict[str, Any]:
     """Times per `nsa.` range, and the share of wall time outside every operator."""
     ranges = {
         row.key: {

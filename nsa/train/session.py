@@ -16,7 +16,7 @@ from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
 from nsa.train import checkpoint
 from nsa.train.engine import Engine
-from nsa.train.envfile import effective, write_env
+from nsa.train.envfile import announce, effective, write_env
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
 from nsa.train.launch import LaunchPlan
@@ -265,20 +265,7 @@ class _Session:
             facts=facts,
             notes=self.notes,
         )
-        say(
-            f"[config] {facts['n_params']:,} parameters, S={facts['seq_len']}, global batch "
-            f"{facts['global_batch']} x {facts['accumulation']}, {facts['dtype']}, "
-            f"{plan.place.world_size} rank(s) on {facts['device']}, {facts['steps']} steps, "
-            f"dataset {self.dataset_used}"
-        )
-        say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
-        say(
-            f"[checkpointing] gradient checkpointing {facts['gradient_checkpointing']} "
-            f"({facts['gradient_checkpointing_reason']})"
-        )
-        for row in plan.passed:
-            if row.note:
-                say(f"[env] {row.name}={row.value}: {row.note}")
+        announce(plan, facts)
 
     def _tables(self, run_dir: Path) -> Tables:
         toggles = self.plan.toggles

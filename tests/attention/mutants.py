@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     _mutant(
         "heads of a group are not summed on the CPU",
-        "attention/cpu/forward.py",
+        "attention/cpu/passes.py",
         "split_dim(p, 1, heads).sum(2)",
         "split_dim(p, 1, heads)[:, :, 0]",
     ),
@@ -234,7 +234,7 @@ MUTANTS = (
     # Arithmetic of the fast path.
     _mutant(
         "the softmax's row term is dropped",
-        "attention/cpu/backward.py",
+        "attention/cpu/passes.py",
         "d_gate.mul_(gate)",
         "d_gate.mul(0)",
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import nsa
-from nsa.config import ModelConfig
-from nsa.flops import (
+from nsa.config import (
+    ModelConfig,
     attention_flops_per_token,
     dense_keys_touched,
     keys_touched,

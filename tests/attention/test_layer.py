@@ -11,9 +11,8 @@ import torch
 import nsa
 from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
-from nsa.config import ModelConfig
+from nsa.config import ModelConfig, parameter_count
 from nsa.contract import NSAError
-from nsa.flops import parameter_count
 from nsa.layer import BlockCompressor
 from nsa.model import NSALanguageModel
 from nsa.projection import PARTS, Columns

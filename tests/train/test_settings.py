@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.flops import parameter_count
+from nsa.config import parameter_count
 from nsa.settings import ConfigError, Override, load_config, load_strict, scalar
 from nsa.train.launch import plan_launch
 

@@ -37,7 +37,7 @@ class Workspace:
         self._kept: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Uninitialised memory of this shape; taking the same name again overwrites it."""
+        """Uninitialized memory of this shape; taking the same name again overwrites it."""
         size = math.prod(shape)
         kept = self._kept.get(name)
         if kept is None or kept.numel() < size:

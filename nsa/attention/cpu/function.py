@@ -11,10 +11,15 @@ from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import Grouped
 from nsa.attention.compression import accumulate_dtype, compress
-from nsa.attention.cpu.backward import BranchGrads
 from nsa.attention.cpu.blocks import Pairs
 from nsa.attention.cpu.dense import workspace
-from nsa.attention.cpu.forward import Rows, attend_blocks, attend_compressed, attend_pieces
+from nsa.attention.cpu.passes import (
+    BranchGrads,
+    Rows,
+    attend_blocks,
+    attend_compressed,
+    attend_pieces,
+)
 from nsa.attention.cpu.schedule import Schedule, schedule
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range

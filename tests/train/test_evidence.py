@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from nsa.train.audit import kernel_name, operators_by_branch
+from nsa.train.evidence import kernel_name, operators_by_branch
 
 
 @pytest.mark.parametrize(
