@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -87,6 +87,14 @@ class Console:
         """One indented JSON document on stdout."""
         self.result(json.dumps(document, indent=2, ensure_ascii=False))
 
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Rows under a header, two spaces apart; the last column is not padded."""
+        cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        for row in cells:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.result("  ".join(padded).rstrip())
+
     def progress(self, text: str) -> None:
         """A line about what is going on, on stderr; nothing if quiet."""
         if not self.quiet:
@@ -121,14 +129,4 @@ def console_for(args: object) -> Console:
     """The console that a command's --quiet and --no-color ask for."""
     return Console(
         color=not getattr(args, "no_color", False), quiet=bool(getattr(args, "quiet", False))
-    )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a header, two spaces apart; the last column is not padded."""
-    cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
     )

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
+
+
+class ProgramExit(IntEnum):
+    """Every exit code of this program.
+
+    `runbook run` means the verdict by the first four; for other commands they are good, bad, wrong
+    usage and undecided.
+    """
+
+    GO = 0
+    NO_GO = 1
+    USAGE = 2
+    INCOMPLETE = 3
+    DEFECT = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class RunbookError(ValueError):
-    """Something the user can mend; the command line prints it and exits with 2."""
+    """Something the user can fix; the command line prints it and exits with 2."""
 
 
 class UsageError(RunbookError):

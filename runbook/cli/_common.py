@@ -49,7 +49,6 @@ def short_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-DEFAULT_OUT = "artifacts"
 _RECORD = "run.json"
 
 

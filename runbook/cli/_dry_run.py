@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._common import load_run, run_folders, short_duration
-from runbook.console import Console, console_for
+from runbook.console import Console
 from runbook.errors import RunbookError
 from runbook.launch.command import pasteable
-from runbook.records import Launch, RunRecord
+from runbook.records import RunRecord
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-    from runbook.engine import RunOptions
     from runbook.records import Launch
     from runbook.records.phase import Phase
 
@@ -99,32 +98,25 @@ def _newest(profile: str, out_dir: Path) -> RunRecord | None:
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 
 
-def print_plan(options: RunOptions, args: argparse.Namespace) -> int:
+def print_plan(args: argparse.Namespace, console: Console) -> int:
     """Print the plan; start nothing, write nothing, judge nothing."""
     from runbook.engine import plan_all
 
-    plan = plan_all(options)
-    estimator = Estimator(args.chosen_profile, options.out)
-    console = console_for(args)
+    plan = plan_all(args.options)
+    estimator = Estimator(args.setup.profile, args.out)
     if args.json:
-        console.json_document(_document(plan, options, args, estimator))
+        console.json_document(_document(plan, args, estimator))
     else:
-        _print(console, plan, options, args, estimator)
+        _print(console, plan, args, estimator)
     return 0
 
 
-def _print(
-    console: Console,
-    plan: Plan,
-    options: RunOptions,
-    args: argparse.Namespace,
-    estimator: Estimator,
-) -> None:
-    profile = args.chosen_profile
+def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator) -> None:
+    profile = args.setup.profile
     console.result("# dry run: nothing is started, nothing is judged")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
     console.result(f"# scope    {profile.scope}")
-    console.result(f"# folder   {options.out}/<UTC time>-<commit>/")
+    console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
@@ -173,16 +165,14 @@ def _total(estimates: Sequence[Estimate]) -> str:
     return f"{count}, about {short_duration(sum(known))}{without}, at most {limit}"
 
 
-def _document(
-    plan: Plan, options: RunOptions, args: argparse.Namespace, estimator: Estimator
-) -> dict[str, object]:
+def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dict[str, object]:
     return {
         "schema_version": 1,
         "dry_run": True,
-        "profile": options.profile,
+        "profile": args.options.profile,
         "profile_reason": args.profile_reason,
-        "scope": args.chosen_profile.scope,
-        "out_dir": str(options.out),
+        "scope": args.setup.profile.scope,
+        "out_dir": str(args.out),
         "phases": [
             {
                 "name": phase.name,

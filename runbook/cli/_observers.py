@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from contextlib import ExitStack
 from types import TracebackType
@@ -59,9 +58,9 @@ class RunView(SilentObserver):
         return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
 
-def observer_for(args: argparse.Namespace, console: Console) -> RunView:
-    """The observer that --json asks for, or else the one for people."""
-    return JsonObserver(console) if args.json else TextObserver(console)
+def observer_for(console: Console, *, as_json: bool) -> RunView:
+    """The observer for a program, or the one for people."""
+    return JsonObserver(console) if as_json else TextObserver(console)
 
 
 class TextObserver(RunView):
