@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
 	@echo "make test   install, run all tests"
-	@echo "make lint   install, run ruff and mypy"
+	@echo "make lint   install, run ruff, mypy and import-linter"
 	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
@@ -34,6 +34,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

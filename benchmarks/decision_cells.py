@@ -1,4 +1,4 @@
-"""The simulated situations: what is true, what our rule says, what the seeds' rule says."""
+"""The simulated situations: what is true, what our rule says, what the documented rule says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from documented_rules import halves_differ, keep_fused, last_50, level_memory, single_above_ddp
 from noise_model import CALM, NOISES, NOISY, V4_LIKE, FloatArray, Noise, blocks, launch_effects
 from noise_model import launches as simulate
-from seed_rules import halves_differ, keep_fused, last_50, level_memory, single_above_ddp
 
 from runbook.stats import (
     BUCKET_PLAN,
@@ -43,7 +43,7 @@ class Result:
 
     answers: Counter[str]
     runs: int
-    seed_rule: float | None = None  # share of runs in which the seeds' rule errs
+    documented_rule: float | None = None  # share of runs in which the documented rule errs
     steps: float | None = None  # mean steps that the decision took
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Cell:
     truth: str
     run: Callable[[np.random.Generator, int], Result]
     claims: tuple[Claim, ...] = ()
-    seed_error: str = ""
+    documented_error: str = ""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ def _count(decisions: list[Decision], best: str | None = None) -> Counter[str]:
     return Counter(names)
 
 
-def _seed_winner(
+def _documented_winner(
     rng: np.random.Generator, noise: Noise, runs: int, speeds: tuple[float, ...]
 ) -> FloatArray:
     """Index of the highest last-50 mean, one launch of 200 steps per arm."""
@@ -131,12 +131,12 @@ def _sweep(
         decisions = [judge_rounds_so_far(ARMS, one, plan=plan) for one in values]
         budget = 600 // steps
         gaps = np.log(values[:, :budget, 0] / values[:, :budget, 2]).mean(axis=1)
-        picks = _seed_winner(rng, noise, runs, speeds)
+        picks = _documented_winner(rng, noise, runs, speeds)
         right = best is not None and picks == ARMS.index(best)
         return Result(
             answers=_count(decisions, best),
             runs=runs,
-            seed_rule=1.0 - float(np.mean(right)),
+            documented_rule=1.0 - float(np.mean(right)),
             steps=steps * float(np.mean([decision.n for decision in decisions])),
             extra={"standard_error_600_steps": float(gaps.std())},
         )
@@ -180,8 +180,8 @@ def _sweep_cells() -> Iterator[Cell]:
                     claims = (*claims, power)
                 question = f"best arm, {protocol}"
                 run = _sweep(noise, speeds, protocol)
-                seed = "some winner" if speeds.count(1.0) > 1 and max(speeds) == 1 else "wrong arm"
-                yield Cell(question, noise, truth, run, claims, seed)
+                error = "some winner" if speeds.count(1.0) > 1 and max(speeds) == 1 else "wrong arm"
+                yield Cell(question, noise, truth, run, claims, error)
 
 
 def _precise(result: Result) -> bool:
@@ -203,7 +203,7 @@ def _fused(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], R
         return Result(
             answers=_count(decisions),
             runs=runs,
-            seed_rule=kept if speed < 1 else 1 - kept,
+            documented_rule=kept if speed < 1 else 1 - kept,
             steps=2 * (BLOCK_STEPS + BLOCK_WARMUP) * mean_rounds,
         )
 
@@ -233,7 +233,7 @@ def _target(noise: Noise, level: float) -> Callable[[np.random.Generator, int], 
         return Result(
             answers=_count([meets_target(row, 1.0) for row in rates]),
             runs=runs,
-            seed_rule=passed if level < 1 else 1 - passed,
+            documented_rule=passed if level < 1 else 1 - passed,
             steps=300.0,
         )
 
@@ -256,7 +256,7 @@ def _steady(noise: Noise, trend: float) -> Callable[[np.random.Generator, int], 
         return Result(
             answers=_count([steady(row) for row in times]),
             runs=runs,
-            seed_rule=1 - flagged if trend else flagged,
+            documented_rule=1 - flagged if trend else flagged,
             steps=1200.0,
         )
 
@@ -297,7 +297,7 @@ def _memory(noise: Noise, leak: float, base: float) -> Callable[[np.random.Gener
         # Their reading starts where training has warmed up.
         level = float(np.mean(level_memory(mib[:, 100:])))
         wrong = level if leak else 1 - level
-        return Result(answers=_count(decisions), runs=runs, seed_rule=wrong, steps=1200.0)
+        return Result(answers=_count(decisions), runs=runs, documented_rule=wrong, steps=1200.0)
 
     return run
 
@@ -309,8 +309,8 @@ def _memory_cells() -> Iterator[Cell]:
             for leak in (0.2, 0.0):
                 truth = f"leak of {leak} MiB/step" if leak else "clean allocator"
                 claims = (Claim("PASS", 0.001),) if leak else (Claim("FAIL", 0.05),)
-                seed = "passed" if leak else "failed"
-                yield Cell(question, noise, truth, _memory(noise, leak, base), claims, seed)
+                error = "passed" if leak else "failed"
+                yield Cell(question, noise, truth, _memory(noise, leak, base), claims, error)
 
 
 def _scaling(noise: Noise, efficiency: float) -> Callable[[np.random.Generator, int], Result]:
@@ -324,7 +324,9 @@ def _scaling(noise: Noise, efficiency: float) -> Callable[[np.random.Generator, 
         above = float(np.mean(single_above_ddp(one[:, 0], many[:, 0], 2)))
         pairs = float(np.mean([decision.n for decision in decisions]))
         wrong = above if efficiency <= 0.9 else 1 - above
-        return Result(answers=_count(decisions), runs=runs, seed_rule=wrong, steps=200 * pairs)
+        return Result(
+            answers=_count(decisions), runs=runs, documented_rule=wrong, steps=200 * pairs
+        )
 
     return run
 
@@ -361,7 +363,7 @@ def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int],
         return Result(
             answers=every,
             runs=runs,
-            seed_rule=flagged if speed == 1 else 1 - flagged,
+            documented_rule=flagged if speed == 1 else 1 - flagged,
             steps=2 * 53 * rounds,
             extra={"alarms_in_30_nights": 30 * float(alarm.mean())},
         )

@@ -54,7 +54,7 @@ def merge(a: Result, b: Result) -> Result:
     return Result(
         answers=a.answers + b.answers,
         runs=runs,
-        seed_rule=mean(a.seed_rule, b.seed_rule),
+        documented_rule=mean(a.documented_rule, b.documented_rule),
         steps=mean(a.steps, b.steps),
         extra=extra,
     )
@@ -75,8 +75,8 @@ def row_of(cell: Cell, result: Result) -> dict[str, object]:
         "truth": cell.truth,
         "runs": result.runs,
         "rates": {name: count / result.runs for name, count in result.answers.items()},
-        "seed_rule_error": result.seed_rule,
-        "seed_rule_error_means": cell.seed_error,
+        "documented_rule_error": result.documented_rule,
+        "documented_rule_error_means": cell.documented_error,
         "mean_steps": result.steps,
         **result.extra,
         "claims": [
@@ -107,8 +107,8 @@ def line_of(cell: Cell, result: Result) -> str:
         for claim in cell.claims
         if (holds := claim.holds(result)) is not None
     )
-    seed = "" if result.seed_rule is None else percent(result.seed_rule, result.runs)
-    note = f"{cell.seed_error}: {seed}" if seed else "no such rule"
+    error = "" if result.documented_rule is None else percent(result.documented_rule, result.runs)
+    note = f"{cell.documented_error}: {error}" if error else "no such rule"
     steps = "" if result.steps is None else f"{result.steps:.0f}"
     spread = result.extra.get("standard_error_600_steps")
     extra = "" if spread is None else f"{spread:.2%}"
@@ -117,7 +117,8 @@ def line_of(cell: Cell, result: Result) -> str:
 
 
 HEADER = (
-    "| noise | truth | our answers | figure | seeds' rule errs | mean steps | SE of 600 steps |\n"
+    "| noise | truth | our answers | figure | documented rule errs "
+    "| mean steps | SE of 600 steps |\n"
     "|---|---|---|---|---|---|---|"
 )
 BEGIN, END = "<!-- begin: benchmarks/decisions.py -->", "<!-- end: benchmarks/decisions.py -->"

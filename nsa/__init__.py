@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nsa.module import NSAAttention
 
 __version__ = "0.1.0"
-__distribution__ = "nsa-runbook"
 
 _HOME = {
     "ModelConfig": "nsa.config",

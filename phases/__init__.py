@@ -1,5 +1,4 @@
-"""The runbook's phases: one file and one class for each section."""
+"""The shipped phases: one file and one class for each section of the validation runbook.
 
-from __future__ import annotations
-
-__distribution__ = "nsa-runbook"
+They are found through the entry points `runbook.phases`; what two of them share is in `common/`.
+"""

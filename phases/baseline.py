@@ -32,6 +32,7 @@ class Baseline(RowPhase):
     """Seed 000, "Baseline DDP Throughput (Synthetic)"."""
 
     name = "baseline"
+    order = 20
     title = "Baseline DDP throughput"
     source = "seed 000, Baseline DDP Throughput (Synthetic)"
     question = "Does the production config reach the throughput that the plan needs?"

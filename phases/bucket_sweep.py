@@ -32,6 +32,7 @@ class BucketSweep(RowPhase):
     """Seed 000, "DDP Bucket Sweep"."""
 
     name = "bucket_sweep"
+    order = 30
     title = "DDP bucket sweep"
     source = "seed 000, DDP Bucket Sweep"
     question = "Which bucket size is best, and by more than chance?"

@@ -21,6 +21,7 @@ class FineWeb(RowPhase):
     """Seed 000, "FineWeb-Edu (Optional)"."""
 
     name = "fineweb"
+    order = 100
     title = "FineWeb-Edu"
     source = "seed 000, FineWeb-Edu (Optional)"
     question = "Does training on streamed text work?"

@@ -43,6 +43,7 @@ class FusedAdamW(RowPhase):
     """Seed 000, "Fused AdamW A/B (Optional)"."""
 
     name = "fused_adamw"
+    order = 80
     title = "Fused AdamW A/B"
     source = "seed 000, Fused AdamW A/B (Optional)"
     question = "May fused AdamW replace the plain one?"

@@ -31,6 +31,7 @@ class LongRun(RowPhase):
     """Seed 000, "Stability Long-Run + Watchdog"."""
 
     name = "long_run"
+    order = 90
     title = "Stability long run"
     source = "seed 000, Stability Long-Run + Watchdog"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"

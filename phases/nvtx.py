@@ -33,6 +33,7 @@ class Nvtx(RowPhase):
     """Seed 000, "NVTX Profiling (Attribution)"."""
 
     name = "nvtx"
+    order = 60
     title = "NVTX profiling"
     source = "seed 000, NVTX Profiling (Attribution)"
     question = "Does v2 run, and is no Python hotspot dominating?"

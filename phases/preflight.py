@@ -36,6 +36,7 @@ class Preflight(RowPhase):
     """Seed 000, "Preflight (Snapshot & Sync)"."""
 
     name = "preflight"
+    order = 10
     title = "Preflight"
     source = "seed 000, Preflight (Snapshot & Sync)"
     question = "Is this the right machine and checkout, in a state to be measured?"

@@ -32,6 +32,7 @@ class SdpaAudit(RowPhase):
     """Seed 000, "SDPA Backend Audit (One-Time)"."""
 
     name = "sdpa_audit"
+    order = 40
     title = "SDPA backend audit"
     source = "seed 000, SDPA Backend Audit (One-Time)"
     question = "Which attention kernel really runs in each branch?"

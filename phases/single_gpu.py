@@ -36,6 +36,7 @@ class SingleGpu(RowPhase):
     """
 
     name = "single_gpu"
+    order = 70
     title = "Single-GPU isolation"
     source = "seed 000, Single-GPU Isolation (Production Config)"
     question = "How near to linear is the scaling?"

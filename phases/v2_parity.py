@@ -26,6 +26,7 @@ class V2Parity(RowPhase):
     """Seed 000, "Selection V2 Parity & Performance (CUDA)"."""
 
     name = "v2_parity"
+    order = 50
     title = "Selection v2 parity and speed"
     source = "seed 000, Selection V2 Parity & Performance (CUDA)"
     question = "Do the vectorised selection ranges give what the plain ones give, faster?"

@@ -8,11 +8,12 @@ from typing import Any
 
 from reports.view import CheckRow, ReportView, build_view
 from runbook.records import RunRecord
+from runbook.records.report import Report, Screen
 
 REPORT_SCHEMA_VERSION = 1
 
 
-def render_json(record: RunRecord) -> str:
+def render_json(record: RunRecord, _: Screen) -> str:
     """Return the summary as JSON in ASCII; `run.json` remains the full record."""
     document = _finite(_document(build_view(record)))
     return json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
@@ -86,3 +87,6 @@ def _row(row: CheckRow) -> dict[str, Any]:
         "remedy": row.remedy,
         "rerun": row.rerun,
     }
+
+
+REPORT = Report(file_name="report.json", render=render_json)

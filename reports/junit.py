@@ -6,9 +6,10 @@ from xml.etree import ElementTree as ET
 
 from reports.view import CheckRow, PhaseView, ReportView, build_view, clean
 from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records.report import Report, Screen
 
 
-def render_junit(record: RunRecord) -> str:
+def render_junit(record: RunRecord, _: Screen) -> str:
     """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error.
 
     A required check that was skipped or never reported turns no case of its own red in every
@@ -112,3 +113,6 @@ def _add_verdict(root: ET.Element, view: ReportView) -> None:
         lines = [*view.record.reasons, view.interruption, view.required_counts]
         bad.text = clean("\n".join(line for line in lines if line))
     _count(suite)
+
+
+REPORT = Report(file_name="junit.xml", render=render_junit)

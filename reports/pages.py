@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from reports.plots import interval_plot, series_plot, table_plot
 from reports.view import ReportView, build_view, clean, one_line, plain_number, value_text
 from runbook.records import RunRecord
+from runbook.records.report import Report, Screen
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -122,7 +123,7 @@ def seconds(value: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def render_html(record: RunRecord) -> str:
+def render_html(record: RunRecord, _: Screen) -> str:
     """Return `report.html`: no scripts, no network, light and dark, readable on a phone."""
     template = html_environment().get_template("report.html.j2")
     view = build_view(record)
@@ -142,7 +143,7 @@ def _longest(view: ReportView) -> float:
     return max((phase.record.duration_s for phase in view.phases), default=0.0) or 1.0
 
 
-def render_markdown(record: RunRecord) -> str:
+def render_markdown(record: RunRecord, _: Screen) -> str:
     """Return `report.md`."""
     template = markdown_environment().get_template("report.md.j2")
     return template.render(run=record, view=build_view(record), exports=render_exports(record))
@@ -151,3 +152,7 @@ def render_markdown(record: RunRecord) -> str:
 def render_exports(record: RunRecord) -> str:
     """`export NAME=value` lines that a shell takes as they are."""
     return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in record.exports.items())
+
+
+HTML = Report(file_name="report.html", render=render_html)
+MARKDOWN = Report(file_name="report.md", render=render_markdown)

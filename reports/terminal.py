@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from reports.pages import seconds
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records.report import Report, Screen
 
 _RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
 # More rows than this are named by their phases.
@@ -21,25 +22,23 @@ _COLOURS = {
 }
 
 
-def render_terminal(record: RunRecord, *, color: bool = False, location: str = "") -> str:
-    """Return the summary; without `color` it holds no escape codes.
+def render_terminal(record: RunRecord, screen: Screen) -> str:
+    """Return the summary; without the screen's color it holds no escape codes.
 
-    `location` is the run's folder as the reader would type it; the last line then points there.
+    With a location the last line points there. A brief one is the summary's end alone, for a
+    reader who has watched the phases go by.
     """
     view = build_view(record)
-    paint = _Painter(enabled=color)
+    paint = _Painter(enabled=screen.color)
+    if screen.brief:
+        return _joined(_end_lines(view, paint))
     lines = [_title(view), *_phase_lines(view, paint)]
     if view.acceptance:
         lines += ["", view.required_counts, *_acceptance_lines(view, paint)]
     lines += ["", *_end_lines(view, paint)]
-    if location:
-        lines.append(f"report  {one_line(location)}/report.md")
+    if screen.location:
+        lines.append(f"report  {one_line(screen.location)}/report.md")
     return _joined(lines)
-
-
-def render_verdict(record: RunRecord, *, color: bool = False) -> str:
-    """Return the summary's end alone, for a reader who has watched the phases go by."""
-    return _joined(_end_lines(build_view(record), _Painter(enabled=color)))
 
 
 def _joined(lines: list[str]) -> str:
@@ -179,3 +178,6 @@ def _rerun(rows: Sequence[CheckRow]) -> str:
 
 def _phases(rows: Sequence[CheckRow]) -> list[str]:
     return list(dict.fromkeys(row.phase for row in rows))
+
+
+REPORT = Report(file_name="report.txt", render=render_terminal)

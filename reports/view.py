@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord, RunRecord
+from runbook.records.measurement import number_text
 
 # Terminal escapes, invisible characters and those that reverse the reading direction: none of
 # them may act on the reader's screen, all of them must stay visible.
@@ -41,13 +42,7 @@ def plain_number(value: float | int | str | bool | None) -> str:
     """A cell's text: four significant digits, whole numbers from 10,000 on, yes/no for booleans."""
     if value is None:
         return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
-    return one_line(value)
+    return one_line(value) if isinstance(value, str) else number_text(value)
 
 
 MISSING = "no row"

@@ -32,11 +32,10 @@ class Row:
 class RowPhase(Phase):
     """A phase whose checks are exactly its declared rows, in their order.
 
-    `limits` names the profile's limits that the phase reads; `needs` the phases without which
+    `needs` names the phases without which
     running this one again answers nothing.
     """
 
-    limits: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

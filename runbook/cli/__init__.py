@@ -21,7 +21,6 @@ from runbook.cli.run import RUN
 from runbook.cli.triage import TRIAGE
 from runbook.console import Console, console_for
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
-from runbook.guard import check_packages
 
 # In the order of the help text.
 COMMANDS = {
@@ -108,7 +107,6 @@ def _dispatch(words: list[str]) -> int:
             f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}",
             hint=f"commands: {', '.join(COMMANDS)}",
         )
-    check_packages()
     args, problems = parse_all(parser, parsers, words)
     command = COMMANDS[args.command]
     problems.extend(command.problems(args))

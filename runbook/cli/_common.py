@@ -29,11 +29,11 @@ def headline(record: PhaseRecord) -> str:
 
 
 def _rate(check: Check, measured: Measurement) -> str:
-    from reports.view import plain_number
     from runbook.records import Comparator
+    from runbook.records.measurement import number_text
 
     spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
-    text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"
+    text = f"{number_text(measured.value)}{spread} {measured.unit} (n={measured.n})"
     if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
         text += f" {check.comparator.value} {check.limit:g}"
     return text
@@ -128,9 +128,10 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     A quiet console gets the verdict's line and the report's path. After an interruption every row
     that has no evidence would say so; the way to go on is what counts then.
     """
-    from reports.terminal import render_verdict
+    from runbook.engine.rendering import render
+    from runbook.records.report import Screen
 
-    text = render_verdict(record, color=console.color_out).rstrip("\n")
+    text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
     short = console.quiet or record.interrupted
     console.result(text.partition("\n")[0] if short else text)
     if record.interrupted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,8 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
         if name in names and name.startswith("-"):
-            takes_next = not equals and argv[index + 1 : index + 2]
-            end = index + (2 if takes_next and not argv[index + 1].startswith("-") else 1)
-            return argv[:index] + argv[end:]
+            # Like argparse: -1 is a value, --one is the next option.
+            value = "" if equals else "".join(argv[index + 1 : index + 2])
+            taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
+            return argv[:index] + argv[index + 1 + taken :]
     raise UsageError(str(error).removeprefix("argument "))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from runbook.cli._common import find_run, load_run
 from runbook.cli._parser import Command, add_out, add_run
 from runbook.console import Console, printable
-from runbook.errors import did_you_mean
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -34,31 +33,29 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 def _unknown_formats(args: argparse.Namespace) -> list[str]:
-    from reports import FORMATS
+    from runbook.engine.rendering import format_problems
 
-    return [
-        f"--format {name!r}: no such format{did_you_mean(name, FORMATS)}; "
-        f"there are: {', '.join(FORMATS)}"
-        for name in _formats(args)
-        if name not in FORMATS
-    ]
+    if not _formats(args):
+        return ["--format names no format"]
+    return [f"--format {text}" for text in format_problems(_formats(args))]
 
 
-def _one_format(args: argparse.Namespace) -> list[str]:
-    several = "--format takes one format here" if len(_formats(args)) > 1 else ""
-    return [*([several] if several else []), *_unknown_formats(args)]
+def _one_known_format(args: argparse.Namespace) -> list[str]:
+    several = len(_formats(args)) > 1
+    return ["--format takes one format here"] if several else _unknown_formats(args)
 
 
 def _print(console: Console, record: RunRecord, fmt: str, location: str = "") -> None:
-    from reports import render
+    from runbook.engine.rendering import render
+    from runbook.records.report import Screen
 
-    text = render(record, fmt, color=console.color_out, location=location)
+    text = render(record, fmt, Screen(color=console.color_out, location=location))
     console.result(text.rstrip("\n"))
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
-    from reports import write
+    from runbook.engine.rendering import write_reports
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)
@@ -66,7 +63,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     if len(formats) == 1:
         _print(console, record, formats[0], location=str(folder))
     else:
-        for path in write(record, folder, formats):
+        for path in write_reports(record, folder, formats):
             console.result(str(path))
     return 0
 
@@ -169,7 +166,7 @@ JUDGE = Command(
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
     json_help="the same as --format json",
     add_arguments=_add_judge,
-    problems=_one_format,
+    problems=_one_known_format,
     run=_judge,
 )
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def _phases(args: argparse.Namespace, console: Console) -> int:
-    from phases.registry import PHASES
+    from runbook.registry import phases
 
     if args.json:
         names = ("name", "title", "question", "source", "reads", "optional")
-        rows = [{name: getattr(phase, name) for name in names} for phase in PHASES.values()]
+        rows = [{name: getattr(phase, name) for name in names} for phase in phases().values()]
         console.json_document({"schema_version": 1, "phases": rows})
         return 0
     cells = [
@@ -28,7 +28,7 @@ def _phases(args: argparse.Namespace, console: Console) -> int:
             phase.question,
             ", ".join(phase.reads) or "-",
         )
-        for phase in PHASES.values()
+        for phase in phases().values()
     ]
     console.table(("PHASE", "QUESTION", "USES"), cells)
     console.progress("an optional phase runs only when named: runbook run --phase all,NAME")

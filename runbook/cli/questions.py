@@ -236,10 +236,10 @@ REPLAY = Command(
     help="judge a hand-written table of results by the same rules",
     description=(
         "Judge the numbers of somebody's report (phases, arms, rows, configs, in YAML) by the\n"
-        "rules of a run, and list every contradiction with the rule it breaks. The reports of\n"
-        "the seeds are shipped as examples: seed_001_v4 and seed_003_initial."
+        "rules of a run, and list every contradiction with the rule it breaks. The reports\n"
+        "that this program replaces are shipped: report_v4 and first_report."
     ),
-    examples="  runbook replay seed_001_v4\n  runbook replay my_report.yaml --json",
+    examples="  runbook replay report_v4\n  runbook replay my_report.yaml --json",
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
     add_arguments=_add_replay,
     run=_replay,

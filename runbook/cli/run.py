@@ -20,7 +20,6 @@ from runbook.cli._parser import (
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
-REPORT_FORMATS = ("md", "html", "junit", "json", "terminal")
 _SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 # What the run was begun with and cannot change when it goes on: each option with its default.
 _FIXED_BY_RESUME: dict[str, object] = {
@@ -105,6 +104,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     """
     from runbook.config import detect_profile
     from runbook.engine.options import RunOptions, prepare
+    from runbook.registry import report_names
 
     found: list[str] = []
     if args.out.exists() and not args.out.is_dir():
@@ -129,7 +129,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         seed=args.seed,
         gpu_hour_price=args.gpu_hour_price,
         command=shlex.join(["runbook", *sys.argv[1:]]),
-        formats=REPORT_FORMATS,
+        formats=report_names(),
     )
     try:
         args.setup = prepare(args.options)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from nsa.strictyaml import load_strict
+from runbook import registry
 from runbook.config.profile import Profile
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
@@ -125,16 +126,15 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
 
 def _unknown_references(profile: Profile) -> list[str]:
     """Phases, limits and required checks by names that exist nowhere, or that are missing."""
-    from phases.registry import PHASES, known_limits
-
+    known = registry.phases()
     problems = [
-        f"phases.{name}: no such phase{did_you_mean(name, PHASES)}; there are: {', '.join(PHASES)}"
+        f"phases.{name}: no such phase{did_you_mean(name, known)}; there are: {', '.join(known)}"
         for name in profile.phases
-        if name not in PHASES
+        if name not in known
     ]
-    needed = [name for name, phase in PHASES.items() if not phase.optional]
+    needed = [name for name, phase in known.items() if not phase.optional]
     problems += [f"phases.{name}: missing" for name in needed if name not in profile.phases]
-    limits = known_limits()
+    limits = registry.known_limits()
     problems += [
         f"limits.{name}: no such limit{did_you_mean(name, limits)}; there are: {', '.join(limits)}"
         for name in profile.limits
@@ -145,9 +145,7 @@ def _unknown_references(profile: Profile) -> list[str]:
 
 
 def _unknown_checks(profile: Profile) -> list[str]:
-    from phases.registry import known_checks
-
-    known = known_checks(profile)
+    known = registry.known_checks(profile)
     return [
         f"required: no check {name!r}{did_you_mean(name, known)}"
         for name in profile.required

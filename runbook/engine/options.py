@@ -13,6 +13,7 @@ from runbook.config import detect_profile, load_profile, load_profile_document, 
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
 from runbook.records.phase import Phase, PlanContext
+from runbook.registry import select
 
 if TYPE_CHECKING:
     from runbook.config import Profile, Settings
@@ -94,8 +95,6 @@ class Setup:
 
 def prepare(options: RunOptions) -> Setup:
     """Resolve the options. Raises `UsageError` with everything that is wrong with them."""
-    from phases.registry import select
-
     problems: list[str] = []
     found: dict[str, Any] = {}
     name = options.profile if options.profile != "auto" else detect_profile()[0]
@@ -134,8 +133,6 @@ def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
 
 def setup_of_record(record: RunRecord, *, profile: Profile | None = None) -> Setup:
     """The setup of an earlier run, from its record alone; `profile` replaces the one it used."""
-    from phases.registry import select
-
     kept = record.options
     price = kept.get("gpu_hour_price")
     options = RunOptions(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook import registry
 from runbook.engine.journal import assemble
 from runbook.engine.judge import judge_phase, read_facts, read_phase, record_of
 from runbook.engine.options import Setup, setup_of_record
@@ -85,9 +86,7 @@ def judge_again(
     `OSError` as the readers do.
     """
     if phases is None:
-        from phases.registry import PHASES
-
-        phases = PHASES
+        phases = registry.phases()
     setup = setup_of_record(record, profile=profile)
     ran = [phase for phase in record.phases if phase.started_at]
     kept = record.model_copy(update={"phases": tuple(ran)})

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from runbook import __version__
+from runbook import __version__, registry
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.manifest import artifact_records, write_manifest
 from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.rendering import report_files, write_reports
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.observer import Observer
@@ -167,9 +168,7 @@ def _finish(state: RunState) -> RunRecord:
     record = derive_record(state.journal.events)
     write_atomic(state.run_root / RECORD_FILE, record_text(record))
     if formats:
-        import reports
-
-        reports.write(record, state.run_root, formats)
+        write_reports(record, state.run_root, formats)
     write_manifest(state.run_root)
     state.observer.run_finished(record, str(state.run_root))
     return record
@@ -177,9 +176,7 @@ def _finish(state: RunState) -> RunRecord:
 
 def _derived_files() -> list[str]:
     """Files that follow from the record, so that the record cannot hold their digests."""
-    from reports import FILE_NAMES
-
-    return [RECORD_FILE, EVENTS_FILE, *FILE_NAMES.values()]
+    return [RECORD_FILE, EVENTS_FILE, *report_files().values()]
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
@@ -217,9 +214,7 @@ def _word(value: str | int | float | bool) -> str:
 
 
 def _known_phases(setup: Setup) -> list[list[str]]:
-    from phases.registry import PHASES
-
-    phases = {**PHASES, **{phase.name: phase for phase in setup.phases}}
+    phases = {**registry.phases(), **{phase.name: phase for phase in setup.phases}}
     return [[phase.name, phase.title, phase.source] for phase in phases.values()]
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runbook import registry
 from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
 from runbook.engine.manifest import MANIFEST_FILE, check_manifest, run_files
 from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.rejudge import rejudge
+from runbook.engine.rendering import render, report_files
 from runbook.engine.run import RECORD_FILE, record_text
 from runbook.errors import RunbookError
 from runbook.read import file_sha256
@@ -105,9 +107,7 @@ def verify_run(
     differences += _artifacts(run_root, record)
     differences += _journal(run_root, record)
     if phases is None:
-        from phases.registry import PHASES
-
-        phases = PHASES
+        phases = registry.phases()
     try:
         for old, new in rejudge(record, run_root, setup or setup_of_record(record), phases=phases):
             differences += compare_phases(old, new)
@@ -172,10 +172,8 @@ def _journal(run_root: Path, record: RunRecord) -> list[str]:
 
 
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str]]:
-    from reports import FILE_NAMES, render
-
     seen, problems = [], []
-    for fmt, name in FILE_NAMES.items():
+    for fmt, name in report_files().items():
         path = run_root / name
         if not path.is_file():
             continue

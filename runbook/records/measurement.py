@@ -26,6 +26,15 @@ class Record(BaseModel):
     )
 
 
+def number_text(value: Scalar) -> str:
+    """Four significant digits; whole numbers from 10,000 on; yes and no for booleans."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return str(value)
+
+
 class Window(Record):
     """The steps that a number was taken from, first and last included."""
 

@@ -49,15 +49,19 @@ class Judgement:
 class Phase(ABC):
     """One section of the runbook.
 
-    `reads` names the phases whose choices or evidence this one uses, if they ran; `collects`
-    names the collectors that the engine runs before the launches (preflight only).
+    `order` is its place in the running order (the shipped phases are 10 apart). `reads` names the
+    phases whose choices or evidence this one uses, if they ran; `limits` declares what the profile
+    has to set for it; `collects` asks the engine to run the collectors before the launches
+    (preflight only).
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]
     question: ClassVar[str]
+    order: ClassVar[int]
     reads: ClassVar[tuple[str, ...]] = ()
+    limits: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
 

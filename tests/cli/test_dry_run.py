@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from phases.registry import PHASES
+from runbook import registry
 from runbook.cli._dry_run import Estimator
 from runbook.config import load_profile
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import runbook
 from tests.reports import samples
+
+PHASES = registry.phases()
 
 NINE = tuple(name for name, phase in PHASES.items() if not phase.optional)
 VERDICTS = re.compile(r"\b(GO|NO-GO|INCOMPLETE|PASS|PASSED|FAIL|FAILED|INVALID|SKIPPED)\b")

@@ -8,8 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from reports import render
 from runbook.config import load_profile, profile_names
+from runbook.engine.rendering import render
+from runbook.records.report import Screen
 from tests.cli.shell import ESCAPE, runbook
 from tests.reports import samples
 
@@ -134,7 +135,7 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     ended = runbook("report", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     where = f"artifacts/{finished.name}"
-    assert ended.out == render(samples.no_go(), "terminal", location=where)
+    assert ended.out == render(samples.no_go(), "terminal", Screen(location=where))
     assert ESCAPE not in ended.out
 
 

@@ -106,8 +106,8 @@ def test_without_a_command_the_help_goes_to_stderr(tmp_path: Path) -> None:
         (
             ["report", "--format", "pdf,markdwn,html"],
             "2 problems:\n"
-            "  - --format 'pdf': no such format; there are: md, html, junit, json, terminal\n"
-            "  - --format 'markdwn': no such format; there are: md, html, junit, json, terminal; "
+            "  - --format 'pdf': no such format; there are: html, json, junit, md, terminal\n"
+            "  - --format 'markdwn': no such format; there are: html, json, junit, md, terminal; "
             "see runbook report --help",
         ),
         (
@@ -137,17 +137,17 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
     first, *rest = ended.err.splitlines()
     assert first == "runbook: error: 10 problems:"
     expected = (
+        "--steps-scale: expected a number above 0, not 'abc'",
+        "--gpu-hour-price: expected a number of 0 or more, not '-1'",
+        "--seed: expected a whole number of 0 or more, not 'x'",
         "unknown option --sed (did you mean '--seed'?)",
-        "--steps-scale 'abc': expected a number above 0",
-        "--gpu-hour-price '-1': expected a number of 0 or more",
-        "--seed 'x': expected a whole number of 0 or more",
-        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
-        "there are: blocks, launches, seed",
-        "no phase 'basline' (did you mean 'baseline'?); there are: ",
-        "no phase 'nope'; there are: ",
         "no profile 'h200x2' (did you mean 'h200x1'?); there are: ",
         "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
         "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
+        "no phase 'basline' (did you mean 'baseline'?); there are: ",
+        "no phase 'nope'; there are: ",
+        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
+        "there are: blocks, launches, seed",
     )
     assert len(rest) == len(expected)
     for line, start in zip(rest, expected, strict=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from phases.registry import PHASES
+from runbook import registry
 from tests.config.thresholds import PAGE, page
+
+PHASES = registry.phases()
 
 
 def test_the_page_of_thresholds_is_current() -> None:

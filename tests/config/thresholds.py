@@ -15,10 +15,12 @@ OTHERS = ("a100x2_pcie3", "h200x1", "cpu")
 _INTRO = """\
 # Thresholds
 
-Every limit that decides something, and where it comes from. The numbers live in
+Every limit that a check is held against, and where it comes from. The numbers live in
 `configs/profiles/*.yaml`; this page is written from them (`python -m tests.config.thresholds`) and
-a test compares the two. "choice" marks a number that this program had to choose because the seeds
-ask for something without a figure. Limits that are "shown" are printed and never decide.
+a test compares the two. A requirement such as B3 is one of [the specification](spec.md); "choice"
+marks a number that this program had to choose because the requirement has no figure. Limits that
+are "shown" are printed and never decide; nor do those of rows that no shipped profile requires
+(gpu_imbalance, loader_fetch_s).
 
 A profile of your own says `extends: a100x2_pcie4` and only what differs; `null` drops an inherited
 key. `runbook run --profile mine.yaml` uses it, `runbook judge RUN --profile mine.yaml` judges a
@@ -95,7 +97,7 @@ def _constants() -> Iterator[str]:
     memory = f"at least {facts.MEMORY_SHARE:.0%} of the profile's"
     yield f"| GPU memory | {memory} | a card sold as 80 GB shows a little less than 80 GiB |"
     prefill = f"sequential and S >= {facts.LONG_SEQUENCE}"
-    yield f"| prefill warning | {prefill} | seed 000, Notes & Hygiene |"
+    yield f"| prefill warning | {prefill} | requirement E1 |"
 
 
 def page() -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from nsa.toggles import TOGGLES
-from phases.registry import PHASES
+from runbook import registry
 from runbook.config import Profile, load_profile
 from runbook.records import Check, Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import (
@@ -30,6 +30,8 @@ from runbook.records.evidence import (
     TrainingLog,
 )
 from runbook.records.phase import Judgement, PlanContext
+
+PHASES = registry.phases()
 
 SHA = "5" * 64
 TOKEN = "ab" * 16

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from phases.registry import PHASES, select
+from runbook import registry
 from runbook.records import Check, Outcome, Verdict, judge_run
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import PlanContext
+from runbook.registry import select
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 PROFILES = ("a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu")
 

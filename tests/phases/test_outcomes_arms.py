@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from phases.registry import PHASES
+from runbook import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 WHERE = builder.context()
 WARNED = (Outcome.PASS, Reason.WARNING)
@@ -228,6 +230,14 @@ def test_fused_that_is_slower_is_dropped_and_the_phase_passes() -> None:
     keep = get(judgement, "fused_adamw.keep")
     assert keep.outcome is Outcome.PASS and keep.reason.startswith("DROP")
     assert judgement.choices == {}
+
+
+def test_the_table_of_plain_and_fused_has_both_arms() -> None:
+    rates = {"baseline": 1e5, "fused": 0.9e5}
+    found = builder.evidence("fused_adamw", WHERE, rates=rates)
+    (table,) = builder.judge("fused_adamw", found, WHERE).tables
+    assert [row[0] for row in table.rows] == ["baseline", "fused"]
+    assert [row[1] for row in table.rows] == pytest.approx([1e5, 0.9e5])
 
 
 def test_fused_near_the_margin_is_inconclusive_and_stays_unset() -> None:

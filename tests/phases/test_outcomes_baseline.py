@@ -30,7 +30,7 @@ def run(what: str, *rates: float, where: Any = WHERE) -> Check:
 def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
     check = run("throughput", 50.0, 50.5, 49.5)
     assert (check.outcome, check.limit, check.comparator.value) == (Outcome.PASS, 39.0, ">=")
-    assert check.limit_source == "seed 000, Acceptance"
+    assert check.limit_source == "requirement B3"
     measured = check.measurement
     assert measured is not None and measured.n == 3 and measured.unit == "toks/s"
     assert measured.value == pytest.approx(50.0, rel=1e-3)

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phases.registry import PHASES
+from runbook import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, PhaseEvidence
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 WHERE = builder.context()
 NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)

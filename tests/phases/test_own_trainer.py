@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from phases.registry import PHASES
+from runbook import registry
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 
 def test_every_training_launch_starts_the_trainer_of_the_profile() -> None:

@@ -9,9 +9,12 @@ from collections import Counter
 import pytest
 
 from nsa.toggles import TOGGLES
-from phases.registry import PHASES, select
+from runbook import registry
 from runbook.records import Launch
+from runbook.registry import select
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 # Seed 000, section by section: (phase, the seed's command, steps in all).
 SEEDS = {

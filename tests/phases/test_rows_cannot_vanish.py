@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phases.registry import PHASES
+from runbook import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder
+
+PHASES = registry.phases()
 
 PROFILES = ("a100x2_pcie4", "h200x1", "cpu")
 BAD = [status for status in LaunchStatus if status is not LaunchStatus.COMPLETED]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import reports
+from runbook import registry
+from runbook.engine.rendering import write_reports
 from tests.reports.samples import SAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -14,7 +15,7 @@ def main() -> None:
     for name, make in SAMPLES.items():
         folder = GOLDEN / name
         folder.mkdir(parents=True, exist_ok=True)
-        reports.write(make(), folder, reports.FORMATS)
+        write_reports(make(), folder, registry.report_names())
 
 
 if __name__ == "__main__":

@@ -6,30 +6,31 @@ from pathlib import Path
 
 import pytest
 
-import reports
+from runbook import registry
+from runbook.engine import rendering
 from tests.reports.samples import SAMPLES, go
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.mark.parametrize("fmt", reports.FORMATS)
+@pytest.mark.parametrize("fmt", registry.report_names())
 @pytest.mark.parametrize("name", SAMPLES)
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
-    expected = (GOLDEN / name / reports.FILE_NAMES[fmt]).read_text(encoding="utf-8")
-    assert reports.render(SAMPLES[name](), fmt) == expected
+    expected = (GOLDEN / name / rendering.report_files()[fmt]).read_text(encoding="utf-8")
+    assert rendering.render(SAMPLES[name](), fmt) == expected
 
 
-@pytest.mark.parametrize("fmt", reports.FORMATS)
+@pytest.mark.parametrize("fmt", registry.report_names())
 def test_one_changed_value_changes_every_report(fmt: str) -> None:
     record = go()
     dump = record.model_dump(mode="json")
     dump["phases"][1]["checks"][0]["measurement"]["value"] = 47.35
     changed = type(record).model_validate(dump)
-    assert reports.render(changed, fmt) != reports.render(record, fmt)
+    assert rendering.render(changed, fmt) != rendering.render(record, fmt)
 
 
-@pytest.mark.parametrize("fmt", reports.FORMATS)
+@pytest.mark.parametrize("fmt", registry.report_names())
 def test_report_survives_storing_the_record(fmt: str) -> None:
     record = go()
     stored = type(record).model_validate_json(record.model_dump_json())
-    assert reports.render(stored, fmt) == reports.render(record, fmt)
+    assert rendering.render(stored, fmt) == rendering.render(record, fmt)

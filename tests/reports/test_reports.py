@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reports
-from reports.terminal import render_verdict
+from runbook import registry
+from runbook.engine import rendering
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
+from runbook.records.report import Screen
 from tests.reports.samples import SAMPLES, go, incomplete, no_go, run
 
 IDS = st.from_regex(r"[a-z0-9_]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True)
@@ -51,11 +52,11 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     outcomes: dict[str, Outcome], lost: set[str]
 ) -> None:
     record = record_of(outcomes, lost)
-    for fmt in reports.FORMATS:
-        text = reports.render(record, fmt)
+    for fmt in registry.report_names():
+        text = rendering.render(record, fmt)
         for name in record.required:
             assert name in text, (fmt, name)
-    cases = ET.fromstring(reports.render(record, "junit")).findall(".//testcase")
+    cases = ET.fromstring(rendering.render(record, "junit")).findall(".//testcase")
     green = [case.get("name") for case in cases if not {t.tag for t in case} - {"properties"}]
     passed = [name for name, outcome in outcomes.items() if outcome is Outcome.PASS]
     expected = [*passed, *(["verdict"] if record.verdict is Verdict.GO else [])]
@@ -64,7 +65,7 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
 
 def test_junit_counts_are_those_of_its_cases() -> None:
     for make in SAMPLES.values():
-        root = ET.fromstring(reports.render(make(), "junit"))
+        root = ET.fromstring(rendering.render(make(), "junit"))
         for suite in [root, *root.findall("testsuite")]:
             assert int(suite.get("tests", "")) == len(suite.findall(".//testcase"))
             assert int(suite.get("failures", "")) == len(suite.findall(".//failure"))
@@ -84,7 +85,7 @@ def test_junit_counts_are_those_of_its_cases() -> None:
     ],
 )
 def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
-    root = ET.fromstring(reports.render(record_of({"a.b": outcome}, set()), "junit"))
+    root = ET.fromstring(rendering.render(record_of({"a.b": outcome}, set()), "junit"))
     case = root.find(".//testcase[@name='a.b']")
     assert case is not None
     assert [child.tag for child in case if child.tag != "properties"] == ([tag] if tag else [])
@@ -92,36 +93,36 @@ def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
 
 def test_a_required_skip_is_a_problem_and_never_a_pass() -> None:
     record = record_of({"a.b": Outcome.SKIPPED}, set())
-    summary = json.loads(reports.render(record, "json"))
+    summary = json.loads(rendering.render(record, "json"))
     assert summary["verdict"] == "INCOMPLETE"
     assert summary["problems"] == ["a.b"]
     assert summary["required_counts"] == "1 required check: 1 SKIPPED"
-    assert "| 1. a | SKIPPED | 0 of 1 |" in reports.render(record, "md")
-    root = ET.fromstring(reports.render(record, "junit"))
+    assert "| 1. a | SKIPPED | 0 of 1 |" in rendering.render(record, "md")
+    root = ET.fromstring(rendering.render(record, "junit"))
     assert root.find(".//testcase[@name='verdict']/error") is not None
 
 
 def test_a_run_that_requires_nothing_says_so() -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
-    assert "requires nothing" in reports.render(record, "md")
-    assert "requires nothing" in reports.render(record, "html")
+    assert "requires nothing" in rendering.render(record, "md")
+    assert "requires nothing" in rendering.render(record, "html")
 
 
 @pytest.mark.parametrize("fmt", ["md", "html", "junit", "terminal"])
 def test_interruption_is_said(fmt: str) -> None:
-    assert "Interrupted: this run was stopped" in reports.render(incomplete(), fmt)
-    assert "Interrupted" not in reports.render(go(), fmt)
+    assert "Interrupted: this run was stopped" in rendering.render(incomplete(), fmt)
+    assert "Interrupted" not in rendering.render(go(), fmt)
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
-    assert "Unfinished" in reports.render(dead, fmt)
+    assert "Unfinished" in rendering.render(dead, fmt)
 
 
 def test_interruption_is_a_field_in_json() -> None:
-    assert json.loads(reports.render(incomplete(), "json"))["interrupted"] is True
-    assert json.loads(reports.render(go(), "json"))["interrupted"] is False
+    assert json.loads(rendering.render(incomplete(), "json"))["interrupted"] is True
+    assert json.loads(rendering.render(go(), "json"))["interrupted"] is False
 
 
 def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None:
-    top = reports.render(no_go(), "md").split("## Environment")[0]
+    top = rendering.render(no_go(), "md").split("## Environment")[0]
     scope = "profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated"
     assert f"**Verdict: NO-GO ({scope})**" in top
     reasons = top.split("Further reasons")[0]
@@ -129,13 +130,13 @@ def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None
 
 
 def test_exports_of_a_run_that_is_not_go_are_no_approval() -> None:
-    assert "no approval" in reports.render(no_go(), "md")
-    assert "no approval" not in reports.render(go(), "md")
-    assert "export NSA_DDP_BUCKET_MB=50" in reports.render(go(), "md")
+    assert "no approval" in rendering.render(no_go(), "md")
+    assert "no approval" not in rendering.render(go(), "md")
+    assert "export NSA_DDP_BUCKET_MB=50" in rendering.render(go(), "md")
 
 
 def test_a_failure_has_cause_evidence_remedy_and_rerun() -> None:
-    section = reports.render(no_go(), "md").split("## Failures and what to do")[1]
+    section = rendering.render(no_go(), "md").split("## Failures and what to do")[1]
     for needed in (
         "23 toks/s is below 39",
         "`baseline/launch_0/env.json`",
@@ -146,7 +147,7 @@ def test_a_failure_has_cause_evidence_remedy_and_rerun() -> None:
 
 
 def test_acceptance_row_holds_the_whole_receipt() -> None:
-    section = reports.render(go(), "md").split("## Acceptance")[1].split("##")[0]
+    section = rendering.render(go(), "md").split("## Acceptance")[1].split("##")[0]
     row = next(line for line in section.splitlines() if "baseline.throughput" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:6] == [
@@ -160,7 +161,7 @@ def test_acceptance_row_holds_the_whole_receipt() -> None:
 
 
 def test_html_needs_nothing_from_outside_and_draws_its_plots() -> None:
-    page = reports.render(go(), "html")
+    page = rendering.render(go(), "html")
     assert "http://" not in page
     assert "https://" not in page
     assert "<script" not in page
@@ -171,8 +172,8 @@ def test_html_needs_nothing_from_outside_and_draws_its_plots() -> None:
 
 
 def test_terminal_has_colour_only_on_request() -> None:
-    plain = reports.render(no_go(), "terminal")
-    coloured = reports.render(no_go(), "terminal", color=True, location="artifacts/x")
+    plain = rendering.render(no_go(), "terminal")
+    coloured = rendering.render(no_go(), "terminal", Screen(color=True, location="artifacts/x"))
     assert "\x1b" not in plain
     assert "\x1b[31mFAIL\x1b[0m" in coloured
     assert coloured.endswith("report  artifacts/x/report.md\n")
@@ -180,24 +181,24 @@ def test_terminal_has_colour_only_on_request() -> None:
 
 def test_unknown_formats_are_refused_together() -> None:
     with pytest.raises(UsageError) as caught:
-        reports.write(go(), Path("nowhere"), ["md", "htm", "pdf"])
+        rendering.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
     text = str(caught.value)
     assert "'htm' (did you mean 'html'?)" in text
     assert "'pdf'" in text
-    assert "md, html, junit, json, terminal" in text
+    assert "html, json, junit, md, terminal" in text
 
 
 def test_write_replaces_whole_files_and_leaves_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("old")
-    written = reports.write(go(), tmp_path, reports.FORMATS)
+    written = rendering.write_reports(go(), tmp_path, registry.report_names())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.name for p in written)
-    assert (tmp_path / "report.md").read_text() == reports.render(go(), "md")
+    assert (tmp_path / "report.md").read_text() == rendering.render(go(), "md")
 
 
 def test_write_renders_all_before_it_touches_any_file(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("old")
     with pytest.raises(UsageError):
-        reports.write(go(), tmp_path, ["md", "nothing"])
+        rendering.write_reports(go(), tmp_path, ["md", "nothing"])
     assert (tmp_path / "report.md").read_text() == "old"
 
 
@@ -233,7 +234,7 @@ def test_phases_that_did_not_run_are_told_once() -> None:
             "verdict": Verdict.INCOMPLETE,
         }
     )
-    text = render_verdict(cut)
+    text = rendering.render(cut, "terminal", Screen(brief=True))
     assert text.count("this phase was not asked for") == 1
     assert (
         "INCOMPLETE  nvtx, fused_adamw (60 checks)  this phase was not asked for\n"

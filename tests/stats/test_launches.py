@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from decision_cells import Cell, Claim, all_cells
 from decisions import main, merge, percent, simulate
+from documented_rules import halves_differ, last_50
 from noise_model import CALM, NOISY, blocks, launch_effects, launches
 from scipy.stats import binom
-from seed_rules import halves_differ, last_50
 
 from runbook.stats import Answer, best_arm, meets_target, steady
 from runbook.stats.arms import judge_rounds
@@ -72,10 +72,10 @@ def test_the_power_claim_is_made_where_600_steps_allow_it() -> None:
 # Each of these rules is wrong, and the same bound must notice it.
 
 
-def test_the_seeds_rule_breaks_the_winner_bound() -> None:
+def test_the_documented_rule_breaks_the_winner_bound() -> None:
     claim = Claim("wrong", 0.01)
     cell = CELLS["best arm, blocks | calm | all equal"]
-    wrong = round(float(simulate(cell, 100).seed_rule or 0.0) * 100)
+    wrong = round(float(simulate(cell, 100).documented_rule or 0.0) * 100)
     assert wrong == 100
     assert not within(wrong, 100, claim)
 

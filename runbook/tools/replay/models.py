@@ -242,7 +242,7 @@ def load_replay(name_or_path: str) -> tuple[ReplayFile, Path, str]:
     """The table, its path and the sha256 of the file.
 
     Args:
-        name_or_path: a file, or the name of a shipped replay such as `seed_001_v4`.
+        name_or_path: a file, or the name of a shipped replay such as `report_v4`.
 
     Raises:
         UsageError: no such file, not YAML, unknown keys, values that are not allowed.

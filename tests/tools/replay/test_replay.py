@@ -29,7 +29,7 @@ def judged(name: str) -> Judgement:
     return judge_replay(replay, path=str(path), sha256=sha256)
 
 
-def document(name: str = "seed_001_v4") -> dict[str, Any]:
+def document(name: str = "report_v4") -> dict[str, Any]:
     data: dict[str, Any] = yaml.safe_load(load_replay(name)[1].read_text())
     return data
 
@@ -66,7 +66,7 @@ NAMED = [
 
 
 def test_the_v4_report_is_a_no_go() -> None:
-    judgement = judged("seed_001_v4")
+    judgement = judged("report_v4")
     assert judgement.verdict is Verdict.NO_GO
     assert judgement.claimed_verdict == "GO"
     assert len(judgement.contradictions) >= 9
@@ -76,7 +76,7 @@ def test_the_v4_report_is_a_no_go() -> None:
 def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str) -> None:
     found = [
         item
-        for item in judged("seed_001_v4").contradictions
+        for item in judged("report_v4").contradictions
         if item.rule == rule and item.phase == phase and fact in item.found
     ]
     assert len(found) == 1
@@ -84,7 +84,7 @@ def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str)
 
 
 def test_one_row_of_warm_up_is_no_throughput() -> None:
-    judgement = judged("seed_003_initial")
+    judgement = judged("first_report")
     assert judgement.verdict is Verdict.INCOMPLETE
     throughput = next(check for check in judgement.checks if check.id == "baseline.throughput")
     assert throughput.outcome == "INCOMPLETE"
@@ -227,18 +227,18 @@ def test_a_rule_is_silent_when_its_number_is_mended() -> None:
 
 
 def test_the_command_prints_verdict_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "seed_001_v4"]) == 1
+    assert main(["replay", "report_v4"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("NO-GO")
-    assert out.count("rule:") == len(judged("seed_001_v4").contradictions)
-    assert main(["replay", "seed_003_initial", "--json"]) == 3
+    assert out.count("rule:") == len(judged("report_v4").contradictions)
+    assert main(["replay", "first_report", "--json"]) == 3
     data = json.loads(capsys.readouterr().out)
     assert (data["verdict"], data["schema_version"]) == ("INCOMPLETE", 1)
     assert len(data["sha256"]) == 64
 
 
 def test_shipped_replays_are_found_by_name() -> None:
-    assert replay_names() == ("seed_001_v4", "seed_003_initial")
+    assert replay_names() == ("first_report", "report_v4")
 
 
 def test_everything_wrong_with_a_file_at_once(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_bad_values(change: tuple[str, object], says: str, tmp_path: Path) -> No
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of: seed_001_v4"):
-        load_replay("seed_001")
+    with pytest.raises(UsageError, match="one of: first_report, report_v4"):
+        load_replay("report_v")
     path = tmp_path / "x.yaml"
     path.write_text("- 1\n")
     with pytest.raises(UsageError, match="expected a mapping"):

@@ -1,39 +1,14 @@
-"""The registry: running order, selection by name, and what it refuses."""
+"""What the shipped phases declare: their names, their sources, their remedies."""
 
 from __future__ import annotations
 
-import pytest
-
 from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
-from phases.registry import PHASES, known_checks, known_limits, register, select
-from runbook.errors import UsageError
+from runbook import registry
 from runbook.records import Reason
+from runbook.registry import known_checks, known_limits
 from tests.phases import builder
 
-
-def test_a_name_that_comes_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="two phases are called 'nvtx'"):
-        register([PHASES["nvtx"], PHASES["nvtx"]])
-
-
-def test_a_phase_cannot_read_one_that_runs_later() -> None:
-    with pytest.raises(ValueError, match="single_gpu reads baseline"):
-        register([PHASES["single_gpu"], PHASES["baseline"]])
-
-
-def test_selection_keeps_the_running_order() -> None:
-    assert [phase.name for phase in select("long_run, baseline")] == ["baseline", "long_run"]
-    assert [phase.name for phase in select("fineweb")] == ["fineweb"]
-    assert len(select("all")) == 9
-    assert [phase.name for phase in select("fineweb,all")] == list(PHASES)
-
-
-def test_every_wrong_name_is_told() -> None:
-    with pytest.raises(UsageError) as caught:
-        select("basline,nvtx,nvtx,")
-    assert len(caught.value.problems) == 3
-    assert "no phase 'basline' (did you mean 'baseline'?)" in str(caught.value)
-    assert "phase 'nvtx' is named twice" in str(caught.value)
+PHASES = registry.phases()
 
 
 def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:

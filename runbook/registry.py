@@ -1,0 +1,147 @@
+"""Phases and reports, found through entry points; the shipped ones are found like any other.
+
+A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
+phase or a report. Nothing here names one, so the engine depends on none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.records.phase import Phase, PlanContext
+from runbook.records.report import Report
+
+if TYPE_CHECKING:
+    from runbook.config.profile import Profile
+
+PHASE_GROUP = "runbook.phases"
+REPORT_GROUP = "runbook.reports"
+
+_DISTRIBUTION = "nsa-runbook"
+_HOME = Path(__file__).resolve().parent.parent
+
+
+@lru_cache(maxsize=1)
+def phases() -> Mapping[str, Phase]:
+    """Every installed phase by name, in running order. Raises RunbookError (see `in_order`)."""
+    return in_order([entry.load()() for entry in _installed(PHASE_GROUP)])
+
+
+def in_order(found: Iterable[Phase]) -> dict[str, Phase]:
+    """Phases by name, sorted by their `order`.
+
+    Raises RunbookError if a name comes twice, or if a phase reads one that does not run before it.
+    """
+    table: dict[str, Phase] = {}
+    for phase in sorted(found, key=lambda one: (one.order, one.name)):
+        if phase.name in table:
+            homes = " and ".join(type(one).__module__ for one in (table[phase.name], phase))
+            raise RunbookError(f"two phases are called {phase.name!r}: {homes}; uninstall one")
+        unknown = [name for name in phase.reads if name not in table]
+        if unknown:
+            raise RunbookError(
+                f"{phase.name} reads {', '.join(unknown)}, which do not run before it"
+            )
+        table[phase.name] = phase
+    return table
+
+
+@lru_cache(maxsize=1)
+def reports() -> Mapping[str, Report]:
+    """Every installed report by the name that `--format` takes."""
+    return {entry.name: entry.load() for entry in _installed(REPORT_GROUP)}
+
+
+def report_names() -> tuple[str, ...]:
+    """The names that `--format` takes, without loading a report."""
+    return tuple(entry.name for entry in _installed(REPORT_GROUP))
+
+
+def select(text: str) -> list[Phase]:
+    """Phases of `all` (every one that is not optional), of `a,b`, or of `all,a`, in running order.
+
+    Raises UsageError that lists every unknown, empty or repeated name.
+    """
+    known = phases()
+    names = [name.strip() for name in text.split(",")]
+    standard = [name for name, phase in known.items() if not phase.optional]
+    if "all" in names:
+        names = [*standard, *(name for name in names if name != "all" and name not in standard)]
+    problems = [
+        f"no phase {name!r}{did_you_mean(name, known)}; there are: all, {', '.join(known)}"
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+    problems += [f"phase {name!r} is named twice" for name in known if names.count(name) > 1]
+    if problems:
+        raise UsageError(problems)
+    return [phase for name, phase in known.items() if name in names]
+
+
+def known_checks(profile: Profile) -> tuple[str, ...]:
+    """Ids of all checks that the phases of this profile can give."""
+    context = PlanContext(profile=profile)
+    return tuple(
+        check
+        for name, phase in phases().items()
+        if name in profile.phases
+        for check in phase.check_ids(context)
+    )
+
+
+def known_limits() -> tuple[str, ...]:
+    """Names of all limits that a profile has to set, in the order of the phases."""
+    return tuple(dict.fromkeys(limit for phase in phases().values() for limit in phase.limits))
+
+
+def _installed(group: str) -> list[EntryPoint]:
+    """The entry points of a group, none twice, all from where their distribution is.
+
+    Raises RunbookError if there is none, if a name comes twice, or if a folder of the same name
+    hides one of our packages: its code would run in place of this program's.
+    """
+    found = list(entry_points(group=group))
+    if not found:
+        raise RunbookError(
+            f"no entry points in the group {group!r}: nsa-runbook is not installed here; "
+            "install it, in a checkout with `pip install -e .`"
+        )
+    problems = []
+    for name in dict.fromkeys(entry.name for entry in found):
+        same = [entry for entry in found if entry.name == name]
+        if len(same) > 1:
+            homes = " and ".join(f"{_owner(entry)} ({entry.value})" for entry in same)
+            problems.append(f"{group} {name!r} is installed twice: {homes}; uninstall one")
+    ours = {_root(entry) for entry in found if _owner(entry) == _DISTRIBUTION}
+    problems += [text for package in sorted(ours) if (text := _hidden(package))]
+    if problems:
+        raise RunbookError("; ".join(problems))
+    return found
+
+
+def _owner(entry: EntryPoint) -> str:
+    distribution: Any = entry.dist
+    return str(distribution.name) if distribution is not None else "?"
+
+
+def _root(entry: EntryPoint) -> str:
+    return entry.module.partition(".")[0]
+
+
+def _hidden(package: str) -> str:
+    """What hides a package of ours, without running it; an empty text if nothing does."""
+    spec = importlib.util.find_spec(package)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    if any(Path(place).resolve().parent == _HOME for place in places[:1]):
+        return ""
+    where = places[0] if places else "nowhere"
+    return (
+        f"package {package!r} comes from {where}, not from {_HOME}; start `runbook` outside that "
+        "folder and without PYTHONPATH, or reinstall nsa-runbook in a virtual environment"
+    )

@@ -1,0 +1,218 @@
+"""The specification holds: its numbers are unique, and every name on it and of it exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nsa.toggles import TOGGLES
+from runbook.cli import COMMANDS
+from runbook.config import load_profile
+from runbook.registry import known_checks
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "docs" / "spec.md"
+TEXT = SPEC.read_text(encoding="utf-8")
+STATUSES = ("met", "partly", "not met", "contradicted")
+NUMBER = r"[A-Z]{1,2}\d{1,2}"
+LISTED = rf"{NUMBER}(?:(?:, | and |, and | to ){NUMBER})*"
+# `requirement B3`, `requirements B3 and B4`, `docs/spec.md B3` or `docs/spec.md, B3`.
+CITED = re.compile(rf"(?:[Rr]equirements?|docs/spec\.md,?)\s+(?:#\s+)?({LISTED})\b")
+IN_PARENTHESES = re.compile(rf"\(({LISTED})\)")
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Cells of every row whose first cell is a requirement's number."""
+    rows = [line for line in text.splitlines() if re.match(rf"\| {NUMBER} \|", line)]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+REQUIREMENTS = {row[0]: row for row in table_rows(TEXT)}
+LETTERS = {re.sub(r"\d", "", number) for number in REQUIREMENTS}
+
+
+def code(text: str) -> list[str]:
+    """What stands between backquotes."""
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+@cache
+def functions_of(file: Path) -> frozenset[str]:
+    """Names of the test functions of a file; empty if it is not there."""
+    if not file.is_file():
+        return frozenset()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def missing_tests(cited: Iterable[str]) -> list[str]:
+    """Tests that are not where they are said to be, with the place of a test of that name."""
+    problems = []
+    for citation in cited:
+        file, _, name = citation.partition("::")
+        if name in functions_of(ROOT / file):
+            continue
+        found = [
+            str(path.relative_to(ROOT))
+            for folder in ("tests", "nsa/tests")
+            for path in sorted((ROOT / folder).rglob("test_*.py"))
+            if name in functions_of(path)
+        ]
+        problems.append(f"{citation}: {'it is in ' + found[0] if found else 'no such test'}")
+    return problems
+
+
+def numbers(listed: str) -> Iterator[str]:
+    """The numbers of `B3, B4 and D1 to D3`; a range names its two ends."""
+    yield from re.findall(NUMBER, listed)
+
+
+def citations(text: str) -> Iterator[str]:
+    """Requirement numbers that a text cites."""
+    for found in CITED.finditer(text):
+        yield from numbers(found[1])
+    for found in IN_PARENTHESES.finditer(text):
+        cited = list(numbers(found[1]))
+        # (S1) may be a number of something else; a letter of the specification may not.
+        yield from (number for number in cited if re.sub(r"\d", "", number) in LETTERS)
+
+
+def citing_files() -> list[Path]:
+    """Everything that may cite a requirement."""
+    patterns = (
+        *("*.md", "docs/*.md", "configs/**/*.yaml", "templates/*"),
+        *("nsa/**/*.py", "runbook/**/*.py", "phases/**/*.py", "reports/**/*.py"),
+    )
+    return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+
+
+def test_the_page_has_requirements_of_every_subject() -> None:
+    assert len(REQUIREMENTS) > 100
+    assert set("PBWAVNSFLDGTEOMC") == LETTERS
+    assert len(TEXT.splitlines()) <= 350
+
+
+def test_every_number_is_given_once_and_in_order() -> None:
+    given = [row[0] for row in table_rows(TEXT)]
+    assert sorted(set(given)) == sorted(given)
+    for letter in LETTERS:
+        own = [
+            int(number[len(letter) :]) for number in given if re.sub(r"\d", "", number) == letter
+        ]
+        assert own == sorted(own), letter
+
+
+@pytest.mark.parametrize("number", REQUIREMENTS)
+def test_a_row_says_who_demands_it_and_what_became_of_it(number: str) -> None:
+    row = REQUIREMENTS[number]
+    assert len(row) == 6, row
+    documents = {"validation", "report v4", "production", "first report", "cheatsheet"}
+    assert set(row[2].split(", ")) <= documents
+    status = next(word for word in STATUSES if row[5].startswith(word))
+    if status == "met":
+        assert "::" in row[4], "a requirement that is met names the test that shows it"
+    if status in ("partly", "not met", "contradicted"):
+        assert row[5].startswith(f"{status}: "), "it says what is missing, or why"
+
+
+def test_every_check_exists() -> None:
+    known = {
+        check for name in ("a100x2_pcie4", "cpu") for check in known_checks(load_profile(name))
+    }
+    phases = {check.split(".")[0] for check in known}
+    cited = {word for word in code(TEXT) if re.fullmatch(r"[a-z0-9_]+\.[a-z0-9_]+", word)}
+    named = {word for word in cited if word.split(".")[0] in phases}
+    assert named <= known, sorted(named - known)
+    assert len(named) > 50
+
+
+def test_every_test_exists() -> None:
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for text, least in ((TEXT, 100), (security, 10)):
+        cited = [word for word in code(text) if "::" in word]
+        assert missing_tests(cited) == []
+        assert len(cited) >= least
+
+
+def test_every_command_exists() -> None:
+    cited = set(re.findall(r"runbook ([a-z]+)", "\n".join(code(TEXT))))
+    cited |= set(re.findall(r"^runbook ([a-z]+)", TEXT, re.MULTILINE))
+    assert cited <= set(COMMANDS), sorted(cited - set(COMMANDS))
+    assert {"run", "watch", "triage", "stacks", "replay"} <= cited
+
+
+def test_every_toggle_and_config_exists() -> None:
+    named = set(re.findall(r"\bNSA_[A-Z0-9_]+\b", TEXT))
+    assert named <= set(TOGGLES), sorted(named - set(TOGGLES))
+    configs = set(re.findall(r"configs/[\w./]+\.yaml", TEXT))
+    assert all((ROOT / path).is_file() for path in configs)
+
+
+def test_the_documented_defaults_are_the_toggles() -> None:
+    """Requirements V5, E8, E10, E15 and C8."""
+    defaults = {name.removeprefix("NSA_"): toggle.default for name, toggle in TOGGLES.items()}
+    documented = {
+        "SEL_RANGES_V2": True,
+        "DDP_DISABLE_GC": True,
+        "TB_DISABLE": True,
+        "PG_TIMEOUT_MIN": 15,
+        "SCALER_INIT_SCALE": 65536,
+        "SCALER_GROWTH_INTERVAL": 2000,
+        "SCALER_GROWTH_FACTOR": 2.0,
+        "SCALER_BACKOFF_FACTOR": 0.5,
+    }
+    assert documented.items() <= defaults.items()
+
+
+def test_every_number_that_is_cited_exists() -> None:
+    unknown = [
+        f"{path.relative_to(ROOT)}: {number}"
+        for path in citing_files()
+        for number in citations(path.read_text(encoding="utf-8"))
+        if number not in REQUIREMENTS
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("source: requirement B3", ["B3"]),
+        ('"requirements B3, B4 and D1; a choice"', ["B3", "B4", "D1"]),
+        ("docs/spec.md B99 says so", ["B99"]),
+        ("# requirements P1 to P14", ["P1", "P14"]),
+        ("the floor (B3) on two cards (A100)", ["B3"]),
+        ("a requirement of A100 cards", []),
+    ],
+)
+def test_citations_are_found(text: str, found: list[str]) -> None:
+    assert list(citations(text)) == found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        *(f"docs/{p.name}" for p in SPEC.parent.glob("*.md")),
+    ],
+)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_a_wrong_name_would_be_noticed() -> None:
+    wrong = "tests/docs/test_spec.py::test_that_is_not_there"
+    moved = "tests/test_spec.py::test_every_test_exists"
+    assert missing_tests([wrong, moved]) == [
+        f"{wrong}: no such test",
+        f"{moved}: it is in tests/docs/test_spec.py",
+    ]

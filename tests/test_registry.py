@@ -1,0 +1,159 @@
+"""Phases and reports come from entry points, also those of a second, really installed package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import runbook
+from runbook import registry
+from runbook.errors import RunbookError, UsageError
+
+HOME = Path(runbook.__file__).resolve().parent.parent
+
+PHASE = """\
+    from runbook.records.phase import Judgement, Phase
+
+
+    class Warp(Phase):
+        name = "warp"
+        order = 35
+        title = "Warp"
+        source = "the neighbors"
+        question = "Does it come from another package?"
+        optional = True
+
+        def plan(self, context):
+            return []
+
+        def judge(self, evidence, context):
+            return Judgement(checks=())
+
+        def check_ids(self, context):
+            return ()
+"""
+
+PROJECT = """\
+    [build-system]
+    requires = ["hatchling"]
+    build-backend = "hatchling.build"
+
+    [project]
+    name = "{name}"
+    version = "1"
+
+    [project.entry-points."runbook.phases"]
+    {entry} = "{module}:Warp"
+
+    [tool.hatch.build.targets.wheel]
+    include = ["{module}.py"]
+"""
+
+
+def install(folder: Path, *, name: str, entry: str) -> Path:
+    """Install a package with one phase into a folder of its own, by pip; return that folder."""
+    module = name.replace("-", "_")
+    source, target = folder / f"{name}-source", folder / f"{name}-installed"
+    source.mkdir()
+    (source / f"{module}.py").write_text(textwrap.dedent(PHASE))
+    project = textwrap.dedent(PROJECT).format(name=name, entry=entry, module=module)
+    (source / "pyproject.toml").write_text(project)
+    command = [
+        sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+        "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target), str(source),
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return target
+
+
+def start(*words: str, cwd: Path = HOME, path: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "runbook", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_phase_of_another_package_is_listed_in_its_place(tmp_path: Path) -> None:
+    target = install(tmp_path, name="warp-phases", entry="warp")
+    before = start("phases").stdout
+    assert "warp" not in before
+    listed = start("phases", path=str(target))
+    assert listed.returncode == 0, listed.stderr
+    names = [line.split()[0] for line in listed.stdout.splitlines()[1:]]
+    assert names[names.index("warp") - 1 : names.index("warp") + 2] == [
+        "bucket_sweep",
+        "warp",
+        "sdpa_audit",
+    ]
+    assert [name for name in names if name != "warp"] == [
+        line.split()[0] for line in before.splitlines()[1:]
+    ], "the shipped phases and profiles go on as before"
+
+
+def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:
+    ours = install(tmp_path, name="second-nvtx", entry="nvtx")
+    refused = start("phases", path=str(ours))
+    assert refused.returncode == 2
+    assert "runbook.phases 'nvtx' is installed twice" in refused.stderr
+    assert "second-nvtx (second_nvtx:Warp)" in refused.stderr
+    assert "nsa-runbook (phases.nvtx:Nvtx)" in refused.stderr
+
+
+def test_two_names_for_one_phase_are_refused(tmp_path: Path) -> None:
+    first = install(tmp_path, name="warp-one", entry="warp")
+    other = install(tmp_path, name="warp-two", entry="warp_again")
+    refused = start("phases", path=f"{first}{os.pathsep}{other}")
+    assert refused.returncode == 2
+    assert "two phases are called 'warp': warp_one and warp_two" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "words"), [("phases", ("phases",)), ("reports", ("report", "--format", "md"))]
+)
+def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
+    package: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
+    refused = start(*words, path=str(tmp_path))
+    assert refused.returncode == 2
+    assert f"package '{package}' comes from {tmp_path}/{package}, not from {HOME}" in refused.stderr
+    assert "foreign code ran" not in refused.stderr
+
+
+def test_a_name_that_comes_twice_is_refused() -> None:
+    nvtx = registry.phases()["nvtx"]
+    with pytest.raises(RunbookError, match=r"two phases are called 'nvtx'"):
+        registry.in_order([nvtx, nvtx])
+
+
+def test_a_phase_cannot_read_one_that_runs_later() -> None:
+    with pytest.raises(RunbookError, match="single_gpu reads baseline"):
+        registry.in_order([registry.phases()["single_gpu"]])
+
+
+def test_selection_keeps_the_running_order() -> None:
+    assert [phase.name for phase in registry.select("long_run, baseline")] == [
+        "baseline",
+        "long_run",
+    ]
+    assert [phase.name for phase in registry.select("fineweb")] == ["fineweb"]
+    assert len(registry.select("all")) == 9
+    assert [phase.name for phase in registry.select("fineweb,all")] == list(registry.phases())
+
+
+def test_every_wrong_name_is_told() -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.select("basline,nvtx,nvtx,")
+    assert len(caught.value.problems) == 3
+    assert "no phase 'basline' (did you mean 'baseline'?)" in str(caught.value)
+    assert "phase 'nvtx' is named twice" in str(caught.value)
