@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from reports.plots import interval_plot, series_plot, table_plot
 from reports.view import ReportView, build_view, clean, one_line, plain_number, value_text
 from runbook.records import RunRecord
+from runbook.records.measurement import duration_text
 from runbook.records.report import Report, Screen
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _environment(*, html: bool) -> Environment:
     environment.filters["number"] = plain_number
     environment.filters["line"] = one_line
     environment.filters["quote"] = quote
-    environment.filters["seconds"] = seconds
+    environment.filters["seconds"] = duration_text
     environment.filters["value_text"] = value_text
     environment.filters["blame"] = blame
     return environment
@@ -111,16 +112,6 @@ def blame(result: LaunchResult) -> str:
     rank = "" if result.culprit_rank is None else f" (rank {result.culprit_rank})"
     cause = [f"{result.cause}{rank}"] if result.cause else []
     return "; ".join([*cause, *(f"note: {note}" for note in result.notes)]) or "-"
-
-
-def seconds(value: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 01 min`."""
-    if value < 60:
-        return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def render_html(record: RunRecord, _: Screen) -> str:

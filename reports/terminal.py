@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from reports.pages import seconds
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records.measurement import duration_text
 from runbook.records.report import Report, Screen
 
 _RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
@@ -87,7 +87,7 @@ def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
     return [
         f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
         f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<{facts}}  "
-        f"{seconds(phase.record.duration_s)}"
+        f"{duration_text(phase.record.duration_s)}"
         for phase in view.phases
     ]
 

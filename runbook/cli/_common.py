@@ -39,16 +39,6 @@ def _rate(check: Check, measured: Measurement) -> str:
     return text
 
 
-def short_duration(seconds: float) -> str:
-    """`41 s`, `3 min 20 s` or `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
 _RECORD = "run.json"
 
 

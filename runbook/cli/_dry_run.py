@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import load_run, run_folders, short_duration
+from runbook.cli._common import load_run, run_folders
 from runbook.console import Console
 from runbook.errors import RunbookError
 from runbook.launch.command import pasteable
 from runbook.records import RunRecord
+from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from runbook.config import Profile
@@ -77,9 +78,9 @@ class Estimator:
 
     def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
         if seconds > launch.timeout_s:
-            text = f"would take {short_duration(seconds)} ({source}), longer than it may"
+            text = f"would take {duration_text(seconds)} ({source}), longer than it may"
             return Estimate(seconds=launch.timeout_s, timeout_s=launch.timeout_s, text=text)
-        text = f"about {short_duration(seconds)} ({source})"
+        text = f"about {duration_text(seconds)} ({source})"
         return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)
 
 
@@ -133,7 +134,7 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
             everything.append(estimate)
             purpose = f": {launch.purpose}" if launch.purpose else ""
             console.result(f"#   {launch.name}{purpose}")
-            console.result(f"#   {estimate.text}; stopped after {short_duration(launch.timeout_s)}")
+            console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
             for note in pasteable(launch).notes:
                 console.result(f"#   {note}")
             console.result(pasteable(launch).line)
@@ -156,13 +157,13 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
 
 def _total(estimates: Sequence[Estimate]) -> str:
     count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
-    limit = short_duration(sum(estimate.timeout_s for estimate in estimates))
+    limit = duration_text(sum(estimate.timeout_s for estimate in estimates))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     if not known:
         return f"{count}, at most {limit}"
     missing = len(estimates) - len(known)
     without = f" without the {missing} that have no estimate" if missing else ""
-    return f"{count}, about {short_duration(sum(known))}{without}, at most {limit}"
+    return f"{count}, about {duration_text(sum(known))}{without}, at most {limit}"
 
 
 def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dict[str, object]:

@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
-from runbook.cli._common import headline, near, short_duration
+from runbook.cli._common import headline, near
 from runbook.console import Console, printable
 from runbook.launch.observer import SilentObserver
 from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
+from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -137,7 +138,7 @@ class TextObserver(RunView):
         painted = self._console.paint(word, _STYLES.get(record.outcome, "unsure"), err=True)
         self._console.progress(
             f" {self._place(record.name)} {record.name:<{width}}  {painted}  "
-            f"{printable(headline(record)):<56}  {short_duration(record.duration_s)}"
+            f"{printable(headline(record)):<56}  {duration_text(record.duration_s)}"
         )
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:

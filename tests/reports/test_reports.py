@@ -183,7 +183,7 @@ def test_unknown_formats_are_refused_together() -> None:
     with pytest.raises(UsageError) as caught:
         rendering.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
     text = str(caught.value)
-    assert "'htm' (did you mean 'html'?)" in text
+    assert "'htm': no such format (did you mean 'html'?)" in text
     assert "'pdf'" in text
     assert "html, json, junit, md, terminal" in text
 

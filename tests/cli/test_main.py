@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook import __version__
-from runbook.cli import COMMANDS
+from runbook.cli import COMMANDS, main
+from runbook.console import Console
+from runbook.errors import ProgramExit
 from tests.cli.shell import runbook
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
@@ -185,3 +191,71 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == "{"
     assert done.stderr == ""
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
+    """Run a command that raises `error`."""
+
+    def fail(args: argparse.Namespace, console: Console) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "schema", replace(COMMANDS["schema"], run=fail))
+    return main(["schema"])
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("loss"), ValueError("first\nsecond"), FileNotFoundError(2, "gone", "x")]
+)
+def test_a_defect_is_never_a_no_go(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert broken(monkeypatch, error) == 70
+    (kept,) = tmp_path.iterdir()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert type(error).__name__ in line and line.endswith(f"(traceback: {kept})")
+    assert kept.read_text().startswith(f"runbook {__version__}\nTraceback (most recent call last)")
+    assert "in fail\n    raise error\n" in kept.read_text()
+
+
+def test_a_defect_without_room_for_its_traceback_prints_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert broken(monkeypatch, KeyError("loss")) == 70
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].endswith("KeyError: 'loss' (traceback: above)")
+
+
+def test_what_the_machine_refuses_is_no_defect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = OSError(errno.ENOSPC, "No space left on device", "artifacts/x")
+    assert broken(monkeypatch, refused) == 2
+    assert capsys.readouterr().err == ("runbook: error: artifacts/x: No space left on device\n")
+
+
+def test_out_that_cannot_be_written(tmp_path: Path) -> None:
+    # /sys refuses new folders, also to root.
+    ended = runbook(
+        *("run", "--phase", "preflight", "--profile", "cpu", "--out", "/sys/runs"), cwd=tmp_path
+    )
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("runbook: error: /sys/runs: ")
+    assert "Traceback" not in ended.err
+
+
+def test_the_codes_that_scripts_rely_on() -> None:
+    assert {code.name: code.value for code in ProgramExit} == {
+        "GO": 0,
+        "NO_GO": 1,
+        "USAGE": 2,
+        "INCOMPLETE": 3,
+        "DEFECT": 70,
+        "INTERRUPTED": 130,
+        "TERMINATED": 143,
+    }
