@@ -9,7 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from reports.plots import interval_plot, series_plot, table_plot
-from reports.view import ReportView, build_view, clean, one_line, plain_number, value_text
+from reports.view import ReportView, build_view, one_line, plain_number, value_text
+from runbook.console import printable
 from runbook.records import RunRecord
 from runbook.records.measurement import duration_text
 from runbook.records.report import Report, Screen
@@ -51,7 +52,7 @@ def markdown_code(value: str) -> str:
 
 def markdown_fence(value: str, language: str = "sh") -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
-    text = clean(value)
+    text = printable(value)
     ticks = "`" * max(3, _longest_run(text) + 1)
     return f"{ticks}{language}\n{text}\n{ticks}"
 
@@ -103,7 +104,7 @@ def _environment(*, html: bool) -> Environment:
 def _finalize(value: object) -> object:
     """Clean whatever a template prints; text that is markup already was cleaned when made."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
-        return clean(value)
+        return printable(value)
     return value
 
 

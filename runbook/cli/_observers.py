@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
 from runbook.cli._common import headline, near
-from runbook.console import Console, printable
+from runbook.console import Console, printable, style_of
 from runbook.launch.observer import SilentObserver
-from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
+from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _PLAIN_INTERVAL_S = 30.0
-_STYLES = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.SKIPPED: "dim"}
 _INDENT = "      "
 
 
@@ -134,8 +133,8 @@ class TextObserver(RunView):
         """The phase's line: outcome, its throughput if it has one, checks, time."""
         self._hide()
         width = max((len(name) for name in self._order), default=0)
-        word = record.outcome.value.ljust(12)
-        painted = self._console.paint(word, _STYLES.get(record.outcome, "unsure"), err=True)
+        word = record.outcome.value
+        painted = self._console.paint(word.ljust(12), style_of(word), err=True)
         self._console.progress(
             f" {self._place(record.name)} {record.name:<{width}}  {painted}  "
             f"{printable(headline(record)):<56}  {duration_text(record.duration_s)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser
-from runbook.console import Console, printable
+from runbook.console import Console, printable, style_of
 from runbook.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ def _decide(args: argparse.Namespace, console: Console) -> int:
         facts = {"sha256": table.sha256, "rows": len(table.rows)}
         console.json_document(head | facts | decision.to_dict())
         return code
-    style = {0: "good", 1: "bad", 3: "unsure"}[code]
+    word = decision.outcome.value
     winner = f" {decision.winner}" if decision.winner else ""
-    console.result(console.paint(decision.outcome.value, style) + printable(winner))
+    console.result(console.paint(word, style_of(word)) + printable(winner))
     for line in _decision_lines(decision):
         console.result(f"  {printable(line)}")
     console.result(
@@ -209,9 +209,8 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 
 def _print_judgement(console: Console, judgement: Judgement, path: str) -> None:
     verdict = judgement.verdict.value
-    style = {"GO": "good", "NO-GO": "bad"}.get(verdict, "unsure")
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.result(console.paint(verdict, style) + printable(claim))
+    console.result(console.paint(verdict, style_of(verdict)) + printable(claim))
     console.result(printable(f"judged from {path}; {judgement.source}\n"))
     rows = [
         (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
