@@ -1,4 +1,4 @@
-"""The Markdown report: the shape of the seeds' best report, with the facts it lacked."""
+"""The Markdown and the HTML report: the shape of the best hand-written one, and what it lacked."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ def plain_number(value: float | int | str | bool | None) -> str:
     return one_line(value) if isinstance(value, str) else number_text(value)
 
 
-MISSING = "no row"
 _SEVERITY = ("FAIL", "INVALID", "INCOMPLETE", "INCONCLUSIVE", "SKIPPED", "PASS")
 
 
@@ -198,9 +197,9 @@ def _acceptance_rows(wanted: str, rows: tuple[CheckRow, ...]) -> list[CheckRow]:
             question="Required by the profile.",
             outcome=Outcome.INCOMPLETE.value,
             code="not_run",
-            reason=f"{MISSING}: the run holds no check of this id",
+            reason="missing: the run has no check with this id",
             required=True,
-            remedy="run the phase that makes this check, then judge again",
+            remedy="run the phase that gives this check, then judge again",
         )
     ]
 
@@ -220,7 +219,7 @@ def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
 
 def _interruption(record: RunRecord) -> str:
     if record.interrupted:
-        return "Interrupted: this run was stopped before its end. What had not run has no evidence."
+        return "Interrupted: this run was stopped early. What did not run has no evidence."
     if record.finished_at is None:
-        return "Unfinished: this run has not reached its end, or its harness died."
+        return "Unfinished: this run has not completed, or the program that ran it died."
     return ""

@@ -34,18 +34,19 @@ COMMANDS = {
 }
 
 _DESCRIPTION = """\
-May this training run go to production on this machine, yes or no?
-Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with a receipt for
-every number."""
+Can this training run go to production on this machine, yes or no?
+Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
+of every number."""
 
 _EPILOG = """\
 examples:
-  runbook run                            all phases, profile chosen for this machine
-  runbook run --dry-run                  the command lines that would run; starts nothing
+  runbook run                            all phases, with the profile for this machine
+  runbook run --dry-run                  print the commands that would run; start nothing
   runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook report                         the newest run's report again
+  runbook report                         show the report of the newest run
 
-exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 130 Ctrl-C, 143 SIGTERM
+exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error,
+130 Ctrl-C, 143 SIGTERM
 more about one command: runbook COMMAND --help"""
 
 
@@ -91,7 +92,7 @@ def _defect(console: Console, error: Exception) -> int:
     except OSError:
         console.error(text)
         where = "above"
-    console.error(f"runbook: defect of the program, no verdict: {what} (traceback: {where})")
+    console.error(f"runbook: internal error, no verdict: {what} (traceback: {where})")
     return ProgramExit.DEFECT
 
 

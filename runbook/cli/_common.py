@@ -64,7 +64,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     if text is None:
         if not folders:
             raise UsageError(
-                f"no run in {out_dir}/", hint="`runbook run` makes one, --out names another folder"
+                f"no run in {out_dir}/", hint="`runbook run` starts one, --out names another folder"
             )
         return folders[-1]
     path = Path(text)
@@ -78,7 +78,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     names = [folder.name for folder in folders]
     if matches:
         raise UsageError(
-            f"run {text!r} is not unique in {out_dir}/: "
+            f"{text!r} fits several runs in {out_dir}/: "
             f"{', '.join(folder.name for folder in matches)}"
         )
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
@@ -105,7 +105,7 @@ def load_run(folder: Path) -> RunRecord:
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise RunbookError(
             f"{path} is not a run record of this version: {place}: {first['msg']}"
-            f" ({error.error_count()} problems in all)"
+            f" ({error.error_count()} problems in total)"
         ) from error
 
 

@@ -29,7 +29,6 @@ class Estimate:
     """Seconds, if anything is known, and in words where they come from."""
 
     seconds: float | None
-    timeout_s: float
     text: str
 
 
@@ -41,15 +40,17 @@ class Estimator:
         self._earlier = _newest(profile.name, out_dir)
 
     def estimate(self, launch: Launch) -> Estimate:
-        """The estimate of one launch."""
-        return (
-            self._from_earlier(launch)
-            or self._from_profile(launch)
-            or self._from_target(launch)
-            or Estimate(seconds=None, timeout_s=launch.timeout_s, text="time not known yet")
-        )
+        """The estimate of one launch, never above its time limit."""
+        found = self._as_before(launch) or self._by_profile(launch) or self._at_floor(launch)
+        if found is None:
+            return Estimate(seconds=None, text="duration not known yet")
+        seconds, source = found
+        text = f"about {duration_text(seconds)} ({source})"
+        if seconds > launch.timeout_s:
+            text = f"would take {duration_text(seconds)} ({source}), more than its time limit"
+        return Estimate(seconds=min(seconds, launch.timeout_s), text=text)
 
-    def _from_earlier(self, launch: Launch) -> Estimate | None:
+    def _as_before(self, launch: Launch) -> tuple[float, str] | None:
         if self._earlier is None:
             return None
         for phase in self._earlier.phases:
@@ -57,31 +58,20 @@ class Estimator:
                 then = entry.launch
                 same = (then.phase, then.name) == (launch.phase, launch.name)
                 if same and entry.result.ok and then.steps == launch.steps:
-                    return self._words(
-                        launch, entry.result.duration_s, f"as in run {self._earlier.run_id}"
-                    )
+                    return entry.result.duration_s, f"as in run {self._earlier.run_id}"
         return None
 
-    def _from_profile(self, launch: Launch) -> Estimate | None:
+    def _by_profile(self, launch: Launch) -> tuple[float, str] | None:
         typical = self._profile.phases[launch.phase].typical_s
-        if typical is None:
-            return None
-        return self._words(launch, typical, "the profile's figure for its own step counts")
+        return (typical, "the profile's estimate for its own step counts") if typical else None
 
-    def _from_target(self, launch: Launch) -> Estimate | None:
+    def _at_floor(self, launch: Launch) -> tuple[float, str] | None:
         limit = self._profile.limits.get(_THROUGHPUT_LIMIT)
         gated = self._profile.throughput_gated and limit is not None and limit.gated
         if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
         seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
-        return self._words(launch, seconds, f"at the floor of {limit.value:g} {limit.unit}")
-
-    def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
-        if seconds > launch.timeout_s:
-            text = f"would take {duration_text(seconds)} ({source}), longer than it may"
-            return Estimate(seconds=launch.timeout_s, timeout_s=launch.timeout_s, text=text)
-        text = f"about {duration_text(seconds)} ({source})"
-        return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)
+        return seconds, f"at the floor of {limit.value:g} {limit.unit}"
 
 
 def _newest(profile: str, out_dir: Path) -> RunRecord | None:
@@ -126,7 +116,9 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
         for line in _feeding(phase, plan):
             console.result(f"#   {line}")
         if phase.collects:
-            console.result("#   collects facts of checkout, torch, GPUs, disk, ports, processes")
+            console.result(
+                "#   collects facts about the checkout, torch, GPUs, disk, ports and processes"
+            )
         if not launches:
             console.result("#   starts no process")
         for launch in launches:
@@ -139,7 +131,7 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
                 console.result(f"#   {note}")
             console.result(pasteable(launch).line)
     console.result("")
-    console.result(f"# in all  {_total(everything)}")
+    console.result(f"# total   {_total(plan, everything)}")
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:
@@ -155,14 +147,14 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
     return lines
 
 
-def _total(estimates: Sequence[Estimate]) -> str:
+def _total(plan: Plan, estimates: Sequence[Estimate]) -> str:
     count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
-    limit = duration_text(sum(estimate.timeout_s for estimate in estimates))
+    limit = duration_text(sum(launch.timeout_s for _, launches in plan for launch in launches))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     if not known:
         return f"{count}, at most {limit}"
     missing = len(estimates) - len(known)
-    without = f" without the {missing} that have no estimate" if missing else ""
+    without = f" not counting the {missing} without an estimate" if missing else ""
     return f"{count}, about {duration_text(sum(known))}{without}, at most {limit}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
@@ -22,24 +21,14 @@ _PLAIN_INTERVAL_S = 30.0
 _INDENT = "      "
 
 
-class RunView(SilentObserver):
+class RunView(SilentObserver, ExitStack):
     """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.run_root = ""
         self._console = console
         self._order: tuple[str, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
         """Remember the folder and the order of the phases."""
@@ -68,7 +57,6 @@ class TextObserver(RunView):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._stack = ExitStack()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._last_line = 0.0
@@ -76,17 +64,9 @@ class TextObserver(RunView):
 
     def __enter__(self) -> Self:
         if self._console.is_live:
-            self._progress = self._stack.enter_context(self._console.live(_new_progress()))
+            self._progress = self.enter_context(self._console.live(_new_progress()))
+            self.callback(self._hide)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._hide()
-        self._stack.close()
 
     def _announce(self, run_id: str) -> None:
         count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
@@ -165,12 +145,7 @@ class TextObserver(RunView):
 
 def _new_progress() -> Progress:
     from rich.console import Console as RichConsole
-    from rich.progress import (
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
         SpinnerColumn(),
@@ -191,11 +166,9 @@ class JsonObserver(RunView):
         self._say("run_started", run_id=run_id, run_root=self.run_root, phases=list(self._order))
 
     def phase_started(self, name: str, title: str, launches: int) -> None:
-        """Say it."""
         self._say("phase_started", phase=name, title=title, launches=launches)
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
-        """Say it, with the command line."""
         self._say(
             "launch_started",
             phase=launch.phase,
@@ -208,7 +181,6 @@ class JsonObserver(RunView):
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
-        """Say it."""
         self._say(
             "launch_progress",
             phase=launch.phase,
@@ -219,7 +191,6 @@ class JsonObserver(RunView):
         )
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
-        """Say it, with the result as in run.json."""
         self._say(
             "launch_finished",
             phase=launch.phase,
@@ -228,7 +199,6 @@ class JsonObserver(RunView):
         )
 
     def phase_finished(self, record: PhaseRecord) -> None:
-        """Say it, with the checks as in run.json."""
         self._say(
             "phase_finished",
             phase=record.name,
@@ -239,7 +209,6 @@ class JsonObserver(RunView):
         )
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
-        """Say the verdict."""
         self.run_root = run_root
         self._say(
             "run_finished",
@@ -253,7 +222,6 @@ class JsonObserver(RunView):
         )
 
     def note(self, text: str) -> None:
-        """Say it."""
         self._say("note", text=text)
 
     def _say(self, event: str, **fields: object) -> None:

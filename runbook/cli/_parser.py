@@ -66,20 +66,23 @@ class Command:
         group.add_argument("--json", action="store_true", help=self.json_help)
         group.add_argument("--quiet", action="store_true", help="no progress on stderr")
         group.add_argument(
-            "--no-color", action="store_true", help="plain text on a terminal (so does NO_COLOR=1)"
+            "--no-color",
+            action="store_true",
+            help="plain text on a terminal (same as NO_COLOR=1)",
         )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """RUN, a finished run, and the folder in which its id is looked up."""
     parser.add_argument(
-        "run_name", nargs="?", metavar="RUN", help="a run's folder or id; the newest if left out"
+        "run_name", nargs="?", metavar="RUN", help="a run's folder or id (default: the newest run)"
     )
     add_out(parser)
 
 
 def add_out(
-    parser: argparse._ActionsContainer, help: str = f"folder of runs (default {DEFAULT_OUT})"
+    parser: argparse._ActionsContainer,
+    help: str = f"folder that holds the runs (default: {DEFAULT_OUT})",
 ) -> None:
     """--out, the folder that holds the folders of runs."""
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=help)
@@ -94,7 +97,7 @@ def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
 
 def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Callable[[str], float]:
     """An argparse type: a finite number within the bound."""
-    bound = f" above {above:g}" if above > -math.inf else f" of {at_least:g} or more"
+    bound = f" above {above:g}" if above > -math.inf else f", {at_least:g} or more"
 
     def read(text: str) -> float:
         try:
@@ -102,7 +105,7 @@ def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Cal
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value <= above or value < at_least:
-            raise argparse.ArgumentTypeError(f"expected a number{bound}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be a number{bound}, not {text!r}")
         return value
 
     return read
@@ -114,7 +117,7 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or int(text) < at_least:
             raise argparse.ArgumentTypeError(
-                f"expected a whole number of {at_least} or more, not {text!r}"
+                f"must be a whole number, {at_least} or more, not {text!r}"
             )
         return int(text)
 

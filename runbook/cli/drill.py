@@ -1,4 +1,4 @@
-"""`runbook drill`: plant real faults in real runs and see whether they are noticed."""
+"""`runbook drill`: inject real faults into real runs and see whether they are noticed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORP
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("--faults", metavar="LIST", default="all", help="names, or all (default)")
-    one_or_more = whole_type(at_least=1)
-    parser.add_argument("--repeat", metavar="N", type=one_or_more, default=1, help="times each (1)")
-    parser.add_argument("--jobs", metavar="N", type=one_or_more, default=1, help="at a time (1)")
-    parser.add_argument("--list", action="store_true", help="list the faults and stop")
     parser.add_argument(
-        "--keep", action="store_true", help="keep every folder, not only those that fell short"
+        "--faults", metavar="LIST", default="all", help="comma-separated names, or all (default)"
+    )
+    one_or_more = whole_type(at_least=1)
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=one_or_more,
+        default=1,
+        help="launches of each fault (default: 1)",
     )
     parser.add_argument(
-        "--out", metavar="DIR", default="", help="new folder (artifacts/drill-<time>)"
+        "--jobs", metavar="N", type=one_or_more, default=1, help="launches at a time (default: 1)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the faults and stop")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep every folder, not only those of failed rows"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", default="", help="new folder (default: artifacts/drill-<time>)"
     )
 
 
 def _drill(args: argparse.Namespace, console: Console) -> int:
-    """Run the drill and print its table."""
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
@@ -53,7 +62,7 @@ def _drill(args: argparse.Namespace, console: Console) -> int:
     def told(row: DrillRow) -> None:
         nonlocal done
         done += 1
-        word = "good" if row.ok else "SHORT: " + "; ".join(row.problems)
+        word = "good" if row.ok else "FAILED: " + "; ".join(row.problems)
         took = "" if row.seconds is None else f" {row.seconds:.2f} s"
         console.progress(printable(f"[{done}/{total}] {row.fault}{took} {word}"))
 
@@ -82,7 +91,7 @@ def _list(console: Console, faults: Sequence[Fault], *, as_json: bool) -> None:
         console.json_document({"schema_version": 1, "faults": rows})
     else:
         cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
-        console.table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS PLANTED"), cells)
+        console.table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
 
 
 def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
@@ -119,20 +128,18 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
 
 DRILL = Command(
     name="drill",
-    help="plant real faults in real two-rank runs; is each one noticed, named and cleaned up?",
-    description=(
-        "Plant each fault in a real run of the trainer on two CPU ranks, with budgets of 3 s:\n"
-        "crashes, hangs, frozen ranks, desynchronised collectives, stragglers, data stalls,\n"
-        "bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed\n"
-        "launchers. A row is good if the fault was noticed in time, the right rank was named,\n"
-        "the evidence is there, no process is left and no written row is lost."
-    ),
-    examples=(
-        "  runbook drill --list\n"
-        "  runbook drill --faults frozen,sigkill,nan\n"
-        "  runbook drill --repeat 5 --json > drill.json"
-    ),
-    exits="0 every row good, 1 a row falls short, 2 usage, 3 interrupted",
+    help="inject real faults into real two-rank runs: is each noticed, named and cleaned up?",
+    description="""\
+Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
+crashes, hangs, frozen ranks, desynchronized collectives, stragglers, data stalls,
+bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
+launchers. A row passes if the fault was noticed in time, the right rank was named,
+the evidence is there, no process is left and no written row is lost.""",
+    examples="""\
+  runbook drill --list
+  runbook drill --faults frozen,sigkill,nan
+  runbook drill --repeat 5 --json > drill.json""",
+    exits="0 every row passed, 1 a row failed, 2 usage, 3 interrupted",
     add_arguments=_add_arguments,
     run=_drill,
 )

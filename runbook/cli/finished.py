@@ -18,12 +18,12 @@ _DEFAULT_FORMAT = "terminal"
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    _add_format(parser, "LIST", "md, json, html, junit, terminal, with commas between")
+    _add_format(parser, "LIST", "md, json, html, junit, terminal, comma-separated")
 
 
 def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
     parser.add_argument(
-        "--format", default="", metavar=metavar, help=f"{help} (default {_DEFAULT_FORMAT})"
+        "--format", default="", metavar=metavar, help=f"{help} (default: {_DEFAULT_FORMAT})"
     )
 
 
@@ -71,15 +71,13 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 REPORT = Command(
     name="report",
     help="render a run's report again",
-    description=(
-        "Render a run again from its run.json. One format goes to stdout; several are written\n"
-        "into the run's folder, and their paths go to stdout."
-    ),
-    examples=(
-        "  runbook report                                the newest run, on the terminal\n"
-        "  runbook report --format md > report.md\n"
-        "  runbook report 20261121T010203Z-840303b --format md,html,junit"
-    ),
+    description="""\
+Render a run again from its run.json. One format goes to stdout; several are written
+into the run's folder, and their paths go to stdout.""",
+    examples="""\
+  runbook report                                the newest run, on the terminal
+  runbook report --format md > report.md
+  runbook report 20261121T010203Z-840303b --format md,html,junit""",
     json_help="the same as --format json",
     add_arguments=_add_report,
     problems=_unknown_formats,
@@ -88,7 +86,6 @@ REPORT = Command(
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
-    """Print every difference; 0 if there is none."""
     from runbook.engine.verify import verify_run
 
     found = verify_run(find_run(args.run_name, args.out))
@@ -113,15 +110,13 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
 VERIFY = Command(
     name="verify",
     help="recompute every number of a run from its artifacts",
-    description=(
-        "Read and judge a finished run again and compare: digests of all files, run.json with\n"
-        "its journal, every check and measurement with the artifacts, every report with a\n"
-        "fresh rendering. Changes nothing."
-    ),
-    examples=(
-        "  runbook verify                              the newest run\n"
-        "  runbook verify artifacts/20261121T010203Z-840303b"
-    ),
+    description="""\
+Read and judge a finished run again and compare: the digest of every file, run.json
+against its journal, every check and measurement against the artifacts, every report
+against a fresh rendering. Changes nothing.""",
+    examples="""\
+  runbook verify                              the newest run
+  runbook verify artifacts/20261121T010203Z-840303b""",
     exits="0 nothing differs, 1 something does (each difference is named), 2 usage",
     add_arguments=add_run,
     run=_verify,
@@ -131,13 +126,15 @@ VERIFY = Command(
 def _add_judge(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "--profile", default="", metavar="NAME|FILE", help="whose limits (default: the run's own)"
+        "--profile",
+        default="",
+        metavar="NAME|FILE",
+        help="the limits to judge by (default: those of the run)",
     )
     _add_format(parser, "FORMAT", "md, json, html, junit or terminal")
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
-    """Print the new report; the exit code is that of the new verdict."""
     from runbook.config import load_profile, load_profile_document
     from runbook.engine.rejudge import judge_again
 
@@ -155,14 +152,12 @@ def _judge(args: argparse.Namespace, console: Console) -> int:
 JUDGE = Command(
     name="judge",
     help="judge a finished run again under other limits",
-    description=(
-        "Judge the artifacts of a finished run by the limits of another profile. Starts\n"
-        "nothing and changes nothing; the report goes to stdout."
-    ),
-    examples=(
-        "  runbook judge --profile a100x2_pcie3\n"
-        "  runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md"
-    ),
+    description="""\
+Judge the artifacts of a finished run by the limits of another profile. Starts
+nothing and changes nothing; the report goes to stdout.""",
+    examples="""\
+  runbook judge --profile a100x2_pcie3
+  runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
     json_help="the same as --format json",
     add_arguments=_add_judge,
@@ -178,7 +173,6 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    """Print the comparison; the exit code says whether B is worse."""
     from runbook.tools.compare import compare_runs, comparison_text, jsonable
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
@@ -192,11 +186,10 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
 COMPARE = Command(
     name="compare",
-    help="compare two finished runs: comparable or not, checks and speed that changed",
-    description=(
-        "Compare run B with the reference A. Numbers are compared only if the work is the\n"
-        "same and one thing differs: code, software, machine or toggles."
-    ),
+    help="compare two finished runs: are they comparable, and what changed",
+    description="""\
+Compare run B with the reference A. Numbers are compared only if the work is the
+same and one thing differs: code, software, machine or toggles.""",
     examples="  runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda",
     exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
     add_arguments=_add_compare,

@@ -26,12 +26,11 @@ def _add_arguments(parser: CommandParser) -> None:
 
 
 def _history(args: argparse.Namespace, console: Console) -> int:
-    """Print the list or the metric."""
     import sqlite3
 
     if not args.out.is_dir():
         raise UsageError(
-            f"no folder {args.out}/", hint="`runbook run` makes it, --out names another"
+            f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
     if args.csv and args.metric is None:
         raise UsageError("--csv needs a METRIC", hint="for example: baseline.throughput")
@@ -113,16 +112,14 @@ def _csv(rows: list[MetricRow]) -> str:
 HISTORY = Command(
     name="history",
     help="list earlier runs, or one number through all of them",
-    description=(
-        "List the runs of a folder, oldest first; with METRIC (a check's id, or\n"
-        "phase/measurement) its value in each. The index is made from the run folders and\n"
-        "brought up to date by itself."
-    ),
-    examples=(
-        "  runbook history\n"
-        "  runbook history baseline.throughput\n"
-        "  runbook history baseline.throughput --csv > throughput.csv"
-    ),
+    description="""\
+List the runs of a folder, oldest first; with METRIC (a check's id, or
+phase/measurement), its value in each. The index is built from the run folders and
+updates itself.""",
+    examples="""\
+  runbook history
+  runbook history baseline.throughput
+  runbook history baseline.throughput --csv > throughput.csv""",
     add_arguments=_add_arguments,
     run=_history,
 )

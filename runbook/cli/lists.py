@@ -37,8 +37,8 @@ def _phases(args: argparse.Namespace, console: Console) -> int:
 
 PHASES = Command(
     name="phases",
-    help="list the phases, their question, and what they use of each other",
-    description="List the phases in running order. `runbook run --phase NAME,NAME` runs some.",
+    help="list the phases, the question of each, and whose results it uses",
+    description="List the phases in running order; `runbook run --phase NAME,NAME` runs a choice.",
     examples="  runbook phases --json",
     run=_phases,
 )
@@ -81,7 +81,7 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
         for profile in profiles
     ]
     console.table(("PROFILE", "RANKS", "THROUGHPUT GATED", "MACHINE"), cells)
-    console.result(f"* what --profile auto takes here: {reason}")
+    console.result(f"* what --profile auto chooses here: {reason}")
 
 
 def _show_profile(console: Console, profile: Profile) -> None:
@@ -111,11 +111,12 @@ def _show_profile(console: Console, profile: Profile) -> None:
 
 PROFILES = Command(
     name="profiles",
-    help="list the profiles; show one with every number's source",
+    help="list the profiles, or show one with the source of every number",
     description="List the hardware profiles, or show one: machine, limits and their sources.",
-    examples=(
-        "  runbook profiles\n  runbook profiles a100x2_pcie4\n  runbook profiles ./mine.yaml --json"
-    ),
+    examples="""\
+  runbook profiles
+  runbook profiles a100x2_pcie4
+  runbook profiles ./mine.yaml --json""",
     add_arguments=_add_profiles,
     run=_profiles,
 )
@@ -156,7 +157,9 @@ def _toggles(args: argparse.Namespace, console: Console) -> int:
         )
         for row in TABLE.values()
     ]
-    console.table(("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "SEED", "MEANING"), cells)
+    console.table(
+        ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING"), cells
+    )
     return 0
 
 
@@ -171,11 +174,10 @@ def _in_force(value: object) -> str:
 TOGGLES = Command(
     name="toggles",
     help="list every NSA_* variable with its value in force",
-    description=(
-        "List every toggle: value in force in this environment, allowed values, meaning, and\n"
-        "the document that asks for it. `arm` marks those that may change inside one launch.\n"
-        "A variable that is unknown or holds a bad value is an error (exit code 2)."
-    ),
+    description="""\
+List every toggle: value in force in this environment, allowed values, meaning, and
+the requirement it serves. `arm` marks those that may change inside one launch.
+A variable that is unknown or holds a bad value is an error (exit code 2).""",
     examples="  NSA_DDP_BUCKET_MB=50 runbook toggles",
     run=_toggles,
 )
@@ -206,7 +208,7 @@ SCHEMA = Command(
     help="print the JSON Schema of run.json, or of a profile",
     description="Print the JSON Schema of a document that this program writes or reads.",
     examples="  runbook schema > run.schema.json\n  runbook schema profile",
-    json_help="accepted for symmetry: a schema always is JSON",
+    json_help="accepted, but a schema is always JSON",
     add_arguments=_add_schema,
     run=_schema,
 )

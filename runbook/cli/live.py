@@ -26,19 +26,18 @@ def _add_watch(parser: CommandParser) -> None:
         nargs="?",
         const="1",
         choices=("0", "1"),
-        help="write .HALT on an anomaly (--halt 0: never); default NSA_WATCH_HALT",
+        help="write .HALT on an anomaly (--halt 0: never; default: NSA_WATCH_HALT)",
     )
     parser.add_argument(
         "--interval",
         metavar="S",
         type=number_type(above=0),
-        help="seconds between looks (NSA_WATCH_INTERVAL_S)",
+        help="seconds between readings (default: NSA_WATCH_INTERVAL_S)",
     )
-    parser.add_argument("--once", action="store_true", help="look once and stop")
+    parser.add_argument("--once", action="store_true", help="read once and stop")
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    """Watch until the run is over."""
     from runbook.launch.anomaly import Thresholds
     from runbook.tools.watch import Watcher
 
@@ -60,8 +59,8 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         for anomaly in found:
             tell(anomaly)
         return 1 if found else 0
-    halting = "will be halted" if limits.halt else "is only told"
-    console.progress(f"watching {folder}; on an anomaly the run {halting}")
+    effect = "will halt the run" if limits.halt else "will only be reported"
+    console.progress(f"watching {folder}; an anomaly {effect}")
     count = watcher.run(interval_s=args.interval or limits.interval_s, tell=tell)
     console.progress(f"the run is over; {count} anomalies, {watcher.monitor.rows_read} rows read")
     return 1 if count else 0
@@ -72,30 +71,28 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
 
     if not folder.is_dir():
         raise UsageError(
-            f"no such directory: {folder}", hint="start the run first; it makes its own"
+            f"no such directory: {folder}", hint="start the run first; it creates its own"
         )
     above = (folder / "latest").is_dir()
     # A folder that is still empty may be one whose run is about to write; only --once cannot wait.
     if not is_run_directory(folder) and (once or above):
         hint = f"{folder}/latest is" if above else "one has training.csv or heartbeat_rank*.jsonl"
-        raise UsageError(f"{folder} is no run directory", hint=hint)
+        raise UsageError(f"{folder} is not a run directory", hint=hint)
 
 
 WATCH = Command(
     name="watch",
-    help="stand beside a run and halt it when its numbers or its silence say so",
-    description=(
-        "Watch a run directory, whoever started the run: heartbeat stall, throughput flat\n"
-        "line, gate collapse, zero or exploding gradients, NaN, loss spike, memory growth.\n"
-        "What is found goes into DIR/anomalies.jsonl and DIR/.anomaly_type; with --halt also\n"
-        "into DIR/.HALT, which stops all ranks after the same step. Ends with the run.\n"
-        "Limits come from NSA_WATCH_* (see `runbook toggles`)."
-    ),
-    examples=(
-        "  runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30\n"
-        "  runbook watch artifacts/cpu_smoke/latest --once --json"
-    ),
-    exits="0 nothing found, 1 something found, 2 usage, 130 Ctrl-C",
+    help="watch a live run, and halt it if its numbers go bad or a rank falls silent",
+    description="""\
+Watch a run directory, whoever started the run, for a stalled heartbeat, throughput
+readings that no longer change, gate collapse, zero or exploding gradients, NaN, loss
+spikes and memory growth. Anomalies go into DIR/anomalies.jsonl and
+DIR/.anomaly_type; with --halt also into DIR/.HALT, which stops all ranks after the
+same step. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).""",
+    examples="""\
+  runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30
+  runbook watch artifacts/cpu_smoke/latest --once --json""",
+    exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C",
     json_help="one JSON document per anomaly on stdout",
     add_arguments=_add_watch,
     run=_watch,
@@ -110,7 +107,6 @@ def _add_stacks(parser: CommandParser) -> None:
 
 
 def _stacks(args: argparse.Namespace, console: Console) -> int:
-    """Ask every live rank and print what it says."""
     from runbook.tools.watch import live_stacks
 
     folders = _folders(args.run_folder, args.out)
@@ -126,7 +122,7 @@ def _stacks(args: argparse.Namespace, console: Console) -> int:
         return 0 if all(stack.stack for _, stack in found) else 1
     why = "its ranks have ended" if folders else "it has no heartbeat files"
     text = f"no rank of {args.run_folder} is alive: {why}"
-    console.progress(printable(f"{text}; stacks of the past are in its stackdump_rank*.txt"))
+    console.progress(printable(f"{text}; earlier stacks are in its stackdump_rank*.txt"))
     return 3
 
 
@@ -153,13 +149,12 @@ def _folders(text: str, out: Path) -> list[Path]:
 
 STACKS = Command(
     name="stacks",
-    help="the Python stacks of every rank of a live run, now, whatever it hangs in",
-    description=(
-        "Have every live rank below RUN write its stacks and its last collective, and print\n"
-        "them. The run goes on. Works while a rank is stuck in a collective; a frozen rank is\n"
-        "read from outside where py-spy is installed. Only processes that carry the run's\n"
-        "token, or have its heartbeat file open, are touched."
-    ),
+    help="print the Python stacks of every rank of a live run, even of one that hangs",
+    description="""\
+Have every live rank below RUN write its stacks and its last collective, and print
+them. The run goes on. Works while a rank is stuck in a collective; a frozen rank is
+read from outside where py-spy is installed. Only processes that carry the run's
+token, or have its heartbeat file open, are touched.""",
     examples=("  runbook stacks artifacts/cpu_smoke/latest\n  runbook stacks 20260131T120000Z"),
     exits="0 every live rank answered, 1 one did not, 2 usage, 3 no rank is alive",
     add_arguments=_add_stacks,

@@ -24,7 +24,7 @@ def _add_inspect(parser: CommandParser) -> None:
         "--loss-floor",
         metavar="NATS",
         type=_floor,
-        help="loss that nothing can go below, or `none` (default: env.json's, else ln 256)",
+        help="lowest loss that is possible, or `none` (default: from env.json, else ln 256)",
     )
 
 
@@ -41,7 +41,6 @@ def _floor(text: str) -> float:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> int:
-    """Print what was found; the exit code says whether it can be believed."""
     from runbook.tools.inspect import inspect_path, inspection_text, jsonable
 
     inspection = inspect_path(args.directory, loss_floor=args.loss_floor)
@@ -55,15 +54,13 @@ def _inspect(args: argparse.Namespace, console: Console) -> int:
 INSPECT = Command(
     name="inspect",
     help="judge any run directory, read-only: what it holds and what is suspicious",
-    description=(
-        "Judge a run directory without changing it: which runs its training.csv holds, which\n"
-        "window its numbers come from, and everything suspicious. Takes this trainer's form\n"
-        "and the older one: no header, step,loss,lr,toks_per_s, a row every k steps."
-    ),
-    examples=(
-        "  runbook inspect artifacts/m7c_125m_2xa100_prod\n"
-        "  runbook inspect old/training.csv --loss-floor 5.545"
-    ),
+    description="""\
+Judge a run directory without changing it: which runs its training.csv holds, which
+window its numbers come from, and everything suspicious. Reads this trainer's format
+and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.""",
+    examples="""\
+  runbook inspect artifacts/m7c_125m_2xa100_prod
+  runbook inspect old/training.csv --loss-floor 5.545""",
     exits="0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say",
     add_arguments=_add_inspect,
     run=_inspect,
@@ -93,7 +90,7 @@ def _add_decide(parser: CommandParser) -> None:
     parser.add_argument("--error", type=float, help="declared error rate, such as 0.01")
     parser.add_argument("--margin", type=float, help="non-inferiority: accepted loss (0.02)")
     parser.add_argument(
-        "--limit", type=float, help="memory: most MiB; scaling: least efficiency (0.90)"
+        "--limit", type=float, help="memory: maximum in MiB; scaling: minimum efficiency (0.90)"
     )
     parser.add_argument("--tolerance", type=float, help="steady: accepted change (0.03)")
     parser.add_argument("--devices", type=int, metavar="N", help="scaling: number of devices")
@@ -125,7 +122,6 @@ def _flag(name: str) -> str:
 
 
 def _decide(args: argparse.Namespace, console: Console) -> int:
-    """Print the decision; the exit code says how it went."""
     from runbook.tools.columns import read_table
     from runbook.tools.decide import Options, ask
 
@@ -161,7 +157,7 @@ def _decision_lines(decision: Decision) -> Iterator[str]:
 
 DECIDE = Command(
     name="decide",
-    help="answer one question about anybody's CSV at a declared error rate",
+    help="answer one question about any CSV file at a declared error rate",
     description="""\
 Answer one question about the numbers in a CSV file (with a header), at a declared error rate.
 
@@ -177,11 +173,10 @@ scaling          t1,tN (a row per pair of launches)      is T_N / (N T_1) at lea
 A value is tokens / time of a whole block or launch, never a mean of rates. best-arm,
 non-inferiority and faster also take arm,block,value of two arms (--baseline names the first), or
 this program's training.csv with its columns arm, block, tokens and dt_s.""",
-    examples=(
-        "  runbook decide best-arm blocks.csv\n"
-        "  runbook decide target launches.csv --target 39\n"
-        "  runbook decide memory training.csv --limit 61440 --project-to-step 50000 --json"
-    ),
+    examples="""\
+  runbook decide best-arm blocks.csv
+  runbook decide target launches.csv --target 39
+  runbook decide memory training.csv --limit 61440 --project-to-step 50000 --json""",
     exits="0 PASS, WINNER, TIE, KEEP; 1 FAIL, DROP, INVALID; 2 usage; 3 INCONCLUSIVE",
     add_arguments=_add_decide,
     problems=_wrong_options,
@@ -194,7 +189,6 @@ def _add_replay(parser: CommandParser) -> None:
 
 
 def _replay(args: argparse.Namespace, console: Console) -> int:
-    """Print the judgement; the exit code is that of its verdict."""
     from runbook.tools.replay import judge_replay, load_replay
 
     replay, path, sha256 = load_replay(args.file)
@@ -218,7 +212,7 @@ def _print_judgement(console: Console, judgement: Judgement, path: str) -> None:
     ]
     console.table(("CHECK", "OUTCOME", "", "REASON"), rows)
     count = len(judgement.contradictions)
-    console.result(f"\n{count} contradiction(s)" if count else "\nno contradictions")
+    console.result(f"\n{count or 'no'} contradiction{'' if count == 1 else 's'}")
     for number, item in enumerate(judgement.contradictions, start=1):
         console.result(
             printable(
@@ -233,11 +227,10 @@ def _print_judgement(console: Console, judgement: Judgement, path: str) -> None:
 REPLAY = Command(
     name="replay",
     help="judge a hand-written table of results by the same rules",
-    description=(
-        "Judge the numbers of somebody's report (phases, arms, rows, configs, in YAML) by the\n"
-        "rules of a run, and list every contradiction with the rule it breaks. The reports\n"
-        "that this program replaces are shipped: report_v4 and first_report."
-    ),
+    description="""\
+Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
+rules of a run, and list every contradiction with the rule it breaks. The reports
+that this program replaces are shipped: report_v4 and first_report.""",
     examples="  runbook replay report_v4\n  runbook replay my_report.yaml --json",
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
     add_arguments=_add_replay,

@@ -21,7 +21,7 @@ from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
 _SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
-# What the run was begun with and cannot change when it goes on: each option with its default.
+# A run continues with its original options: each of them with its default.
 _FIXED_BY_RESUME: dict[str, object] = {
     "phase": "all",
     "profile": "auto",
@@ -41,25 +41,26 @@ def _add_arguments(parser: CommandParser) -> None:
         "--phase",
         default="all",
         metavar="LIST",
-        help="all (the nine), names with commas between, or all,fineweb; see `runbook phases`",
+        help="all (default: every phase that is not optional), comma-separated names, or all,NAME; "
+        "see `runbook phases`",
     )
     group.add_argument(
         "--profile",
         default="auto",
         metavar="auto|NAME|FILE",
-        help="the machine and its limits; auto asks nvidia-smi; see `runbook profiles`",
+        help="the machine and its limits; auto (default) asks nvidia-smi; see `runbook profiles`",
     )
     add_settings(
         group, "an NSA_* or NCCL_* variable, or a config key such as train.seq_len; repeatable"
     )
-    add_out(group, f"each run gets a new folder in it (default {DEFAULT_OUT})")
+    add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
     group.add_argument(
-        "--resume", metavar="RUN", help="go on with a run that was cut off: its folder or id"
+        "--resume", metavar="RUN", help="continue an interrupted run: its folder or id"
     )
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the command lines with time estimates; start and judge nothing",
+        help="print the commands with time estimates; start and judge nothing",
     )
     _add_measuring(parser.add_argument_group("how it is measured"))
 
@@ -69,31 +70,31 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--protocol",
         default="blocks",
         metavar="blocks|launches|seed",
-        help="arms take turns inside one launch (blocks, the default), one launch for each arm "
-        "and round (launches), or one launch each as the seed documents do (seed)",
+        help="how arms are compared: in turns inside one launch (blocks, the default), in one "
+        "launch for each arm and round (launches), or in one launch for each arm (seed)",
     )
     group.add_argument(
         "--steps-scale",
         type=number_type(above=0),
         default=1.0,
         metavar="F",
-        help="multiply every step count; below 1 is for trying things out",
+        help="multiply every step count; less than 1 is only for trying things out",
     )
     group.add_argument(
-        "--aa", action="store_true", help="compare an arm with itself: the answer must be a tie"
+        "--aa", action="store_true", help="compare an arm with itself; the decision must be TIE"
     )
     group.add_argument(
         "--seed",
         type=whole_type(at_least=0),
         default=0,
         metavar="N",
-        help="seed of the order of arms",
+        help="random seed for the order of arms (default: 0)",
     )
     group.add_argument(
         "--gpu-hour-price",
         type=number_type(at_least=0),
         metavar="F",
-        help="price of one GPU for one hour, to show a run's cost",
+        help="price of one GPU for one hour, to show what a run costs",
     )
 
 
@@ -139,12 +140,12 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 
 def _beside_resume(args: argparse.Namespace) -> list[str]:
-    """A run goes on as it was begun: what else was typed would not be obeyed, so it is refused."""
+    """What is typed beside --resume would not be obeyed, so it is refused."""
+    typed = [name for name, default in _FIXED_BY_RESUME.items() if getattr(args, name) != default]
+    flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
-        f"--{'set' if name == 'settings' else name.replace('_', '-')} does not go with --resume: "
-        "the run goes on with the options it was begun with"
-        for name, default in _FIXED_BY_RESUME.items()
-        if getattr(args, name) != default
+        f"{flag} cannot be combined with --resume: the run continues with its original options"
+        for flag in flags
     ]
 
 
@@ -176,14 +177,14 @@ RUN = Command(
     help="run phases and give the verdict",
     description="Run the phases on this machine and say GO, NO-GO or INCOMPLETE.",
     examples="""\
-  runbook run                                         every phase, profile for this machine
-  runbook run --dry-run                               what would run, with times; starts nothing
+  runbook run                                         every phase, with the profile for this machine
+  runbook run --dry-run                               show what would run and how long it may take
   runbook run --phase preflight,baseline --profile a100x2_pcie4
   runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.seq_len=1024
-  runbook run --phase bucket_sweep --aa               the same arm twice: must come out as a tie
+  runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
 
-the result goes to stdout, progress to stderr.""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 130 Ctrl-C, 143 SIGTERM",
+The result goes to stdout, progress to stderr.""",
+    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error, 130 Ctrl-C, 143 SIGTERM",
     json_help="every event as one JSON line on stdout",
     add_arguments=_add_arguments,
     problems=_problems,

@@ -1,4 +1,4 @@
-"""`runbook triage`: the operator's ladder, climbed for real."""
+"""`runbook triage`: the failing command again, with one change at a time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ _EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
 
 def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
-    parser.add_argument("--dry-run", action="store_true", help="show the ladder; start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the steps; start nothing")
     parser.add_argument(
         "--floor",
-        metavar="TOKS_PER_S",
+        metavar="TOK_S",
         type=number_type(above=0),
-        help="climb for throughput: fast enough is",
+        help="triage low throughput: this much is fast enough",
     )
     parser.add_argument(
-        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks for a config (2)"
+        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks for a config (default: 2)"
     )
     parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="ranks and variables for a config; alone: its config"
+        "--profile",
+        metavar="NAME|FILE",
+        help="ranks and variables for a config; without RUN|CONFIG, also the config",
     )
     add_settings(
         parser, "a variable or config key that every try has, as for `runbook run`; repeatable"
@@ -47,13 +49,12 @@ def _add_arguments(parser: CommandParser) -> None:
         "--steps",
         metavar="N",
         type=whole_type(at_least=1),
-        help="steps of each try (30; past the failing one)",
+        help="steps of each try (default: 30, or past the failing step)",
     )
     add_out(parser)
 
 
 def _triage(args: argparse.Namespace, console: Console) -> int:
-    """Climb, or show the ladder."""
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
@@ -142,18 +143,16 @@ def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
 TRIAGE = Command(
     name="triage",
     help="run the failing command again with one change at a time, until it works",
-    description=(
-        "Climb the ladder of the operator's cheat sheet and the failure playbook: run the\n"
-        "failing command as it was, then with one change at a time, and stop at the first\n"
-        "change under which the failure is gone. RUN|CONFIG is a run's folder or id (its\n"
-        "first failed launch is taken), a launch's directory, or a trainer config."
-    ),
-    examples=(
-        "  runbook triage                        the newest run\n"
-        "  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml\n"
-        "  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1"
-    ),
-    exits="0 a rung helped, 1 none did, 2 usage, 3 it did not fail again",
+    description="""\
+Run the failing command unchanged, then with one change at a time, in the order of the
+operator's cheatsheet and the failure playbook, and stop at the first change that makes
+the failure go away. RUN|CONFIG is a run's folder or id (its first failed launch is
+taken), a launch's directory, or a trainer config.""",
+    examples="""\
+  runbook triage                        the newest run
+  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
+  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1""",
+    exits="0 a step helped, 1 none did, 2 usage, 3 it did not fail again",
     add_arguments=_add_arguments,
     run=_triage,
 )

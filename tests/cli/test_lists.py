@@ -54,7 +54,7 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
     chosen = document["auto"]["name"]
     assert ended.out.count("*") == 2
     assert f"{chosen} *" in ended.out
-    assert ended.out.endswith(f"* what --profile auto takes here: {document['auto']['reason']}\n")
+    assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
 
 
 @pytest.mark.parametrize("name", ["a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1"])
