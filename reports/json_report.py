@@ -20,61 +20,38 @@ def render_json(record: RunRecord, _: Screen) -> str:
 
 
 def _document(view: ReportView) -> dict[str, Any]:
-    record = view.record
+    record = view.record.model_dump(mode="json")
+    head = ("tool_version", "run_id", "profile", "scope", "verdict")
+    how = ("reasons", "interrupted", "started_at", "finished_at", "command")
     return {
         "schema_version": REPORT_SCHEMA_VERSION,
-        "tool_version": record.tool_version,
-        "run_id": record.run_id,
-        "profile": record.profile,
-        "scope": record.scope,
-        "verdict": record.verdict.value,
-        "exit_code": record.verdict.exit_code,
-        "reasons": list(record.reasons),
-        "interrupted": record.interrupted,
-        "started_at": record.started_at,
-        "finished_at": record.finished_at,
-        "command": record.command,
+        **{name: record[name] for name in head},
+        "exit_code": view.record.verdict.exit_code,
+        **{name: record[name] for name in how},
         "counts": view.counts,
         "required_counts": view.required_counts,
-        "environment": record.environment,
-        "settings": record.settings,
-        "exports": record.exports,
+        **{name: record[name] for name in ("environment", "settings", "exports")},
         "phases": [
-            {
-                "name": phase.record.name,
-                "title": phase.record.title,
-                "outcome": phase.record.outcome.value,
-                "duration_s": phase.record.duration_s,
-                "checks": [_row(row) for row in phase.rows],
-                "tables": [table.model_dump(mode="json") for table in phase.record.tables],
-                "choices": phase.record.choices,
-                "notes": list(phase.record.notes),
-            }
-            for phase in view.phases
+            {name: phase[name] for name in ("name", "title", "outcome", "duration_s")}
+            | {"checks": [_row(row) for row in shown.rows]}
+            | {name: phase[name] for name in ("tables", "choices", "notes")}
+            for phase, shown in zip(record["phases"], view.phases, strict=True)
         ],
         "acceptance": [_row(row) for row in view.acceptance],
         "problems": [row.id for row in view.problems],
-        "artifacts": [file.model_dump(mode="json") for file in record.artifacts],
+        "artifacts": record["artifacts"],
     }
 
 
 def _row(row: CheckRow) -> dict[str, Any]:
-    check = row.check
-    dumped = check.model_dump(mode="json") if check else {}
+    check = row.check.model_dump(mode="json") if row.check else {}
+    head = ("id", "outcome", "code", "required", "question", "reason")
     return {
-        "id": row.id,
-        "outcome": row.outcome,
-        "code": row.code,
-        "required": row.required,
-        "question": row.question,
-        "reason": row.reason,
-        "measurement": dumped.get("measurement"),
-        "comparator": dumped.get("comparator", ""),
-        "limit": dumped.get("limit"),
-        "limit_source": row.limit_source,
-        "evidence": list(row.evidence),
-        "remedy": row.remedy,
-        "rerun": row.rerun,
+        **{name: getattr(row, name) for name in head},
+        "measurement": check.get("measurement"),
+        "comparator": check.get("comparator", ""),
+        "limit": check.get("limit"),
+        **{name: getattr(row, name) for name in ("limit_source", "evidence", "remedy", "rerun")},
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from reports.view import CheckRow, PhaseView, ReportView, build_view, clean
+from reports.view import CheckRow, PhaseView, ReportView, build_view
+from runbook.console import printable
 from runbook.records import Outcome, RunRecord, Verdict
 from runbook.records.report import Report, Screen
 
@@ -34,14 +35,14 @@ def render_junit(record: RunRecord, _: Screen) -> str:
 def _add_suite(
     root: ET.Element, name: str, rows: tuple[CheckRow, ...], phase: PhaseView | None
 ) -> None:
-    suite = ET.SubElement(root, "testsuite", name=clean(name))
+    suite = ET.SubElement(root, "testsuite", name=printable(name))
     for row in rows:
         _add_case(suite, row)
     _count(suite)
     if phase:
         suite.set("time", f"{phase.record.duration_s:.3f}")
         if phase.record.started_at:
-            suite.set("timestamp", clean(phase.record.started_at))
+            suite.set("timestamp", printable(phase.record.started_at))
 
 
 def _count(suite: ET.Element) -> None:
@@ -52,19 +53,23 @@ def _count(suite: ET.Element) -> None:
 
 def _add_case(suite: ET.Element, row: CheckRow) -> None:
     case = ET.SubElement(
-        suite, "testcase", classname=f"runbook.{clean(row.phase)}", name=clean(row.id), time="0"
+        suite,
+        "testcase",
+        classname=f"runbook.{printable(row.phase)}",
+        name=printable(row.id),
+        time="0",
     )
     properties = ET.SubElement(case, "properties")
     for name, value in _facts(row):
-        ET.SubElement(properties, "property", name=name, value=clean(value))
+        ET.SubElement(properties, "property", name=name, value=printable(value))
     tag = _tag(row.outcome)
     if not tag:
         return
-    message = clean(f"{row.outcome} {row.code}: {row.reason}")
+    message = printable(f"{row.outcome} {row.code}: {row.reason}")
     verdict = ET.SubElement(case, tag, message=message)
     if tag != "skipped":
         verdict.set("type", row.code)
-    verdict.text = clean(_details(row))
+    verdict.text = printable(_details(row))
 
 
 def _tag(outcome: str) -> str:
@@ -109,9 +114,9 @@ def _add_verdict(root: ET.Element, view: ReportView) -> None:
     verdict = view.record.verdict
     if verdict is not Verdict.GO:
         tag = "failure" if verdict is Verdict.NO_GO else "error"
-        bad = ET.SubElement(case, tag, message=clean(view.headline), type=verdict.value)
+        bad = ET.SubElement(case, tag, message=printable(view.headline), type=verdict.value)
         lines = [*view.record.reasons, view.interruption, view.required_counts]
-        bad.text = clean("\n".join(line for line in lines if line))
+        bad.text = printable("\n".join(line for line in lines if line))
     _count(suite)
 
 

@@ -1,4 +1,4 @@
-"""The Markdown report: the shape of the seeds' best report, with the facts it lacked."""
+"""The Markdown and the HTML report: the shape of the best hand-written one, and what it lacked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from reports.plots import interval_plot, series_plot, table_plot
-from reports.view import ReportView, build_view, clean, one_line, value_text
+from reports.view import ReportView, build_view, one_line, value_text
+from runbook.console import printable
 from runbook.records import RunRecord
-from runbook.records.measurement import plain_number
+from runbook.records.measurement import duration_text, plain_number
 from runbook.records.report import Report, Screen
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def markdown_code(value: str) -> str:
 
 def markdown_fence(value: str, language: str = "sh") -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
-    text = clean(value)
+    text = printable(value)
     ticks = "`" * max(3, _longest_run(text) + 1)
     return f"{ticks}{language}\n{text}\n{ticks}"
 
@@ -94,7 +95,7 @@ def _environment(*, html: bool) -> Environment:
     environment.filters["number"] = lambda value: one_line(plain_number(value))
     environment.filters["line"] = one_line
     environment.filters["quote"] = quote
-    environment.filters["seconds"] = seconds
+    environment.filters["seconds"] = duration_text
     environment.filters["value_text"] = value_text
     environment.filters["blame"] = blame
     return environment
@@ -103,7 +104,7 @@ def _environment(*, html: bool) -> Environment:
 def _finalize(value: object) -> object:
     """Clean whatever a template prints; text that is markup already was cleaned when made."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
-        return clean(value)
+        return printable(value)
     return value
 
 
@@ -112,16 +113,6 @@ def blame(result: LaunchResult) -> str:
     rank = "" if result.culprit_rank is None else f" (rank {result.culprit_rank})"
     cause = [f"{result.cause}{rank}"] if result.cause else []
     return "; ".join([*cause, *(f"note: {note}" for note in result.notes)]) or "-"
-
-
-def seconds(value: float) -> str:
-    """`42 s`, `3 min 05 s`, `2 h 01 min`."""
-    if value < 60:
-        return f"{value:.3g} s" if value < 10 else f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def render_html(record: RunRecord, _: Screen) -> str:

@@ -5,21 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from reports.pages import seconds
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
+from runbook.console import painted, style_of
 from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records.measurement import duration_text
 from runbook.records.report import Report, Screen
 
-_RED, _GREEN, _YELLOW, _DIM, _BOLD = "31", "32", "33", "2", "1"
-# More rows than this are named by their phases.
+# More checks than this are named by their phases.
 _LISTED = 3
-_COLOURS = {
-    "PASS": _GREEN,
-    "GO": _GREEN,
-    "FAIL": _RED,
-    "NO-GO": _RED,
-    "SKIPPED": _DIM,
-}
 
 
 def render_terminal(record: RunRecord, screen: Screen) -> str:
@@ -29,13 +22,12 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
     reader who has watched the phases go by.
     """
     view = build_view(record)
-    paint = _Painter(enabled=screen.color)
     if screen.brief:
-        return _joined(_end_lines(view, paint))
-    lines = [_title(view), *_phase_lines(view, paint)]
+        return _joined(_end_lines(view, screen.color))
+    lines = [_title(view), *_phase_lines(view, screen.color)]
     if view.acceptance:
-        lines += ["", view.required_counts, *_acceptance_lines(view, paint)]
-    lines += ["", *_end_lines(view, paint)]
+        lines += ["", view.required_counts, *_acceptance_lines(view, screen.color)]
+    lines += ["", *_end_lines(view, screen.color)]
     if screen.location:
         lines.append(f"report  {one_line(screen.location)}/report.md")
     return _joined(lines)
@@ -45,30 +37,18 @@ def _joined(lines: list[str]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _end_lines(view: ReportView, paint: _Painter) -> list[str]:
-    lines = [*_verdict_lines(view, paint), *_problem_lines(view, paint)]
+def _end_lines(view: ReportView, color: bool) -> list[str]:
+    lines = [*_verdict_lines(view, color), *_problem_lines(view, color)]
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         lines.append(f"export {one_line(' '.join(pairs))}")
     return lines
 
 
-class _Painter:
-    """Wraps words in colour, or not."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
-
-    def __call__(self, word: str, *, width: int = 0) -> str:
-        padded = word.ljust(width)
-        if not self._enabled:
-            return padded
-        return f"\x1b[{_COLOURS.get(word, _YELLOW)}m{word}\x1b[0m{padded[len(word) :]}"
-
-    def bold(self, word: str, text: str) -> str:
-        if not self._enabled:
-            return text
-        return f"\x1b[{_BOLD};{_COLOURS.get(word, _YELLOW)}m{text}\x1b[0m"
+def _word(outcome: str, color: bool, *, width: int = 0) -> str:
+    """The outcome in its color, padded to a column."""
+    word = painted(outcome, style_of(outcome)) if color else outcome
+    return word + " " * (width - len(outcome))
 
 
 def _title(view: ReportView) -> str:
@@ -79,15 +59,15 @@ def _title(view: ReportView) -> str:
     return "  ".join(one_line(fact) for fact in facts)
 
 
-def _phase_lines(view: ReportView, paint: _Painter) -> list[str]:
+def _phase_lines(view: ReportView, color: bool) -> list[str]:
     width = max((len(one_line(phase.record.name)) for phase in view.phases), default=0)
     total = len(view.phases)
     digits = len(str(total))
     facts = max((len(_phase_facts(phase)) for phase in view.phases), default=0)
     return [
         f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
-        f"{paint(phase.record.outcome.value, width=12)}  {_phase_facts(phase):<{facts}}  "
-        f"{seconds(phase.record.duration_s)}"
+        f"{_word(phase.record.outcome.value, color, width=12)}  {_phase_facts(phase):<{facts}}  "
+        f"{duration_text(phase.record.duration_s)}"
         for phase in view.phases
     ]
 
@@ -98,10 +78,10 @@ def _phase_facts(phase: PhaseView) -> str:
     return f"checks: {phase.passed}"
 
 
-def _acceptance_lines(view: ReportView, paint: _Painter) -> list[str]:
+def _acceptance_lines(view: ReportView, color: bool) -> list[str]:
     width = max(len(one_line(row.id)) for row in view.acceptance)
     return [
-        f"  {paint(row.outcome, width=12)}  {one_line(row.id):<{width}}  {_receipt(row)}"
+        f"  {_word(row.outcome, color, width=12)}  {one_line(row.id):<{width}}  {_receipt(row)}"
         for row in view.acceptance
     ]
 
@@ -115,8 +95,9 @@ def _receipt(row: CheckRow) -> str:
     return one_line(receipt) + limit
 
 
-def _verdict_lines(view: ReportView, paint: _Painter) -> list[str]:
-    lines = [paint.bold(view.record.verdict.value, view.headline)]
+def _verdict_lines(view: ReportView, color: bool) -> list[str]:
+    style = style_of(view.record.verdict.value)
+    lines = [painted(view.headline, "bold", style) if color else view.headline]
     lines += [f"  {one_line(reason)}" for reason in view.main_reasons]
     if view.interruption:
         lines.append(f"  {view.interruption}")
@@ -124,11 +105,11 @@ def _verdict_lines(view: ReportView, paint: _Painter) -> list[str]:
     return lines
 
 
-def _problem_lines(view: ReportView, paint: _Painter) -> list[str]:
+def _problem_lines(view: ReportView, color: bool) -> list[str]:
     lines: list[str] = []
     for rows in _alike(view.problems):
         row = rows[0]
-        lines += _heading(rows, paint)
+        lines += _heading(rows, color)
         if row.outcome == Outcome.SKIPPED and not row.remedy:
             continue
         for path in row.evidence:
@@ -151,15 +132,15 @@ def _alike(problems: Sequence[CheckRow]) -> list[list[CheckRow]]:
     return list(groups.values())
 
 
-def _heading(rows: Sequence[CheckRow], paint: _Painter) -> list[str]:
+def _heading(rows: Sequence[CheckRow], color: bool) -> list[str]:
     row = rows[0]
     mark = "" if row.required else " (not required)"
     if len({other.reason for other in rows}) == 1:
-        return [f"{paint(row.outcome)}  {_subject(rows)}{mark}  {one_line(row.reason)}"]
-    indent = " " * len(row.outcome)
+        return [f"{_word(row.outcome, color)}  {_subject(rows)}{mark}  {one_line(row.reason)}"]
+    words = [_word(row.outcome, color), *[" " * len(row.outcome)] * (len(rows) - 1)]
     return [
-        f"{indent if number else paint(row.outcome)}  {other.id}{mark}  {one_line(other.reason)}"
-        for number, other in enumerate(rows)
+        f"{word}  {other.id}{mark}  {one_line(other.reason)}"
+        for word, other in zip(words, rows, strict=True)
     ]
 
 

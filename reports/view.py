@@ -6,37 +6,18 @@ required id that the record lacks, because a missing row must never look like a 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 
+from runbook.console import printable
 from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord, RunRecord
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
 
-# Terminal escapes, invisible characters and those that reverse the reading direction: none of
-# them may act on the reader's screen, all of them must stay visible.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
-)
-
-
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def clean(text: str) -> str:
-    """The text with every unsafe character spelled out, such as `\\x1b`; newlines and tabs stay."""
-    return _UNSAFE.sub(_visible, text.replace("\r\n", "\n"))
-
 
 def one_line(text: str) -> str:
-    """The cleaned text on one line, runs of white space as one blank."""
-    return " ".join(clean(text).split())
+    """The printable text on one line, runs of white space as one blank."""
+    return " ".join(printable(text).split())
 
 
 MISSING = "no row"
@@ -210,9 +191,9 @@ def _acceptance_rows(wanted: str, rows: tuple[CheckRow, ...]) -> list[CheckRow]:
             question="Required by the profile.",
             outcome=Outcome.INCOMPLETE.value,
             code="not_run",
-            reason=f"{MISSING}: the run holds no check of this id",
+            reason="missing: the run has no check with this id",
             required=True,
-            remedy="run the phase that makes this check, then judge again",
+            remedy="run the phase that gives this check, then judge again",
         )
     ]
 
@@ -232,7 +213,7 @@ def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
 
 def _interruption(record: RunRecord) -> str:
     if record.interrupted:
-        return "Interrupted: this run was stopped before its end. What had not run has no evidence."
+        return "Interrupted: this run was stopped early. What did not run has no evidence."
     if record.finished_at is None:
-        return "Unfinished: this run has not reached its end, or its harness died."
+        return "Unfinished: this run has not completed, or the program that ran it died."
     return ""

@@ -5,30 +5,48 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
+from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 
 _STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
-_KEPT_CONTROLS = {"\n", "\t"}
+_STYLE_OF = {
+    **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "good"),
+    **dict.fromkeys(("NO-GO", "FAIL", "DROP"), "bad"),
+    "SKIPPED": "dim",
+}
+
+
+def style_of(word: str) -> str:
+    """The style of an outcome, a verdict or a decision, the same wherever it is printed."""
+    return _STYLE_OF.get(word, "unsure")
+
+
+def painted(text: str, *styles: str) -> str:
+    """The text in the escape codes of these styles: good, bad, unsure, bold, dim."""
+    return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m"
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out, so that a log line cannot drive a terminal."""
+    """The text with control characters spelled out, so that a log line cannot drive a terminal.
+
+    Newlines, tabs and every kind of blank stay; characters that are invisible or that reverse the
+    reading direction do not.
+    """
     if text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() or char in _KEPT_CONTROLS else _spelled(char) for char in text
+        char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else _spelled(char)
+        for char in text.replace("\r\n", "\n")
     )
 
 
 def _spelled(char: str) -> str:
-    if char.isspace() and ord(char) > 0xFF:
-        return char
     return char.encode("unicode_escape").decode("ascii")
 
 
@@ -36,14 +54,6 @@ def _wants_color(stream: TextIO, allowed: bool) -> bool:
     if not allowed or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
-
-
-class ConsoleFlags(Protocol):
-    """The part of the parsed arguments that decides how to print."""
-
-    quiet: bool
-    no_color: bool
-    json: bool
 
 
 class Console:
@@ -70,9 +80,8 @@ class Console:
         return self.color_err and not self.quiet
 
     def paint(self, text: str, style: str, *, err: bool = False) -> str:
-        """The text in one of the styles good, bad, unsure, bold, dim; plain without colour."""
-        enabled = self.color_err if err else self.color_out
-        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if enabled and style else text
+        """The text in a style (see `painted`); as it is where there is no color."""
+        return painted(text, style) if (self.color_err if err else self.color_out) else text
 
     def result(self, text: str) -> None:
         """One piece of the command's answer, on stdout."""
@@ -81,11 +90,19 @@ class Console:
 
     def json_line(self, document: object) -> None:
         """One compact JSON document on a line of stdout."""
-        self.result(json.dumps(document, separators=(",", ":"), ensure_ascii=False))
+        self.result(json.dumps(document, separators=(",", ":")))
 
     def json_document(self, document: object) -> None:
         """One indented JSON document on stdout."""
-        self.result(json.dumps(document, indent=2, ensure_ascii=False))
+        self.result(json.dumps(document, indent=2))
+
+    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Rows under a header, two spaces apart; the last column is not padded."""
+        cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+        for row in cells:
+            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.result("  ".join(padded).rstrip())
 
     def progress(self, text: str) -> None:
         """A line about what is going on, on stderr; nothing if quiet."""
@@ -121,14 +138,4 @@ def console_for(args: object) -> Console:
     """The console that a command's --quiet and --no-color ask for."""
     return Console(
         color=not getattr(args, "no_color", False), quiet=bool(getattr(args, "quiet", False))
-    )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a header, two spaces apart; the last column is not padded."""
-    cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
     )

@@ -2,61 +2,60 @@
 
 from __future__ import annotations
 
-import importlib
+import errno
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
-from types import ModuleType
 
 from runbook import __version__
 from runbook.cli._parser import CommandParser, parse_all
-from runbook.console import Console
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.cli.drill import DRILL
+from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
+from runbook.cli.history import HISTORY
+from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
+from runbook.cli.live import STACKS, WATCH
+from runbook.cli.questions import DECIDE, INSPECT, REPLAY
+from runbook.cli.run import RUN
+from runbook.cli.triage import TRIAGE
+from runbook.console import Console, console_for
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
-__all__ = ["COMMANDS", "EXIT_INTERRUPTED", "EXIT_USAGE", "main"]
-
-# One module of this package for each sub-command, in the order of the help text.
-COMMANDS = (
-    "run",
-    "report",
-    "verify",
-    "judge",
-    "phases",
-    "profiles",
-    "toggles",
-    "schema",
-    "inspect",
-    "compare",
-    "history",
-    "decide",
-    "replay",
-    "watch",
-    "stacks",
-    "triage",
-    "drill",
-)
-
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+# In the order of the help text.
+COMMANDS = {
+    command.name: command
+    for command in (
+        *(RUN, REPORT, VERIFY, JUDGE),
+        *(PHASES, PROFILES, TOGGLES, SCHEMA),
+        *(INSPECT, COMPARE, HISTORY, DECIDE, REPLAY),
+        *(WATCH, STACKS, TRIAGE, DRILL),
+    )
+}
 
 _DESCRIPTION = """\
-May this training run go to production on this machine, yes or no?
-Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with a receipt for
-every number."""
+Can this training run go to production on this machine, yes or no?
+Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
+of every number."""
 
 _EPILOG = """\
 examples:
-  runbook run                            all phases, profile chosen for this machine
-  runbook run --dry-run                  the command lines that would run; starts nothing
+  runbook run                            all phases, with the profile for this machine
+  runbook run --dry-run                  print the commands that would run; start nothing
   runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook report                         the newest run's report again
+  runbook report                         show the report of the newest run
 
-exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 130 Ctrl-C, 143 SIGTERM
+exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error,
+130 Ctrl-C, 143 SIGTERM
 more about one command: runbook COMMAND --help"""
 
 
+# What a machine refuses whatever the code does: no defect of the program, and the user can fix it.
+_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. User errors end as one message and exit code 2."""
+    """Run one command; return its exit code. No error leaves as a traceback or as exit code 1."""
     words = list(sys.argv[1:] if argv is None else argv)
     _never_fail_on_encoding()
     console = Console()
@@ -64,48 +63,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except RunbookError as error:
         console.error(f"runbook: error: {error}")
-        return EXIT_USAGE
+        return ProgramExit.USAGE
     except KeyboardInterrupt:
         console.error("runbook: interrupted")
-        return EXIT_INTERRUPTED
+        return ProgramExit.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return ProgramExit.INCOMPLETE
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            return _defect(console, error)
+        console.error(f"runbook: error: {error.filename or 'the system'}: {error.strerror}")
+        return ProgramExit.USAGE
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
+        return _defect(console, error)
+
+
+def _defect(console: Console, error: Exception) -> int:
+    text = f"runbook {__version__}\n{''.join(traceback.format_exception(error))}"
+    what = f"{type(error).__name__}: {error}".partition("\n")[0]
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="runbook-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as stream:
+            stream.write(text)
+        where = stream.name
+    except OSError:
+        console.error(text)
+        where = "above"
+    console.error(f"runbook: internal error, no verdict: {what} (traceback: {where})")
+    return ProgramExit.DEFECT
 
 
 def _dispatch(words: list[str]) -> int:
-    modules = {name: importlib.import_module(f"runbook.cli.{name}") for name in COMMANDS}
-    parser, commands = _build(modules)
+    parser, parsers = _build()
     if not words:
         Console().error(parser.format_help().rstrip())
-        return EXIT_USAGE
+        return ProgramExit.USAGE
     if words[0].startswith("-"):
         return _answer_global(parser, words)
-    if words[0] not in commands:
+    if words[0] not in COMMANDS:
         raise UsageError(
-            f"unknown command {words[0]!r}{did_you_mean(words[0], commands)}",
-            hint=f"commands: {', '.join(commands)}",
+            f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}",
+            hint=f"commands: {', '.join(COMMANDS)}",
         )
-    args, problems = parse_all(parser, commands, words)
-    module = modules[args.command]
-    if find_problems := getattr(module, "problems", None):
-        problems.extend(find_problems(args))
+    args, problems = parse_all(parser, parsers, words)
+    command = COMMANDS[args.command]
+    problems.extend(command.problems(args))
     if problems:
-        raise UsageError(problems, hint=f"see runbook {args.command} --help")
-    return int(module.run(args))
+        raise UsageError(problems, hint=f"see runbook {command.name} --help")
+    return command.run(args, console_for(args))
 
 
-def _build(
-    modules: dict[str, ModuleType],
-) -> tuple[CommandParser, dict[str, CommandParser]]:
+def _build() -> tuple[CommandParser, dict[str, CommandParser]]:
     parser = CommandParser(prog="runbook", description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"runbook {__version__}")
     actions = parser.add_subparsers(
         dest="command", metavar="COMMAND", title="commands", parser_class=CommandParser
     )
-    for module in modules.values():
-        module.add_parser(actions)
+    for command in COMMANDS.values():
+        command.add_to(actions)
     return parser, dict(actions.choices)
 
 

@@ -37,17 +37,6 @@ def _rate(check: Check, measured: Measurement) -> str:
     return text
 
 
-def short_duration(seconds: float) -> str:
-    """`41 s`, `3 min 20 s` or `2 h 05 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-DEFAULT_OUT = "artifacts"
 _RECORD = "run.json"
 
 
@@ -73,7 +62,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     if text is None:
         if not folders:
             raise UsageError(
-                f"no run in {out_dir}/", hint="`runbook run` makes one, --out names another folder"
+                f"no run in {out_dir}/", hint="`runbook run` starts one, --out names another folder"
             )
         return folders[-1]
     path = Path(text)
@@ -87,7 +76,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     names = [folder.name for folder in folders]
     if matches:
         raise UsageError(
-            f"run {text!r} is not unique in {out_dir}/: "
+            f"{text!r} fits several runs in {out_dir}/: "
             f"{', '.join(folder.name for folder in matches)}"
         )
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
@@ -114,7 +103,7 @@ def load_run(folder: Path) -> RunRecord:
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise RunbookError(
             f"{path} is not a run record of this version: {place}: {first['msg']}"
-            f" ({error.error_count()} problems in all)"
+            f" ({error.error_count()} problems in total)"
         ) from error
 
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import load_run, run_folders, short_duration
+from runbook.cli._common import load_run, run_folders
 from runbook.config.page import limits_of
-from runbook.console import Console, console_for
+from runbook.console import Console
 from runbook.errors import RunbookError
 from runbook.launch.command import pasteable
-from runbook.records import Launch, RunRecord
+from runbook.records import RunRecord
+from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-    from runbook.engine import RunOptions
     from runbook.records import Launch
     from runbook.records.phase import Phase
 
@@ -30,7 +30,6 @@ class Estimate:
     """Seconds, if anything is known, and in words where they come from."""
 
     seconds: float | None
-    timeout_s: float
     text: str
 
 
@@ -42,15 +41,17 @@ class Estimator:
         self._earlier = _newest(profile.name, out_dir)
 
     def estimate(self, launch: Launch) -> Estimate:
-        """The estimate of one launch."""
-        return (
-            self._from_earlier(launch)
-            or self._from_profile(launch)
-            or self._from_target(launch)
-            or Estimate(seconds=None, timeout_s=launch.timeout_s, text="time not known yet")
-        )
+        """The estimate of one launch, never above its time limit."""
+        found = self._as_before(launch) or self._by_profile(launch) or self._at_floor(launch)
+        if found is None:
+            return Estimate(seconds=None, text="duration not known yet")
+        seconds, source = found
+        text = f"about {duration_text(seconds)} ({source})"
+        if seconds > launch.timeout_s:
+            text = f"would take {duration_text(seconds)} ({source}), more than its time limit"
+        return Estimate(seconds=min(seconds, launch.timeout_s), text=text)
 
-    def _from_earlier(self, launch: Launch) -> Estimate | None:
+    def _as_before(self, launch: Launch) -> tuple[float, str] | None:
         if self._earlier is None:
             return None
         for phase in self._earlier.phases:
@@ -58,32 +59,21 @@ class Estimator:
                 then = entry.launch
                 same = (then.phase, then.name) == (launch.phase, launch.name)
                 if same and entry.result.ok and then.steps == launch.steps:
-                    return self._words(
-                        launch, entry.result.duration_s, f"as in run {self._earlier.run_id}"
-                    )
+                    return entry.result.duration_s, f"as in run {self._earlier.run_id}"
         return None
 
-    def _from_profile(self, launch: Launch) -> Estimate | None:
+    def _by_profile(self, launch: Launch) -> tuple[float, str] | None:
         typical = self._profile.phases[launch.phase].typical_s
-        if typical is None:
-            return None
-        return self._words(launch, typical, "the profile's figure for its own step counts")
+        return (typical, "the profile's estimate for its own step counts") if typical else None
 
-    def _from_target(self, launch: Launch) -> Estimate | None:
+    def _at_floor(self, launch: Launch) -> tuple[float, str] | None:
         found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
         limit = next(found, None)
         gated = self._profile.throughput_gated and limit is not None and limit.gated
         if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
         seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
-        return self._words(launch, seconds, f"at the floor of {limit.value:g} {limit.spec.unit}")
-
-    def _words(self, launch: Launch, seconds: float, source: str) -> Estimate:
-        if seconds > launch.timeout_s:
-            text = f"would take {short_duration(seconds)} ({source}), longer than it may"
-            return Estimate(seconds=launch.timeout_s, timeout_s=launch.timeout_s, text=text)
-        text = f"about {short_duration(seconds)} ({source})"
-        return Estimate(seconds=seconds, timeout_s=launch.timeout_s, text=text)
+        return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"
 
 
 def _newest(profile: str, out_dir: Path) -> RunRecord | None:
@@ -101,32 +91,25 @@ def _newest(profile: str, out_dir: Path) -> RunRecord | None:
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 
 
-def print_plan(options: RunOptions, args: argparse.Namespace) -> int:
+def print_plan(args: argparse.Namespace, console: Console) -> int:
     """Print the plan; start nothing, write nothing, judge nothing."""
     from runbook.engine import plan_all
 
-    plan = plan_all(options)
-    estimator = Estimator(args.chosen_profile, options.out)
-    console = console_for(args)
+    plan = plan_all(args.options)
+    estimator = Estimator(args.setup.profile, args.out)
     if args.json:
-        console.json_document(_document(plan, options, args, estimator))
+        console.json_document(_document(plan, args, estimator))
     else:
-        _print(console, plan, options, args, estimator)
+        _print(console, plan, args, estimator)
     return 0
 
 
-def _print(
-    console: Console,
-    plan: Plan,
-    options: RunOptions,
-    args: argparse.Namespace,
-    estimator: Estimator,
-) -> None:
-    profile = args.chosen_profile
+def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator) -> None:
+    profile = args.setup.profile
     console.result("# dry run: nothing is started, nothing is judged")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
     console.result(f"# scope    {profile.scope}")
-    console.result(f"# folder   {options.out}/<UTC time>-<commit>/")
+    console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
@@ -135,7 +118,9 @@ def _print(
         for line in _feeding(phase, plan):
             console.result(f"#   {line}")
         if phase.collects:
-            console.result("#   collects facts of checkout, torch, GPUs, disk, ports, processes")
+            console.result(
+                "#   collects facts about the checkout, torch, GPUs, disk, ports and processes"
+            )
         if not launches:
             console.result("#   starts no process")
         for launch in launches:
@@ -143,12 +128,12 @@ def _print(
             everything.append(estimate)
             purpose = f": {launch.purpose}" if launch.purpose else ""
             console.result(f"#   {launch.name}{purpose}")
-            console.result(f"#   {estimate.text}; stopped after {short_duration(launch.timeout_s)}")
+            console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
             for note in pasteable(launch).notes:
                 console.result(f"#   {note}")
             console.result(pasteable(launch).line)
     console.result("")
-    console.result(f"# in all  {_total(everything)}")
+    console.result(f"# total   {_total(plan, everything)}")
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:
@@ -164,27 +149,25 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
     return lines
 
 
-def _total(estimates: Sequence[Estimate]) -> str:
+def _total(plan: Plan, estimates: Sequence[Estimate]) -> str:
     count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
-    limit = short_duration(sum(estimate.timeout_s for estimate in estimates))
+    limit = duration_text(sum(launch.timeout_s for _, launches in plan for launch in launches))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     if not known:
         return f"{count}, at most {limit}"
     missing = len(estimates) - len(known)
-    without = f" without the {missing} that have no estimate" if missing else ""
-    return f"{count}, about {short_duration(sum(known))}{without}, at most {limit}"
+    without = f" not counting the {missing} without an estimate" if missing else ""
+    return f"{count}, about {duration_text(sum(known))}{without}, at most {limit}"
 
 
-def _document(
-    plan: Plan, options: RunOptions, args: argparse.Namespace, estimator: Estimator
-) -> dict[str, object]:
+def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dict[str, object]:
     return {
         "schema_version": 1,
         "dry_run": True,
-        "profile": options.profile,
+        "profile": args.options.profile,
         "profile_reason": args.profile_reason,
-        "scope": args.chosen_profile.scope,
-        "out_dir": str(options.out),
+        "scope": args.setup.profile.scope,
+        "out_dir": str(args.out),
         "phases": [
             {
                 "name": phase.name,

@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
-from runbook.cli._common import headline, near, short_duration
-from runbook.console import Console, printable
+from runbook.cli._common import headline, near
+from runbook.console import Console, printable, style_of
 from runbook.launch.observer import SilentObserver
-from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord
+from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
+from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
 _PLAIN_INTERVAL_S = 30.0
-_STYLES = {Outcome.PASS: "good", Outcome.FAIL: "bad", Outcome.SKIPPED: "dim"}
 _INDENT = "      "
 
 
-class RunView(SilentObserver):
+class RunView(SilentObserver, ExitStack):
     """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.run_root = ""
         self._console = console
         self._order: tuple[str, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
         """Remember the folder and the order of the phases."""
@@ -59,9 +47,9 @@ class RunView(SilentObserver):
         return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
 
-def observer_for(args: argparse.Namespace, console: Console) -> RunView:
-    """The observer that --json asks for, or else the one for people."""
-    return JsonObserver(console) if args.json else TextObserver(console)
+def observer_for(console: Console, *, as_json: bool) -> RunView:
+    """The observer for a program, or the one for people."""
+    return JsonObserver(console) if as_json else TextObserver(console)
 
 
 class TextObserver(RunView):
@@ -69,7 +57,6 @@ class TextObserver(RunView):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._stack = ExitStack()
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._last_line = 0.0
@@ -77,17 +64,9 @@ class TextObserver(RunView):
 
     def __enter__(self) -> Self:
         if self._console.is_live:
-            self._progress = self._stack.enter_context(self._console.live(_new_progress()))
+            self._progress = self.enter_context(self._console.live(_new_progress()))
+            self.callback(self._hide)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._hide()
-        self._stack.close()
 
     def _announce(self, run_id: str) -> None:
         count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
@@ -134,11 +113,11 @@ class TextObserver(RunView):
         """The phase's line: outcome, its throughput if it has one, checks, time."""
         self._hide()
         width = max((len(name) for name in self._order), default=0)
-        word = record.outcome.value.ljust(12)
-        painted = self._console.paint(word, _STYLES.get(record.outcome, "unsure"), err=True)
+        word = record.outcome.value
+        painted = self._console.paint(word.ljust(12), style_of(word), err=True)
         self._console.progress(
             f" {self._place(record.name)} {record.name:<{width}}  {painted}  "
-            f"{printable(headline(record)):<56}  {short_duration(record.duration_s)}"
+            f"{printable(headline(record)):<56}  {duration_text(record.duration_s)}"
         )
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
@@ -166,12 +145,7 @@ class TextObserver(RunView):
 
 def _new_progress() -> Progress:
     from rich.console import Console as RichConsole
-    from rich.progress import (
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
         SpinnerColumn(),
@@ -192,11 +166,9 @@ class JsonObserver(RunView):
         self._say("run_started", run_id=run_id, run_root=self.run_root, phases=list(self._order))
 
     def phase_started(self, name: str, title: str, launches: int) -> None:
-        """Say it."""
         self._say("phase_started", phase=name, title=title, launches=launches)
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
-        """Say it, with the command line."""
         self._say(
             "launch_started",
             phase=launch.phase,
@@ -209,7 +181,6 @@ class JsonObserver(RunView):
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
-        """Say it."""
         self._say(
             "launch_progress",
             phase=launch.phase,
@@ -220,7 +191,6 @@ class JsonObserver(RunView):
         )
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
-        """Say it, with the result as in run.json."""
         self._say(
             "launch_finished",
             phase=launch.phase,
@@ -229,7 +199,6 @@ class JsonObserver(RunView):
         )
 
     def phase_finished(self, record: PhaseRecord) -> None:
-        """Say it, with the checks as in run.json."""
         self._say(
             "phase_finished",
             phase=record.name,
@@ -240,7 +209,6 @@ class JsonObserver(RunView):
         )
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
-        """Say the verdict."""
         self.run_root = run_root
         self._say(
             "run_finished",
@@ -254,7 +222,6 @@ class JsonObserver(RunView):
         )
 
     def note(self, text: str) -> None:
-        """Say it."""
         self._say("note", text=text)
 
     def _say(self, event: str, **fields: object) -> None:

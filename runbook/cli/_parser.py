@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
+from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
+
+DEFAULT_OUT = "artifacts"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -27,14 +34,94 @@ class CommandParser(argparse.ArgumentParser):
         return [text for action in self._actions for text in action.option_strings]
 
 
-def add_output_flags(parser: argparse.ArgumentParser, *, json_help: str) -> None:
-    """Add --json, --quiet and --no-color, which mean the same everywhere."""
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help=json_help)
-    group.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    group.add_argument(
-        "--no-color", action="store_true", help="plain text on a terminal (so does NO_COLOR=1)"
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One sub-command: what --help says of it, its arguments, and the function that does it.
+
+    `run` returns the exit code. `problems` finds what argparse cannot see in the arguments, so that
+    one message names all of it together with what argparse found.
+    """
+
+    name: str
+    help: str
+    description: str
+    examples: str
+    exits: str = ""
+    json_help: str = "one JSON document on stdout"
+    add_arguments: Callable[[CommandParser], None] = lambda _: None
+    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
+    run: Callable[[argparse.Namespace, Console], int]
+
+    def add_to(self, subparsers: Any) -> None:
+        """Add the parser; --json, --quiet and --no-color mean the same everywhere."""
+        exits = f"\nexit codes: {self.exits}" if self.exits else ""
+        parser: CommandParser = subparsers.add_parser(
+            self.name,
+            help=self.help,
+            description=self.description,
+            epilog=f"examples:\n{self.examples}{exits}",
+        )
+        self.add_arguments(parser)
+        group = parser.add_argument_group("output")
+        group.add_argument("--json", action="store_true", help=self.json_help)
+        group.add_argument("--quiet", action="store_true", help="no progress on stderr")
+        group.add_argument(
+            "--no-color",
+            action="store_true",
+            help="plain text on a terminal (same as NO_COLOR=1)",
+        )
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """RUN, a finished run, and the folder in which its id is looked up."""
+    parser.add_argument(
+        "run_name", nargs="?", metavar="RUN", help="a run's folder or id (default: the newest run)"
     )
+    add_out(parser)
+
+
+def add_out(
+    parser: argparse._ActionsContainer,
+    help: str = f"folder that holds the runs (default: {DEFAULT_OUT})",
+) -> None:
+    """--out, the folder that holds the folders of runs."""
+    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=help)
+
+
+def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
+    """--set, as often as one likes."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=help
+    )
+
+
+def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Callable[[str], float]:
+    """An argparse type: a finite number within the bound."""
+    bound = f" above {above:g}" if above > -math.inf else f", {at_least:g} or more"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value <= above or value < at_least:
+            raise argparse.ArgumentTypeError(f"must be a number{bound}, not {text!r}")
+        return value
+
+    return read
+
+
+def whole_type(*, at_least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number within the bound."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < at_least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number, {at_least} or more, not {text!r}"
+            )
+        return int(text)
+
+    return read
 
 
 def parse_all(
@@ -80,7 +167,8 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
         if name in names and name.startswith("-"):
-            takes_next = not equals and argv[index + 1 : index + 2]
-            end = index + (2 if takes_next and not argv[index + 1].startswith("-") else 1)
-            return argv[:index] + argv[end:]
+            # Like argparse: -1 is a value, --one is the next option.
+            value = "" if equals else "".join(argv[index + 1 : index + 2])
+            taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
+            return argv[:index] + argv[index + 1 + taken :]
     raise UsageError(str(error).removeprefix("argument "))

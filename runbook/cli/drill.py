@@ -1,15 +1,18 @@
-"""`runbook drill`: plant real faults in real runs and see whether they are noticed."""
+"""`runbook drill`: inject real faults into real runs and see whether they are noticed."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runbook.cli._parser import add_output_flags
-from runbook.console import Console, console_for, printable
+from runbook.cli._parser import DEFAULT_OUT, Command, CommandParser, whole_type
+from runbook.console import Console, printable
+from runbook.errors import UsageError
 
 if TYPE_CHECKING:
+    from runbook.tools.drill.faults import Fault
     from runbook.tools.drill.runner import DrillReport
     from runbook.tools.drill.scene import DrillRow
 
@@ -17,66 +20,49 @@ if TYPE_CHECKING:
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the sub-command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "drill",
-        help="plant real faults in real two-rank runs; is each one noticed, named and cleaned up?",
-        description=(
-            "Plant each fault in a real run of the trainer on two CPU ranks, with budgets of 3 s:\n"
-            "crashes, hangs, frozen ranks, desynchronised collectives, stragglers, data stalls,\n"
-            "bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed\n"
-            "launchers. A row is good if the fault was noticed in time, the right rank was named,\n"
-            "the evidence is there, no process is left and no written row is lost."
-        ),
-        epilog=(
-            "examples:\n"
-            "  runbook drill --list\n"
-            "  runbook drill --faults frozen,sigkill,nan\n"
-            "  runbook drill --repeat 5 --json > drill.json\n"
-            "exit codes: 0 every row good, 1 a row falls short, 2 usage, 3 interrupted"
-        ),
+def _add_arguments(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--faults", metavar="LIST", default="all", help="comma-separated names, or all (default)"
     )
-    parser.add_argument("--faults", metavar="LIST", default="all", help="names, or all (default)")
-    parser.add_argument("--repeat", metavar="N", type=_count, default=1, help="times each (1)")
-    parser.add_argument("--jobs", metavar="N", type=_count, default=1, help="at a time (1)")
+    one_or_more = whole_type(at_least=1)
+    parser.add_argument(
+        "--repeat",
+        metavar="N",
+        type=one_or_more,
+        default=1,
+        help="launches of each fault (default: 1)",
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=one_or_more, default=1, help="launches at a time (default: 1)"
+    )
     parser.add_argument("--list", action="store_true", help="list the faults and stop")
     parser.add_argument(
-        "--keep", action="store_true", help="keep every folder, not only those that fell short"
+        "--keep", action="store_true", help="keep every folder, not only those of failed rows"
     )
     parser.add_argument(
-        "--out", metavar="DIR", default="", help="new folder (artifacts/drill-<time>)"
+        "--out", metavar="DIR", default="", help="new folder (default: artifacts/drill-<time>)"
     )
-    add_output_flags(parser, json_help="one JSON document on stdout")
 
 
-def _count(text: str) -> int:
-    if text.isdigit() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the drill and print its table."""
+def _drill(args: argparse.Namespace, console: Console) -> int:
     import time
 
-    from runbook.errors import UsageError
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.drill.faults import select
     from runbook.tools.drill.runner import run_drill
 
-    console = console_for(args)
     faults = select(args.faults)
     if args.list:
-        return _list(console, faults, as_json=args.json)
+        _list(console, faults, as_json=args.json)
+        return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    out = Path(args.out) if args.out else Path("artifacts") / f"drill-{stamp}"
+    out = Path(args.out) if args.out else Path(DEFAULT_OUT) / f"drill-{stamp}"
     total, done = len(faults) * args.repeat, 0
 
     def told(row: DrillRow) -> None:
         nonlocal done
         done += 1
-        word = "good" if row.ok else "SHORT: " + "; ".join(row.problems)
+        word = "good" if row.ok else "FAILED: " + "; ".join(row.problems)
         took = "" if row.seconds is None else f" {row.seconds:.2f} s"
         console.progress(printable(f"[{done}/{total}] {row.fault}{took} {word}"))
 
@@ -99,27 +85,22 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.ok else 1
 
 
-def _list(console: Console, faults: Any, *, as_json: bool) -> int:
-    from runbook.console import table
-
+def _list(console: Console, faults: Sequence[Fault], *, as_json: bool) -> None:
     if as_json:
         rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
         console.json_document({"schema_version": 1, "faults": rows})
     else:
         cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
-        console.result(table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS PLANTED"), cells))
-    return 0
+        console.table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
 
 
 def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
-    from runbook.console import table
-
     summary = report.summary()
     if as_json:
         rows = [row.document() for row in report.rows]
         console.json_document({"schema_version": 1, "summary": summary, "rows": rows})
         return
-    console.result(table(_HEADER, [_cells(row) for row in report.rows]))
+    console.table(_HEADER, [_cells(row) for row in report.rows])
     for row in report.rows:
         if not row.ok:
             console.result(printable(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})"))
@@ -143,3 +124,22 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
         str(row.rows_lost),
         "yes" if row.ok else "NO",
     )
+
+
+DRILL = Command(
+    name="drill",
+    help="inject real faults into real two-rank runs: is each noticed, named and cleaned up?",
+    description="""\
+Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
+crashes, hangs, frozen ranks, desynchronized collectives, stragglers, data stalls,
+bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
+launchers. A row passes if the fault was noticed in time, the right rank was named,
+the evidence is there, no process is left and no written row is lost.""",
+    examples="""\
+  runbook drill --list
+  runbook drill --faults frozen,sigkill,nan
+  runbook drill --repeat 5 --json > drill.json""",
+    exits="0 every row passed, 1 a row failed, 2 usage, 3 interrupted",
+    add_arguments=_add_arguments,
+    run=_drill,
+)

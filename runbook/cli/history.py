@@ -5,81 +5,52 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runbook.cli._common import DEFAULT_OUT
-from runbook.cli._parser import add_output_flags
-from runbook.console import Console, console_for, table
+from runbook.cli._parser import Command, CommandParser, add_out
+from runbook.console import Console
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.engine.history import MetricRow
 
-
 _COLUMNS = ("started_at", "run_id", "profile", "outcome", "number", "stdev", "n", "unit", "path")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the sub-command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "history",
-        help="list earlier runs, or one number through all of them",
-        description=(
-            "List the runs of a folder, oldest first; with METRIC (a check's id, or\n"
-            "phase/measurement) its value in each. The index is made from the run folders and\n"
-            "brought up to date by itself."
-        ),
-        epilog=(
-            "examples:\n"
-            "  runbook history\n"
-            "  runbook history baseline.throughput\n"
-            "  runbook history baseline.throughput --csv > throughput.csv"
-        ),
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("metric", nargs="?", metavar="METRIC", help="a check or a measurement")
-    parser.add_argument(
-        "--out",
-        default=DEFAULT_OUT,
-        metavar="DIR",
-        help=f"where run folders are looked for (default {DEFAULT_OUT})",
-    )
+    add_out(parser)
     parser.add_argument("--csv", action="store_true", help="METRIC as comma-separated rows")
-    add_output_flags(parser, json_help="one JSON document on stdout")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the list or the metric."""
+def _history(args: argparse.Namespace, console: Console) -> int:
     import sqlite3
 
-    out_dir = Path(args.out)
-    if not out_dir.is_dir():
+    if not args.out.is_dir():
         raise UsageError(
-            f"no folder {out_dir}/", hint="`runbook run` makes it, --out names another"
+            f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
     if args.csv and args.metric is None:
         raise UsageError("--csv needs a METRIC", hint="for example: baseline.throughput")
-    console = console_for(args)
     try:
         if args.metric is None:
-            _show_runs(console, out_dir, as_json=args.json)
+            _show_runs(console, args.out, as_json=args.json)
         else:
-            _show_metric(console, out_dir, args)
+            _show_metric(console, args)
     except sqlite3.OperationalError as error:
-        raise RunbookError(f"the index in {out_dir}/ cannot be used: {error}") from error
+        raise RunbookError(f"the index in {args.out}/ cannot be used: {error}") from error
     return 0
 
 
-def _show_runs(console: Console, out_dir: Path, *, as_json: bool) -> None:
+def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
     from runbook.engine.history import list_runs
 
-    rows = list_runs(out_dir)
+    rows = list_runs(out)
     if as_json:
         console.json_document({"schema_version": 1, "runs": [asdict(row) for row in rows]})
         return
-    header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "")
     cells = [
         (
             row.started_at or "-",
@@ -91,27 +62,28 @@ def _show_runs(console: Console, out_dir: Path, *, as_json: bool) -> None:
         )
         for row in rows
     ]
-    console.result(table(header, cells))
+    console.table(("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", ""), cells)
 
 
-def _show_metric(console: Console, out_dir: Path, args: argparse.Namespace) -> None:
+def _show_metric(console: Console, args: argparse.Namespace) -> None:
     from runbook.engine.history import metric_names, metric_rows
 
-    rows = metric_rows(out_dir, args.metric)
+    rows = metric_rows(args.out, args.metric)
     if not rows:
-        names = metric_names(out_dir)
+        names = metric_names(args.out)
         known = f"there are: {', '.join(names)}" if names else "no run has recorded any"
         raise UsageError(
-            f"no metric {args.metric!r} in {out_dir}/{did_you_mean(args.metric, names)}", hint=known
+            f"no metric {args.metric!r} in {args.out}/{did_you_mean(args.metric, names)}",
+            hint=known,
         )
     if args.csv:
         console.result(_csv(rows))
     elif args.json:
         document = {"schema_version": 1, "metric": args.metric}
-        console.result(json.dumps({**document, "rows": [asdict(row) for row in rows]}, indent=2))
+        console.json_document({**document, "rows": [asdict(row) for row in rows]})
     else:
         header = ("STARTED", "RUN", "PROFILE", "OUTCOME", "VALUE", "N", "SOURCE")
-        console.result(table(header, [_cells(row) for row in rows]))
+        console.table(header, [_cells(row) for row in rows])
 
 
 def _cells(row: MetricRow) -> tuple[str, ...]:
@@ -135,3 +107,19 @@ def _csv(rows: list[MetricRow]) -> str:
     writer.writerow(_COLUMNS)
     writer.writerows([getattr(row, name) for name in _COLUMNS] for row in rows)
     return stream.getvalue().rstrip("\n")
+
+
+HISTORY = Command(
+    name="history",
+    help="list earlier runs, or one number through all of them",
+    description="""\
+List the runs of a folder, oldest first; with METRIC (a check's id, or
+phase/measurement), its value in each. The index is built from the run folders and
+updates itself.""",
+    examples="""\
+  runbook history
+  runbook history baseline.throughput
+  runbook history baseline.throughput --csv > throughput.csv""",
+    add_arguments=_add_arguments,
+    run=_history,
+)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runbook.cli._parser import add_output_flags
-from runbook.console import Console, console_for, printable
+from runbook.cli._common import find_run
+from runbook.cli._parser import (
+    Command,
+    CommandParser,
+    add_out,
+    add_settings,
+    number_type,
+    whole_type,
+)
+from runbook.console import Console, printable
+from runbook.errors import RunbookError
 
 if TYPE_CHECKING:
     from runbook.tools.triage import StepResult, Target, Triage
@@ -16,79 +25,47 @@ if TYPE_CHECKING:
 _EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the sub-command."""
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        "triage",
-        help="run the failing command again with one change at a time, until it works",
-        description=(
-            "Run the failing command as it was, then with one change at a time, in the order of\n"
-            "the operator's cheat sheet and the failure playbook, and stop at the first change\n"
-            "under which the failure is gone. RUN|CONFIG is a run's folder or id (its\n"
-            "first failed launch is taken), a launch's directory, or a trainer config."
-        ),
-        epilog=(
-            "examples:\n"
-            "  runbook triage                        the newest run\n"
-            "  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml\n"
-            "  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1\n"
-            "exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again"
-        ),
-    )
+def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
     parser.add_argument("--dry-run", action="store_true", help="show the steps; start nothing")
     parser.add_argument(
-        "--floor", metavar="TOK_S", type=_positive, help="triage low throughput: fast enough is"
-    )
-    parser.add_argument("--ranks", metavar="N", type=_whole, help="ranks for a config (2)")
-    parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="ranks and variables for a config; alone: its config"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="settings",
-        help="a variable or config key that every try has, as for `runbook run`; repeatable",
+        "--floor",
+        metavar="TOK_S",
+        type=number_type(above=0),
+        help="triage low throughput: this much is fast enough",
     )
     parser.add_argument(
-        "--steps", metavar="N", type=_whole, help="steps of each try (30; past the failing one)"
+        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks for a config (default: 2)"
     )
-    parser.add_argument("--out", metavar="DIR", default="artifacts", help="where runs are")
-    add_output_flags(parser, json_help="one JSON document on stdout")
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="ranks and variables for a config; without RUN|CONFIG, also the config",
+    )
+    add_settings(
+        parser, "a variable or config key that every try has, as for `runbook run`; repeatable"
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=whole_type(at_least=1),
+        help="steps of each try (default: 30, or past the failing step)",
+    )
+    add_out(parser)
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return value
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run the steps, or show them."""
+def _triage(args: argparse.Namespace, console: Console) -> int:
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 
-    console = console_for(args)
     target = _target(args)
     if args.dry_run:
         _show_steps(console, target, as_json=args.json)
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    out = (Path(args.out) / f"triage-{stamp}").resolve()
+    out = (args.out / f"triage-{stamp}").resolve()
     console.progress(printable(f"triage of {target.why}; evidence in {out}"))
 
     def tell(result: StepResult) -> None:
@@ -106,14 +83,12 @@ def _target(args: argparse.Namespace) -> Target:
 
     settings = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
-    path = _path(args.target or (profile.config if profile else None), Path(args.out))
+    path = _path(args.target or (profile.config if profile else None), args.out)
     target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
     return with_choices(target, settings, steps=args.steps)
 
 
 def _path(text: str | None, out: Path) -> Path:
-    from runbook.cli._common import find_run
-    from runbook.errors import RunbookError
     from runbook.launch.command import resolve_config
 
     if text is None:
@@ -137,10 +112,10 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
         rows.append((number, step, pasteable(launch).line, skipped))
     if as_json:
         found = [
-            {"step": n, "name": r.name, "title": r.title, "source": r.source, "command": c,
-             "note": s}
-            for n, r, c, s in rows
-        ]  # fmt: skip
+            {"step": number, "name": step.name, "title": step.title, "source": step.source}
+            | {"command": command, "note": skipped}
+            for number, step, command, skipped in rows
+        ]
         console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": found})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
@@ -154,13 +129,29 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
 
 
 def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
-    from runbook.console import table
-
     if as_json:
         console.json_document(triage.document())
         return
     rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
-    console.result(printable(table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)))
+    console.table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
     console.result(printable(f"finding: {triage.finding}"))
     for line in triage.exports:
         console.result(printable(line))
+
+
+TRIAGE = Command(
+    name="triage",
+    help="run the failing command again with one change at a time, until it works",
+    description="""\
+Run the failing command unchanged, then with one change at a time, in the order of the
+operator's cheatsheet and the failure playbook, and stop at the first change that makes
+the failure go away. RUN|CONFIG is a run's folder or id (its first failed launch is
+taken), a launch's directory, or a trainer config.""",
+    examples="""\
+  runbook triage                        the newest run
+  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
+  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1""",
+    exits="0 a step helped, 1 none did, 2 usage, 3 it did not fail again",
+    add_arguments=_add_arguments,
+    run=_triage,
+)

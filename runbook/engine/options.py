@@ -16,7 +16,7 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
-from runbook.errors import UsageError
+from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
 from runbook.records.invocation import Invocation, lasting
 from runbook.records.phase import Phase, PlanContext
@@ -128,7 +128,10 @@ def prepare(options: RunOptions) -> Setup:
     if "profile" in found and "phases" in found:
         problems += _without_settings(found["profile"], found["phases"])
     if options.protocol not in PROTOCOLS:
-        problems.append(f"protocol {options.protocol!r}; there are: {', '.join(PROTOCOLS)}")
+        problems.append(
+            f"--protocol {options.protocol!r}: no such protocol"
+            f"{did_you_mean(options.protocol, PROTOCOLS)}; there are: {', '.join(PROTOCOLS)}"
+        )
     if not options.steps_scale > 0:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
     if problems:

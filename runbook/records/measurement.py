@@ -58,6 +58,16 @@ class Record(BaseModel):
     )
 
 
+def duration_text(seconds: float) -> str:
+    """`2.25 s`, `41 s`, `3 min 20 s` or `2 h 05 min`."""
+    if seconds < 10:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 class Window(Record):
     """The steps that a number was taken from, first and last included."""
 

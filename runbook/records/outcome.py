@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Protocol
 
+from runbook.errors import ProgramExit
+
 
 class Outcome(StrEnum):
     """What one check says.
@@ -82,8 +84,8 @@ class Verdict(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """0 GO, 1 NO-GO, 3 INCOMPLETE."""
-        return {Verdict.GO: 0, Verdict.NO_GO: 1, Verdict.INCOMPLETE: 3}[self]
+        """The code of the same name."""
+        return ProgramExit[self.name]
 
 
 class Judged(Protocol):

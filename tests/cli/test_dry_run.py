@@ -75,7 +75,7 @@ def test_every_launch_has_a_time_and_a_limit(plan: str) -> None:
     commands = [line for line in plan.splitlines() if line and not line.startswith("#")]
     times = re.findall(r"^#   .+; stopped after .+$", plan, flags=re.MULTILINE)
     assert len(times) == len(commands)
-    assert re.search(rf"^# in all  {len(commands)} launches, .*at most ", plan, re.MULTILINE)
+    assert re.search(rf"^# total   {len(commands)} launches, .*at most ", plan, re.MULTILINE)
 
 
 def test_for_machines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""phases, profiles, toggles, schema and report: for people as text, for machines as JSON."""
+"""phases, profiles, toggles and schema: for people as text, for machines as JSON."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import jsonschema
 import pytest
 
 from runbook.config import load_profile, profile_names
-from runbook.engine.rendering import render
-from runbook.records.report import Screen
 from tests.cli.shell import ESCAPE, runbook
 from tests.reports import samples
 
@@ -56,7 +54,7 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
     chosen = document["auto"]["name"]
     assert ended.out.count("*") == 2
     assert f"{chosen} *" in ended.out
-    assert ended.out.endswith(f"* what --profile auto takes here: {document['auto']['reason']}\n")
+    assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
 
 
 @pytest.mark.parametrize("name", ["a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1"])
@@ -121,44 +119,3 @@ def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> N
 def test_the_schema_of_a_profile(tmp_path: Path) -> None:
     schema = json.loads(runbook("schema", "profile", cwd=tmp_path).out)
     jsonschema.Draft202012Validator(schema).validate(load_profile("cpu").model_dump(mode="json"))
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    folder = tmp_path / "artifacts" / "20261121T010203Z-840303b"
-    folder.mkdir(parents=True)
-    (folder / "run.json").write_text(samples.no_go().model_dump_json())
-    return folder
-
-
-def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
-    ended = runbook("report", cwd=tmp_path)
-    assert (ended.code, ended.err) == (0, "")
-    where = f"artifacts/{finished.name}"
-    assert ended.out == render(samples.no_go(), "terminal", Screen(location=where))
-    assert ESCAPE not in ended.out
-
-
-@pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
-def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
-    ended = runbook("report", finished.name, "--format", name, cwd=tmp_path)
-    assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
-    assert [path.name for path in finished.iterdir()] == ["run.json"]
-
-
-def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
-    ended = runbook("report", "--format", "md,html,junit", cwd=tmp_path)
-    where = f"artifacts/{finished.name}"
-    assert ended.out.splitlines() == [
-        f"{where}/report.md",
-        f"{where}/report.html",
-        f"{where}/junit.xml",
-    ]
-    assert (finished / "report.md").read_text() == render(samples.no_go(), "md")
-
-
-def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
-    assert (
-        runbook("report", "--json", cwd=tmp_path).out
-        == runbook("report", "--format", "json", cwd=tmp_path).out
-    )

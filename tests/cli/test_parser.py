@@ -49,6 +49,14 @@ def test_an_option_without_its_value(
     assert args.kind == "b"
 
 
+@pytest.mark.parametrize("bad", ["-1", "-.5", "-"])
+def test_a_bad_value_that_begins_with_a_dash_is_one_problem(
+    parsers: tuple[CommandParser, dict[str, CommandParser]], bad: str
+) -> None:
+    _, problems = parse_all(*parsers, ["work", "--kind", bad, "x"])
+    assert problems == [f"--kind: invalid choice: '{bad}' (choose from 'a', 'b')"]
+
+
 def test_abbreviations_are_not_guessed(
     parsers: tuple[CommandParser, dict[str, CommandParser]],
 ) -> None:

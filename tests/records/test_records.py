@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from runbook.records import ArmSchedule, Check, Launch, Measurement, Outcome, Reason, Window
+from runbook.records.measurement import duration_text
 
 DIGEST = "0" * 64
 
@@ -118,3 +119,19 @@ def test_a_schedule_counts_the_rows_that_it_will_write() -> None:
 def test_a_schedule_with_an_arm_that_nobody_described_is_refused() -> None:
     with pytest.raises(ValidationError, match="without settings"):
         ArmSchedule(settings={"25": {}}, rounds=(("25", "50"),), steps=1, warmup_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (2.25, "2.25 s"),
+        (9.999, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from runbook import registry
 from runbook.engine import rendering
+from tests.reports.regold import GOLDEN, formats_of
 from tests.reports.samples import SAMPLES, go
 
-GOLDEN = Path(__file__).parent / "golden"
 
-
-@pytest.mark.parametrize("fmt", registry.report_names())
-@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize(
+    ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in formats_of(name)]
+)
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
     expected = (GOLDEN / name / rendering.report_files()[fmt]).read_text(encoding="utf-8")
     assert rendering.render(SAMPLES[name](), fmt) == expected

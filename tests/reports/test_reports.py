@@ -130,8 +130,8 @@ def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None
 
 
 def test_exports_of_a_run_that_is_not_go_are_no_approval() -> None:
-    assert "no approval" in rendering.render(no_go(), "md")
-    assert "no approval" not in rendering.render(go(), "md")
+    assert "so they are not approved" in rendering.render(no_go(), "md")
+    assert "not approved" not in rendering.render(go(), "md")
     assert "export NSA_DDP_BUCKET_MB=50" in rendering.render(go(), "md")
 
 
@@ -183,7 +183,7 @@ def test_unknown_formats_are_refused_together() -> None:
     with pytest.raises(UsageError) as caught:
         rendering.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
     text = str(caught.value)
-    assert "'htm' (did you mean 'html'?)" in text
+    assert "'htm': no such format (did you mean 'html'?)" in text
     assert "'pdf'" in text
     assert "html, json, junit, md, terminal" in text
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook import __version__
-from runbook.cli import COMMANDS
+from runbook.cli import COMMANDS, main
+from runbook.console import Console
+from runbook.errors import ProgramExit
 from tests.cli.shell import runbook
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
@@ -60,7 +66,9 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
     listed = [line.split()[0] for line in ended.out.splitlines() if line.startswith("    ")]
     assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
     assert "runbook run --dry-run" in ended.out
-    assert "0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 130 Ctrl-C, 143 SIGTERM" in ended.out
+    for code in (*("0 GO", "1 NO-GO", "2 wrong usage", "3 INCOMPLETE"), "70 internal error"):
+        assert f"{code}," in ended.out
+    assert "130 Ctrl-C, 143 SIGTERM\n" in ended.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -112,7 +120,7 @@ def test_without_a_command_the_help_goes_to_stderr(tmp_path: Path) -> None:
         ),
         (
             ["report"],
-            "no run in artifacts/; `runbook run` makes one, --out names another folder",
+            "no run in artifacts/; `runbook run` starts one, --out names another folder",
         ),
         (
             ["schema", "rum"],
@@ -137,17 +145,17 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
     first, *rest = ended.err.splitlines()
     assert first == "runbook: error: 10 problems:"
     expected = (
+        "--steps-scale: must be a number above 0, not 'abc'",
+        "--gpu-hour-price: must be a number, 0 or more, not '-1'",
+        "--seed: must be a whole number, 0 or more, not 'x'",
         "unknown option --sed (did you mean '--seed'?)",
-        "--steps-scale 'abc': expected a number above 0",
-        "--gpu-hour-price '-1': expected a number of 0 or more",
-        "--seed 'x': expected a whole number of 0 or more",
-        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
-        "there are: blocks, launches, seed",
-        "no phase 'basline' (did you mean 'baseline'?); there are: ",
-        "no phase 'nope'; there are: ",
         "no profile 'h200x2' (did you mean 'h200x1'?); there are: ",
         "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
         "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
+        "no phase 'basline' (did you mean 'baseline'?); there are: ",
+        "no phase 'nope'; there are: ",
+        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
+        "there are: blocks, launches, seed",
     )
     assert len(rest) == len(expected)
     for line, start in zip(rest, expected, strict=True):
@@ -159,8 +167,8 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
 def test_options_beside_resume_are_refused_not_ignored(tmp_path: Path) -> None:
     ended = runbook("run", "--resume", "x", "--set", "NSA_NVTX=1", "--aa", cwd=tmp_path)
     assert ended.code == 2
-    assert "--set does not go with --resume" in ended.err
-    assert "--aa does not go with --resume" in ended.err
+    assert "--set cannot be combined with --resume" in ended.err
+    assert "--aa cannot be combined with --resume" in ended.err
     assert "no run 'x'" in ended.err
 
 
@@ -185,3 +193,71 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == "{"
     assert done.stderr == ""
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
+    """Run a command that raises `error`."""
+
+    def fail(args: argparse.Namespace, console: Console) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "schema", replace(COMMANDS["schema"], run=fail))
+    return main(["schema"])
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("loss"), ValueError("first\nsecond"), FileNotFoundError(2, "gone", "x")]
+)
+def test_a_defect_is_never_a_no_go(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert broken(monkeypatch, error) == 70
+    (kept,) = tmp_path.iterdir()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert type(error).__name__ in line and line.endswith(f"(traceback: {kept})")
+    assert kept.read_text().startswith(f"runbook {__version__}\nTraceback (most recent call last)")
+    assert "in fail\n    raise error\n" in kept.read_text()
+
+
+def test_a_defect_without_room_for_its_traceback_prints_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert broken(monkeypatch, KeyError("loss")) == 70
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].endswith("KeyError: 'loss' (traceback: above)")
+
+
+def test_what_the_machine_refuses_is_no_defect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = OSError(errno.ENOSPC, "No space left on device", "artifacts/x")
+    assert broken(monkeypatch, refused) == 2
+    assert capsys.readouterr().err == ("runbook: error: artifacts/x: No space left on device\n")
+
+
+def test_out_that_cannot_be_written(tmp_path: Path) -> None:
+    # /sys refuses new folders, also to root.
+    ended = runbook(
+        *("run", "--phase", "preflight", "--profile", "cpu", "--out", "/sys/runs"), cwd=tmp_path
+    )
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("runbook: error: /sys/runs: ")
+    assert "Traceback" not in ended.err
+
+
+def test_the_codes_that_scripts_rely_on() -> None:
+    assert {code.name: code.value for code in ProgramExit} == {
+        "GO": 0,
+        "NO_GO": 1,
+        "USAGE": 2,
+        "INCOMPLETE": 3,
+        "DEFECT": 70,
+        "INTERRUPTED": 130,
+        "TERMINATED": 143,
+    }

@@ -40,7 +40,7 @@ def test_a_folder_or_its_record_anywhere(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_start_that_fits_two_names_both(runs: Path) -> None:
-    with pytest.raises(UsageError, match=f"not unique .*: {OLD}, {NEW}"):
+    with pytest.raises(UsageError, match=f"fits several runs in .*: {OLD}, {NEW}"):
         find_run("2026112", runs)
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
 
 
 def test_no_runs_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run in .*absent/; `runbook run` makes one"):
+    with pytest.raises(UsageError, match=r"no run in .*absent/; `runbook run` starts one"):
         find_run(None, tmp_path / "absent")
 
 

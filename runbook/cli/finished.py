@@ -1,0 +1,197 @@
+"""Commands about finished runs: `report`, `verify`, `judge` and `compare`. None starts anything."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import TYPE_CHECKING
+
+from runbook.cli._common import find_run, load_run
+from runbook.cli._parser import Command, add_out, add_run
+from runbook.console import Console, printable
+
+if TYPE_CHECKING:
+    from runbook.records import RunRecord
+
+_DEFAULT_FORMAT = "terminal"
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    _add_format(parser, "LIST", "md, json, html, junit, terminal, comma-separated")
+
+
+def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
+    parser.add_argument(
+        "--format", default="", metavar=metavar, help=f"{help} (default: {_DEFAULT_FORMAT})"
+    )
+
+
+def _formats(args: argparse.Namespace) -> list[str]:
+    chosen = args.format or ("json" if args.json else _DEFAULT_FORMAT)
+    return list(dict.fromkeys(name.strip() for name in chosen.split(",") if name.strip()))
+
+
+def _unknown_formats(args: argparse.Namespace) -> list[str]:
+    from runbook.engine.rendering import format_problems
+
+    if not _formats(args):
+        return ["--format names no format"]
+    return [f"--format {text}" for text in format_problems(_formats(args))]
+
+
+def _one_known_format(args: argparse.Namespace) -> list[str]:
+    several = len(_formats(args)) > 1
+    return ["--format takes one format here"] if several else _unknown_formats(args)
+
+
+def _print(console: Console, record: RunRecord, fmt: str, location: str = "") -> None:
+    from runbook.engine.rendering import render
+    from runbook.records.report import Screen
+
+    text = render(record, fmt, Screen(color=console.color_out, location=location))
+    console.result(text.rstrip("\n"))
+
+
+def _report(args: argparse.Namespace, console: Console) -> int:
+    """Print one format, or write several. The exit code says nothing of the verdict."""
+    from runbook.engine.rendering import write_reports
+
+    folder = find_run(args.run_name, args.out)
+    record = load_run(folder)
+    formats = _formats(args)
+    if len(formats) == 1:
+        _print(console, record, formats[0], location=str(folder))
+    else:
+        for path in write_reports(record, folder, formats):
+            console.result(str(path))
+    return 0
+
+
+REPORT = Command(
+    name="report",
+    help="render a run's report again",
+    description="""\
+Render a run again from its run.json. One format goes to stdout; several are written
+into the run's folder, and their paths go to stdout.""",
+    examples="""\
+  runbook report                                the newest run, on the terminal
+  runbook report --format md > report.md
+  runbook report 20261121T010203Z-840303b --format md,html,junit""",
+    json_help="the same as --format json",
+    add_arguments=_add_report,
+    problems=_unknown_formats,
+    run=_report,
+)
+
+
+def _verify(args: argparse.Namespace, console: Console) -> int:
+    from runbook.engine.verify import verify_run
+
+    found = verify_run(find_run(args.run_name, args.out))
+    code = 0 if found.ok else 1
+    if args.json:
+        console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
+        return code
+    for difference in found.differences:
+        console.result(f"DIFFERS  {printable(difference)}")
+    checked = (
+        f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
+        f"{len(found.reports)} reports"
+    )
+    if found.ok:
+        console.result(f"verified {found.run_id}: {checked}; nothing differs")
+    else:
+        count = len(found.differences)
+        console.result(f"NOT VERIFIED {found.run_id}: {count} differences ({checked})")
+    return code
+
+
+VERIFY = Command(
+    name="verify",
+    help="recompute every number of a run from its artifacts",
+    description="""\
+Read and judge a finished run again and compare: the digest of every file, run.json
+against its journal, every check and measurement against the artifacts, every report
+against a fresh rendering. Changes nothing.""",
+    examples="""\
+  runbook verify                              the newest run
+  runbook verify artifacts/20261121T010203Z-840303b""",
+    exits="0 nothing differs, 1 something does (each difference is named), 2 usage",
+    add_arguments=add_run,
+    run=_verify,
+)
+
+
+def _add_judge(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="NAME|FILE",
+        help="the limits to judge by (default: those of the run)",
+    )
+    _add_format(parser, "FORMAT", "md, json, html, junit or terminal")
+
+
+def _judge(args: argparse.Namespace, console: Console) -> int:
+    from runbook.config import load_profile, load_profile_document
+    from runbook.engine.rejudge import judge_again
+
+    folder = find_run(args.run_name, args.out)
+    record = load_run(folder)
+    if args.profile:
+        profile = load_profile(args.profile)
+    else:
+        profile = load_profile_document(record.profile_document, where="run.json")
+    judged = judge_again(record, folder, profile, named=args.profile)
+    _print(console, judged, _formats(args)[0])
+    return judged.verdict.exit_code
+
+
+JUDGE = Command(
+    name="judge",
+    help="judge a finished run again under other limits",
+    description="""\
+Judge the artifacts of a finished run by the limits of another profile. Starts
+nothing and changes nothing; the report goes to stdout.""",
+    examples="""\
+  runbook judge --profile a100x2_pcie3
+  runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
+    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
+    json_help="the same as --format json",
+    add_arguments=_add_judge,
+    problems=_one_known_format,
+    run=_judge,
+)
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="the reference: a run's folder or id")
+    parser.add_argument("b", metavar="B", help="the run to judge")
+    add_out(parser)
+
+
+def _compare(args: argparse.Namespace, console: Console) -> int:
+    from runbook.tools.compare import compare_runs, comparison_text
+
+    first, second = (find_run(name, args.out) for name in (args.a, args.b))
+    found = compare_runs(load_run(first), first, load_run(second), second)
+    if args.json:
+        console.json_document(found.document())
+    else:
+        console.result(printable(comparison_text(found)))
+    return found.exit_code
+
+
+COMPARE = Command(
+    name="compare",
+    help="compare two finished runs: are they comparable, and what changed",
+    description="""\
+Compare run B with the reference A. Numbers are compared only if the work is the
+same and one thing differs: code, software, machine or toggles.""",
+    examples="  runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda",
+    exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
+    add_arguments=_add_compare,
+    run=_compare,
+)

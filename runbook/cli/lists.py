@@ -1,0 +1,218 @@
+"""Commands that list what there is: `phases`, `profiles`, `toggles` and `schema`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from runbook.cli._parser import Command
+from runbook.console import Console
+from runbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from runbook.config import Profile
+
+
+def _phases(args: argparse.Namespace, console: Console) -> int:
+    from runbook.registry import phases
+
+    if args.json:
+        names = ("name", "title", "question", "source", "reads", "optional")
+        rows = [{name: getattr(phase, name) for name in names} for phase in phases().values()]
+        console.json_document({"schema_version": 1, "phases": rows})
+        return 0
+    cells = [
+        (
+            phase.name + (" (optional)" if phase.optional else ""),
+            phase.question,
+            ", ".join(phase.reads) or "-",
+        )
+        for phase in phases().values()
+    ]
+    console.table(("PHASE", "QUESTION", "USES"), cells)
+    console.progress("an optional phase runs only when named: runbook run --phase all,NAME")
+    return 0
+
+
+PHASES = Command(
+    name="phases",
+    help="list the phases, the question of each, and whose results it uses",
+    description="List the phases in running order; `runbook run --phase NAME,NAME` runs a choice.",
+    examples="  runbook phases --json",
+    run=_phases,
+)
+
+
+def _add_profiles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a profile's name, or a .yaml file")
+    parser.add_argument(
+        "--page", action="store_true", help="print the page of thresholds, docs/thresholds.md"
+    )
+
+
+def _profiles(args: argparse.Namespace, console: Console) -> int:
+    from runbook.config import load_profile
+
+    if args.page:
+        from runbook.config.page import thresholds_page
+
+        console.result(thresholds_page().rstrip("\n"))
+    elif args.name is None:
+        _list_profiles(console, as_json=args.json)
+    elif args.json:
+        console.json_document(load_profile(args.name).model_dump(mode="json"))
+    else:
+        _show_profile(console, load_profile(args.name))
+    return 0
+
+
+def _list_profiles(console: Console, *, as_json: bool) -> None:
+    from runbook.config import detect_profile, load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    chosen, reason = detect_profile()
+    if as_json:
+        names = ("name", "title", "scope", "ranks")
+        rows = [{name: getattr(profile, name) for name in names} for profile in profiles]
+        auto = {"name": chosen, "reason": reason}
+        console.json_document({"schema_version": 1, "auto": auto, "profiles": rows})
+        return
+    cells = [
+        (
+            profile.name + (" *" if profile.name == chosen else ""),
+            str(profile.ranks),
+            "yes" if profile.throughput_gated else "no",
+            profile.title,
+        )
+        for profile in profiles
+    ]
+    console.table(("PROFILE", "RANKS", "THROUGHPUT GATED", "MACHINE"), cells)
+    console.result(f"* what --profile auto chooses here: {reason}")
+
+
+def _show_profile(console: Console, profile: Profile) -> None:
+    from runbook.config.page import limits_of
+
+    console.result(f"{profile.name}: {profile.title}")
+    console.result(f"scope    {profile.scope}")
+    console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
+    console.result(f"branch   {profile.branch or 'any'}")
+    console.result(f"ranks    {profile.ranks}\n")
+    limits = [
+        (limit.spec.name, str(limit), "" if limit.gated else "shown only", limit.source)
+        for limit in limits_of(profile)
+    ]
+    console.table(("LIMIT", "VALUE", "", "SOURCE"), limits)
+    if profile.env:
+        console.result("")
+        rows = [(name, item.value, item.source) for name, item in sorted(profile.env.items())]
+        console.table(("VARIABLE", "VALUE", "SOURCE"), rows)
+    console.result("")
+    required = [(name,) for name in profile.required]
+    console.table((f"REQUIRED FOR A GO ({len(required)} checks)",), required)
+
+
+PROFILES = Command(
+    name="profiles",
+    help="list the profiles, or show one with the source of every number",
+    description="List the hardware profiles, or show one: machine, limits and their sources.",
+    examples="""\
+  runbook profiles
+  runbook profiles a100x2_pcie4
+  runbook profiles ./mine.yaml --json""",
+    add_arguments=_add_profiles,
+    run=_profiles,
+)
+
+
+def _toggles(args: argparse.Namespace, console: Console) -> int:
+    """Raise UsageError that lists everything wrong with the environment."""
+    from nsa.contract import NSAError
+    from nsa.toggles import TOGGLES as TABLE
+    from nsa.toggles import parse_toggles
+
+    try:
+        chosen = parse_toggles(os.environ)
+    except NSAError as error:
+        raise UsageError(str(error)) from error
+    if args.json:
+        names = ("name", "default", "meaning", "requirement", "arm", "reader")
+        rows = [
+            {name: getattr(row, name) for name in names}
+            | {
+                "value": chosen.values[row.name],
+                "source": chosen.sources.get(row.name, "default"),
+                "allowed": row.allowed(),
+            }
+            for row in TABLE.values()
+        ]
+        console.json_document({"schema_version": 1, "toggles": rows})
+        return 0
+    cells = [
+        (
+            row.name,
+            _in_force(chosen.values[row.name]),
+            chosen.sources.get(row.name, "default"),
+            row.allowed(),
+            "arm" if row.arm else "",
+            row.requirement,
+            row.meaning,
+        )
+        for row in TABLE.values()
+    ]
+    console.table(
+        ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING"), cells
+    )
+    return 0
+
+
+def _in_force(value: object) -> str:
+    if value is None:
+        return "(config)"
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+TOGGLES = Command(
+    name="toggles",
+    help="list every NSA_* variable with its value in force",
+    description="""\
+List every toggle: value in force in this environment, allowed values, meaning, and
+the requirement it serves. `arm` marks those that may change inside one launch.
+A variable that is unknown or holds a bad value is an error (exit code 2).""",
+    examples="  NSA_DDP_BUCKET_MB=50 runbook toggles",
+    run=_toggles,
+)
+
+
+def _add_schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "document",
+        nargs="?",
+        choices=("run", "profile"),
+        default="run",
+        help="run: run.json (the default); profile: a profile's YAML",
+    )
+
+
+def _schema(args: argparse.Namespace, console: Console) -> int:
+    from runbook.config import Profile
+    from runbook.records import RunRecord
+
+    model = RunRecord if args.document == "run" else Profile
+    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    console.json_document(draft | model.model_json_schema(mode="serialization"))
+    return 0
+
+
+SCHEMA = Command(
+    name="schema",
+    help="print the JSON Schema of run.json, or of a profile",
+    description="Print the JSON Schema of a document that this program writes or reads.",
+    examples="  runbook schema > run.schema.json\n  runbook schema profile",
+    json_help="accepted, but a schema is always JSON",
+    add_arguments=_add_schema,
+    run=_schema,
+)

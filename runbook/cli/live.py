@@ -1,0 +1,162 @@
+"""Commands beside a run that is going on: `watch` and `stacks`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runbook.cli._common import find_run
+from runbook.cli._parser import Command, CommandParser, add_out, number_type
+from runbook.console import Console, printable
+from runbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from runbook.launch.anomaly import Anomaly
+    from runbook.tools.watch import RankStack
+
+
+def _add_watch(parser: CommandParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the run's directory")
+    parser.add_argument(
+        "--halt",
+        nargs="?",
+        const="1",
+        choices=("0", "1"),
+        help="write .HALT on an anomaly (--halt 0: never; default: NSA_WATCH_HALT)",
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="S",
+        type=number_type(above=0),
+        help="seconds between readings (default: NSA_WATCH_INTERVAL_S)",
+    )
+    parser.add_argument("--once", action="store_true", help="read once and stop")
+
+
+def _watch(args: argparse.Namespace, console: Console) -> int:
+    from runbook.launch.anomaly import Thresholds
+    from runbook.tools.watch import Watcher
+
+    folder = args.directory
+    _refuse_what_no_run_writes_to(folder, once=args.once)
+    limits = Thresholds.from_variables(os.environ)
+    if args.halt is not None:
+        limits = replace(limits, halt=args.halt == "1")
+
+    def tell(anomaly: Anomaly) -> None:
+        if args.json:
+            console.json_line(asdict(anomaly))
+        else:
+            console.result(printable(anomaly.line()))
+
+    watcher = Watcher(folder.resolve(), limits)
+    if args.once:
+        found = watcher.look()
+        for anomaly in found:
+            tell(anomaly)
+        return 1 if found else 0
+    effect = "will halt the run" if limits.halt else "will only be reported"
+    console.progress(f"watching {folder}; an anomaly {effect}")
+    count = watcher.run(interval_s=args.interval or limits.interval_s, tell=tell)
+    console.progress(f"the run is over; {count} anomalies, {watcher.monitor.rows_read} rows read")
+    return 1 if count else 0
+
+
+def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
+    from runbook.tools.watch import is_run_directory
+
+    if not folder.is_dir():
+        raise UsageError(
+            f"no such directory: {folder}", hint="start the run first; it creates its own"
+        )
+    above = (folder / "latest").is_dir()
+    # A folder that is still empty may be one whose run is about to write; only --once cannot wait.
+    if not is_run_directory(folder) and (once or above):
+        hint = f"{folder}/latest is" if above else "one has training.csv or heartbeat_rank*.jsonl"
+        raise UsageError(f"{folder} is not a run directory", hint=hint)
+
+
+WATCH = Command(
+    name="watch",
+    help="watch a live run, and halt it if its numbers go bad or a rank falls silent",
+    description="""\
+Watch a run directory, whoever started the run, for a stalled heartbeat, throughput
+readings that no longer change, gate collapse, zero or exploding gradients, NaN, loss
+spikes and memory growth. Anomalies go into DIR/anomalies.jsonl and
+DIR/.anomaly_type; with --halt also into DIR/.HALT, which stops all ranks after the
+same step. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).""",
+    examples="""\
+  runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30
+  runbook watch artifacts/cpu_smoke/latest --once --json""",
+    exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C",
+    json_help="one JSON document per anomaly on stdout",
+    add_arguments=_add_watch,
+    run=_watch,
+)
+
+
+def _add_stacks(parser: CommandParser) -> None:
+    parser.add_argument(
+        "run_folder", metavar="RUN", help="a run directory, a run's folder, or a run's id"
+    )
+    add_out(parser)
+
+
+def _stacks(args: argparse.Namespace, console: Console) -> int:
+    from runbook.tools.watch import live_stacks
+
+    folders = _folders(args.run_folder, args.out)
+    found = [(folder, stack) for folder in folders for stack in live_stacks(folder)]
+    if args.json:
+        rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
+        console.json_document({"schema_version": 1, "ranks": rows})
+    else:
+        for folder, stack in found:
+            for line in _stack_lines(folder, stack):
+                console.result(printable(line))
+    if found:
+        return 0 if all(stack.stack for _, stack in found) else 1
+    why = "its ranks have ended" if folders else "it has no heartbeat files"
+    text = f"no rank of {args.run_folder} is alive: {why}"
+    console.progress(printable(f"{text}; earlier stacks are in its stackdump_rank*.txt"))
+    return 3
+
+
+def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:
+    yield (
+        f"rank {stack.rank} (pid {stack.pid}, {stack.state}) phase {stack.phase}, step "
+        f"{stack.step}, silent for {stack.silent_s:.1f} s; collective "
+        f"{stack.last_collective or 'none'}; {folder}"
+    )
+    yield stack.stack.rstrip() or "  (no stack could be read)"
+    if stack.path:
+        yield f"(kept in {stack.path})"
+
+
+def _folders(text: str, out: Path) -> list[Path]:
+    """Directories with heartbeats: the one that is named, or all of a run's launches."""
+    path = Path(text)
+    root = (path if path.is_dir() else find_run(text, out)).resolve()
+    depths = ("", "*/", "*/*/")
+    return sorted(
+        {file.parent for depth in depths for file in root.glob(f"{depth}heartbeat_rank*.jsonl")}
+    )
+
+
+STACKS = Command(
+    name="stacks",
+    help="print the Python stacks of every rank of a live run, even of one that hangs",
+    description="""\
+Have every live rank below RUN write its stacks and its last collective, and print
+them. The run goes on. Works while a rank is stuck in a collective; a frozen rank is
+read from outside where py-spy is installed. Only processes that carry the run's
+token, or have its heartbeat file open, are touched.""",
+    examples=("  runbook stacks artifacts/cpu_smoke/latest\n  runbook stacks 20260131T120000Z"),
+    exits="0 every live rank answered, 1 one did not, 2 usage, 3 no rank is alive",
+    add_arguments=_add_stacks,
+    run=_stacks,
+)

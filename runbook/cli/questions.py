@@ -1,0 +1,238 @@
+"""Commands that judge what others measured: `inspect`, `decide` and `replay`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbook.cli._parser import Command, CommandParser
+from runbook.console import Console, printable, style_of
+from runbook.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from runbook.stats.decision import Decision
+    from runbook.tools.replay import ReplayRecord
+
+
+def _add_inspect(parser: CommandParser) -> None:
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="a run's directory, or one CSV file"
+    )
+    parser.add_argument(
+        "--loss-floor",
+        metavar="NATS",
+        type=_floor,
+        help="lowest loss that is possible, or `none` (default: from env.json, else ln 256)",
+    )
+
+
+def _floor(text: str) -> float:
+    if text == "none":
+        return float("-inf")
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of nats >= 0 nor `none`")
+    return value
+
+
+def _inspect(args: argparse.Namespace, console: Console) -> int:
+    from runbook.tools.inspect import inspect_path, inspection_text
+
+    inspection = inspect_path(args.directory, loss_floor=args.loss_floor)
+    if args.json:
+        console.json_document(inspection.document())
+    else:
+        console.result(printable(inspection_text(inspection)))
+    return inspection.exit_code
+
+
+INSPECT = Command(
+    name="inspect",
+    help="judge any run directory, read-only: what it holds and what is suspicious",
+    description="""\
+Judge a run directory without changing it: which runs its training.csv holds, which
+window its numbers come from, and everything suspicious. Reads this trainer's format
+and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.""",
+    examples="""\
+  runbook inspect artifacts/m7c_125m_2xa100_prod
+  runbook inspect old/training.csv --loss-floor 5.545""",
+    exits="0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say",
+    add_arguments=_add_inspect,
+    run=_inspect,
+)
+
+
+# Each question with the options that it needs and those that it takes.
+QUESTION_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "best-arm": ((), ("error",)),
+    "non-inferiority": ((), ("margin", "error", "baseline")),
+    "target": (("target",), ("error",)),
+    "steady": ((), ("tolerance", "error")),
+    "memory": (("limit", "project_to_step"), ()),
+    "scaling": (("devices",), ("limit", "error")),
+    "faster": ((), ("error", "baseline")),
+}
+_OPTIONS = sorted(
+    {name for groups in QUESTION_NAMES.values() for group in groups for name in group}
+)
+_EXIT = {"PASS": 0, "WINNER": 0, "TIE": 0, "KEEP": 0, "INCONCLUSIVE": 3}
+
+
+def _add_decide(parser: CommandParser) -> None:
+    parser.add_argument("question", metavar="QUESTION", help=", ".join(QUESTION_NAMES))
+    parser.add_argument("file", metavar="FILE.csv", type=Path, help="the numbers")
+    parser.add_argument("--target", type=float, metavar="TOK_S", help="target: the floor")
+    parser.add_argument("--error", type=float, help="declared error rate, such as 0.01")
+    parser.add_argument("--margin", type=float, help="non-inferiority: accepted loss (0.02)")
+    parser.add_argument(
+        "--limit", type=float, help="memory: maximum in MiB; scaling: minimum efficiency (0.90)"
+    )
+    parser.add_argument("--tolerance", type=float, help="steady: accepted change (0.03)")
+    parser.add_argument("--devices", type=int, metavar="N", help="scaling: number of devices")
+    parser.add_argument(
+        "--project-to-step", type=float, metavar="STEP", help="memory: last production step"
+    )
+    parser.add_argument("--baseline", metavar="ARM", help="which of two arms is the baseline")
+
+
+def _wrong_options(args: argparse.Namespace) -> list[str]:
+    """Everything wrong with the combination of question and options."""
+    if args.question not in QUESTION_NAMES:
+        near = did_you_mean(args.question, QUESTION_NAMES)
+        return [f"unknown question {args.question!r}{near}; allowed: {', '.join(QUESTION_NAMES)}"]
+    required, optional = QUESTION_NAMES[args.question]
+    takes = (*required, *optional)
+    given = [name for name in _OPTIONS if getattr(args, name) is not None]
+    found = [f"{args.question} needs {_flag(name)}" for name in required if name not in given]
+    words = ", ".join(map(_flag, takes)) or "no option"
+    return found + [
+        f"{args.question} does not take {_flag(name)}; it takes {words}"
+        for name in given
+        if name not in takes
+    ]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _decide(args: argparse.Namespace, console: Console) -> int:
+    from runbook.tools.columns import read_table
+    from runbook.tools.decide import Options, ask
+
+    table = read_table(args.file)
+    options = Options(**{name: getattr(args, name) for name in _OPTIONS})
+    decision = ask(args.question, table, options)
+    code = _EXIT.get(decision.outcome.value, 1)
+    if args.json:
+        head = {"schema_version": 1, "question": args.question, "file": table.name}
+        facts = {"sha256": table.sha256, "rows": len(table.rows)}
+        console.json_document(head | facts | decision.to_dict())
+        return code
+    word = decision.outcome.value
+    winner = f" {decision.winner}" if decision.winner else ""
+    console.result(console.paint(word, style_of(word)) + printable(winner))
+    for line in _decision_lines(decision):
+        console.result(f"  {printable(line)}")
+    console.result(
+        f"  declared error {decision.error_rate:g}; {args.question}, {printable(table.name)}"
+    )
+    return code
+
+
+def _decision_lines(decision: Decision) -> Iterator[str]:
+    yield decision.reason
+    if decision.interval is not None:
+        low, high = decision.interval
+        yield (
+            f"estimate {decision.estimate:.5g} ({low:.5g} to {high:.5g}) {decision.unit},"
+            f" n = {decision.n}"
+        )
+
+
+DECIDE = Command(
+    name="decide",
+    help="answer one question about any CSV file at a declared error rate",
+    description="""\
+Answer one question about the numbers in a CSV file (with a header), at a declared error rate.
+
+question         columns                                 asks
+best-arm         arm,block,value                         which arm beats all others?
+non-inferiority  baseline,variant (a row per round)      is the variant at most 2 % slower?
+faster           a,b (a row per round)                   is a faster than b?
+target           value (a row per LAUNCH)                is --target reached?
+steady           dt_s (a row per step)                   does the step time stay level?
+memory           step,mem_mib                            has memory stopped growing?
+scaling          t1,tN (a row per pair of launches)      is T_N / (N T_1) at least 0.90?
+
+A value is tokens / time of a whole block or launch, never a mean of rates. best-arm,
+non-inferiority and faster also take arm,block,value of two arms (--baseline names the first), or
+this program's training.csv with its columns arm, block, tokens and dt_s.""",
+    examples="""\
+  runbook decide best-arm blocks.csv
+  runbook decide target launches.csv --target 39
+  runbook decide memory training.csv --limit 61440 --project-to-step 50000 --json""",
+    exits="0 PASS, WINNER, TIE, KEEP; 1 FAIL, DROP, INVALID; 2 usage; 3 INCONCLUSIVE",
+    add_arguments=_add_decide,
+    problems=_wrong_options,
+    run=_decide,
+)
+
+
+def _add_replay(parser: CommandParser) -> None:
+    parser.add_argument("file", metavar="FILE.yaml", help="a file, or the name of a shipped one")
+
+
+def _replay(args: argparse.Namespace, console: Console) -> int:
+    from runbook.tools.replay import judge_replay, load_replay
+
+    replay, path, sha256 = load_replay(args.file)
+    judgement = judge_replay(replay, path=str(path), sha256=sha256)
+    if args.json:
+        head: dict[str, Any] = {"schema_version": 1, "file": str(path), "sha256": sha256}
+        console.json_document(head | judgement.model_dump(mode="json"))
+    else:
+        _print_judgement(console, judgement, str(path))
+    return judgement.verdict.exit_code
+
+
+def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
+    verdict = judgement.verdict.value
+    claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
+    console.result(console.paint(verdict, style_of(verdict)) + printable(claim))
+    console.result(printable(f"judged from {path}; {judgement.source}\n"))
+    rows = [
+        (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
+        for check in judgement.checks
+    ]
+    console.table(("CHECK", "OUTCOME", "", "REASON"), rows)
+    count = len(judgement.contradictions)
+    console.result(f"\n{count or 'no'} contradiction{'' if count == 1 else 's'}")
+    for number, item in enumerate(judgement.contradictions, start=1):
+        console.result(
+            printable(
+                f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}\n"
+                f"     claimed: {item.claimed}\n"
+                f"     found:   {item.found}\n"
+                f"     rule:    {item.rule_text}"
+            )
+        )
+
+
+REPLAY = Command(
+    name="replay",
+    help="judge a hand-written table of results by the same rules",
+    description="""\
+Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
+rules of a run, and list every contradiction with the rule it breaks. The reports
+that this program replaces are shipped: report_v4 and first_report.""",
+    examples="  runbook replay report_v4\n  runbook replay my_report.yaml --json",
+    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
+    add_arguments=_add_replay,
+    run=_replay,
+)

@@ -1,0 +1,70 @@
+"""report, for people as text and for machines as JSON; judge and compare share its arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runbook.engine.rendering import render
+from runbook.records.report import Screen
+from tests.cli.shell import ESCAPE, runbook
+from tests.reports import samples
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    folder = tmp_path / "artifacts" / "20261121T010203Z-840303b"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(samples.no_go().model_dump_json())
+    return folder
+
+
+def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
+    ended = runbook("report", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    where = f"artifacts/{finished.name}"
+    assert ended.out == render(samples.no_go(), "terminal", Screen(location=where))
+    assert ESCAPE not in ended.out
+
+
+@pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
+def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
+    ended = runbook("report", finished.name, "--format", name, cwd=tmp_path)
+    assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
+    assert [path.name for path in finished.iterdir()] == ["run.json"]
+
+
+def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
+    ended = runbook("report", "--format", "md,html,junit", cwd=tmp_path)
+    where = f"artifacts/{finished.name}"
+    assert ended.out.splitlines() == [
+        f"{where}/report.md",
+        f"{where}/report.html",
+        f"{where}/junit.xml",
+    ]
+    assert (finished / "report.md").read_text() == render(samples.no_go(), "md")
+
+
+def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
+    assert (
+        runbook("report", "--json", cwd=tmp_path).out
+        == runbook("report", "--format", "json", cwd=tmp_path).out
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("judge", "--format", "md,html"), "--format takes one format here"),
+        (("judge", "--format", "pdf"), "--format 'pdf': no such format; there are: html, "),
+        (("report", "--format", ","), "--format names no format"),
+    ],
+)
+def test_a_wrong_list_of_formats(
+    finished: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    ended = runbook(*words, cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"runbook: error: {message}")
+    assert [path.name for path in finished.iterdir()] == ["run.json"]
