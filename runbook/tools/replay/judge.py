@@ -9,9 +9,9 @@ from runbook.records.check import Check, Comparator
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
 from runbook.stats import Decided, meets_target
-from runbook.tools.replay.models import ReplayFile, Result, Status
+from runbook.stats.launches import MOST_SCALING
+from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
-    MOST_SCALING,
     NUMBER_RULES,
     arms_decision,
     efficiency,
@@ -77,10 +77,9 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
 
 def _checks(replay: ReplayFile, path: str, sha256: str) -> Iterator[Check]:
-    for phase in ("preflight", "baseline", "bucket_sweep", "sdpa_audit", "v2_parity", "nvtx"):
-        yield from _phase_checks(replay, phase, path, sha256)
-    for phase in ("single_gpu", "fused_adamw", "long_run"):
-        yield from _phase_checks(replay, phase, path, sha256)
+    for phase in PHASE_NAMES:
+        if phase != "fineweb":
+            yield from _phase_checks(replay, phase, path, sha256)
 
 
 def _phase_checks(replay: ReplayFile, phase: str, path: str, sha256: str) -> Iterator[Check]:
@@ -125,7 +124,7 @@ def _plain(
     replay: ReplayFile, phase: str, name: str, question: str, *, speed: bool | None = None
 ) -> Check:
     """Completed, nothing failed, nothing left out. `speed` takes only the speed tests' part."""
-    table, status = replay.table(phase), replay.status(phase)
+    table, status = replay.table(phase), replay.table(phase).status
 
     def mine(part: str) -> bool:
         return speed is None or speed == ("performance" in part)
@@ -136,13 +135,17 @@ def _plain(
         what = f"{', '.join(failed)} failed"
         return _row(phase, name, question, Outcome.FAIL, Reason.TEST_FAILED, what)
     if status is not Status.COMPLETED:
-        outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
-        reason = status.value.replace("_", " ")
-        return _row(phase, name, question, outcome, _REASONS[status], reason)
+        return _not_completed(phase, name, question, status)
     if missing:
         what = f"no result of {', '.join(missing)}"
         return _row(phase, name, question, Outcome.INCOMPLETE, Reason.NOT_RUN, what)
     return _row(phase, name, question, Outcome.PASS, Reason.OK, "the report says so")
+
+
+def _not_completed(phase: str, name: str, question: str, status: Status) -> Check:
+    outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
+    reason = status.value.replace("_", " ")
+    return _row(phase, name, question, outcome, _REASONS[status], reason)
 
 
 def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
@@ -200,7 +203,7 @@ def _scaling(replay: ReplayFile) -> Check:
     question = "Does throughput scale with the devices?"
     found = efficiency(replay)
     if found is None:
-        status = replay.status("single_gpu")
+        status = replay.table("single_gpu").status
         code = _REASONS.get(status, Reason.NOT_COMPARABLE)
         what = "no config was measured on one and on all devices"
         outcome = Outcome.INCOMPLETE
@@ -219,11 +222,9 @@ def _scaling(replay: ReplayFile) -> Check:
 def _choice(replay: ReplayFile, phase: str) -> Check:
     question = "Is the choice between the arms borne out?"
     name = f"{phase}.choice"
-    status, table = replay.status(phase), replay.table(phase)
+    status, table = replay.table(phase).status, replay.table(phase)
     if status is not Status.COMPLETED:
-        outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
-        reason = status.value.replace("_", " ")
-        return _row(phase, name, question, outcome, _REASONS[status], reason)
+        return _not_completed(phase, name, question, status)
     rows = min((len(line.rows) for line in table.results), default=0)
     if rows < replay.window_rows and not all(line.launches for line in table.results):
         what = f"{rows} rows per arm, {replay.window_rows} are needed"

@@ -59,17 +59,32 @@ class Contradiction(Record):
     outcome: Outcome
 
 
+# What a breach amounts to: a comparison that says nothing, unless the rule is about evidence.
+_OUTCOMES = {
+    "acceptance.throughput": Outcome.FAIL,
+    "acceptance.row_missing": Outcome.INCOMPLETE,
+    "phase.not_completed": Outcome.INCOMPLETE,
+    "phase.part_not_run": Outcome.INCOMPLETE,
+    "parity.failed": Outcome.FAIL,
+    "window.too_few_rows": Outcome.INCONCLUSIVE,
+    "window.warmup_only": Outcome.INCOMPLETE,
+    "window.no_receipt": Outcome.INCOMPLETE,
+    "sweep.winner_not_shown": Outcome.INCONCLUSIVE,
+    "choice.against_rule": Outcome.INCONCLUSIVE,
+}
+
+
 def contradiction(
-    rule: str, phase: str, *, claimed: str, found: str, outcome: Outcome
+    rule: str, phase: str, claimed: str, found: str, *, failed: bool = False
 ) -> Contradiction:
-    """A breach of one of RULES."""
+    """A breach of one of RULES; `failed`: the phase itself went wrong, so FAIL."""
     return Contradiction(
         rule=rule,
         rule_text=RULES[rule],
         phase=phase,
         claimed=claimed or "nothing",
         found=found,
-        outcome=outcome,
+        outcome=Outcome.FAIL if failed else _OUTCOMES.get(rule, Outcome.INVALID),
     )
 
 
@@ -87,9 +102,8 @@ def below_floor(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.throughput",
                 "baseline",
-                claimed=", ".join(claims),
-                found=f"{result.config}: {rates(result.span)} tok/s, floor {floor:g}",
-                outcome=Outcome.FAIL,
+                ", ".join(claims),
+                f"{result.config}: {rates(result.span)} tok/s, floor {floor:g}",
             )
 
 
@@ -103,9 +117,8 @@ def scored_elsewhere(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.config",
                 "baseline",
-                claimed=f"{row.claim}{value}",
-                found=f"measured on {row.config} ({seen}), asked for {wanted} ({asked})",
-                outcome=Outcome.INVALID,
+                f"{row.claim}{value}",
+                f"measured on {row.config} ({seen}), asked for {wanted} ({asked})",
             )
 
 
@@ -117,25 +130,23 @@ def rows_missing(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.row_missing",
                 "acceptance",
-                claimed=replay.claimed_verdict,
-                found=f"the acceptance table has no row {name}",
-                outcome=Outcome.INCOMPLETE,
+                replay.claimed_verdict,
+                f"the acceptance table has no row {name}",
             )
 
 
 def not_completed(replay: ReplayFile) -> Iterator[Contradiction]:
     """Required phases that did not come to their end."""
     for name in PHASE_NAMES:
-        status = replay.status(name)
+        status = replay.table(name).status
         if status is Status.COMPLETED or name in OPTIONAL_PHASES:
             continue
-        crashed = status is Status.CRASHED
         yield contradiction(
             "phase.not_completed",
             name,
-            claimed=replay.table(name).claim,
-            found=status.value.replace("_", " "),
-            outcome=Outcome.FAIL if crashed else Outcome.INCOMPLETE,
+            replay.table(name).claim,
+            status.value.replace("_", " "),
+            failed=status is Status.CRASHED,
         )
 
 
@@ -145,16 +156,10 @@ def parts(replay: ReplayFile) -> Iterator[Contradiction]:
         if table.failed:
             rule = "parity.failed" if name == "v2_parity" else "phase.not_completed"
             failed = ", ".join(table.failed)
-            yield contradiction(
-                rule, name, claimed=table.claim, found=f"{failed} failed", outcome=Outcome.FAIL
-            )
+            yield contradiction(rule, name, table.claim, f"{failed} failed", failed=True)
         if table.not_run:
             yield contradiction(
-                "phase.part_not_run",
-                name,
-                claimed=table.claim,
-                found=f"no result of {', '.join(table.not_run)}",
-                outcome=Outcome.INCOMPLETE,
+                "phase.part_not_run", name, table.claim, f"no result of {', '.join(table.not_run)}"
             )
 
 
@@ -166,9 +171,8 @@ def no_receipts(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "window.no_receipt",
             "all",
-            claimed=f"{len(lines)} throughput results",
-            found=f"{len(bare)} of them name no CSV file and window",
-            outcome=Outcome.INCOMPLETE,
+            f"{len(lines)} throughput results",
+            f"{len(bare)} of them name no CSV file and window",
         )
 
 
@@ -180,9 +184,8 @@ def sequential_prefill(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "config.sequential_prefill",
             "baseline",
-            claimed="nothing",
-            found=f"S={longest} without NSA_PREFILL_BATCHED=1",
-            outcome=Outcome.INVALID,
+            "nothing",
+            f"S={longest} without NSA_PREFILL_BATCHED=1",
         )
 
 
