@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.read import read_launch
-from runbook.records import LaunchStatus, RunRecord
+from runbook.records import LaunchStatus, Outcome, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats import Decided, Decision, StatisticsError, effective, regression
@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckChange:
-    """One check on both sides; an absent side is an empty outcome."""
+    """One check on both sides; an absent side is an empty outcome. `worse`: it passed in A only."""
 
     id: str
     required: bool
@@ -39,11 +39,7 @@ class CheckChange:
     b: str
     a_value: str
     b_value: str
-
-    @property
-    def worse(self) -> bool:
-        """True if it passed in A and does not in B."""
-        return self.a == "PASS" and self.b != "PASS"
+    worse: bool
 
     @property
     def changed(self) -> bool:
@@ -95,10 +91,6 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         """For `runbook compare --json`; NaN and infinities become words."""
         found: dict[str, Any] = json_ready(asdict(self))
-        for one, speed in zip(found["speeds"], self.speeds, strict=True):
-            one["decision"] = speed.decision.to_dict() if speed.decision else None
-        for one, check in zip(found["checks"], self.checks, strict=True):
-            one["worse"] = check.worse
         head = {"schema_version": 1, "exit_code": self.exit_code, "comparable": self.comparable}
         return {**head, **found}
 
@@ -241,14 +233,16 @@ def _check_changes(a: RunRecord, b: RunRecord) -> list[CheckChange]:
     changes = []
     for name in dict.fromkeys([*sides[0], *sides[1], *a.required, *b.required]):
         left, right = (side.get(name) for side in sides)
+        said = (left.outcome.value if left else "", right.outcome.value if right else "")
         changes.append(
             CheckChange(
                 id=name,
                 required=name in required,
-                a=left.outcome.value if left else "",
-                b=right.outcome.value if right else "",
+                a=said[0],
+                b=said[1],
                 a_value=str(left.measurement) if left and left.measurement else "",
                 b_value=str(right.measurement) if right and right.measurement else "",
+                worse=said[0] == Outcome.PASS != said[1],
             )
         )
     return changes
