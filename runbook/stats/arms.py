@@ -1,4 +1,4 @@
-"""Which arm is best: randomised blocks, paired log ratios, comparisons with every other arm.
+"""Which arm is best: randomized blocks, paired log ratios, comparisons with every other arm.
 
 Convention for all values of this package: one value is the throughput of one block,
 tokens / time of the whole block (or of one launch). Never a mean of rates: that prefers an

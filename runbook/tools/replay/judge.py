@@ -31,7 +31,7 @@ _SCALING_REASONS = {
     Outcome.INVALID: Reason.NOT_PLAUSIBLE,
     Outcome.INCONCLUSIVE: Reason.UNDECIDED,
 }
-# Check of each phase that only asks whether it came to its end.
+# Check of each phase that only asks whether it completed.
 _PLAIN = {
     "preflight": ("preflight.sanity", "Were environment and sanity tests recorded?"),
     "sdpa_audit": ("sdpa_audit.completed", "Did the SDPA audit complete?"),
@@ -56,7 +56,7 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
     Args:
         replay: the table.
-        path: where it came from; the receipt of its numbers.
+        path: where it came from, the provenance of its numbers.
         sha256: digest of that file.
 
     Returns:

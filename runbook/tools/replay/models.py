@@ -89,7 +89,7 @@ class Result(Record):
     `toks_per_s`: a range as reported. `rows`: log rows step -> rate. `launches`: one rate per
     launch (or per round of blocks), the only form that can pass anything near a limit.
     `stated_mean` is the mean that the report gives for `rows`. `control` marks an arm that runs
-    with the baseline's settings. `csv` and `window` are the receipt of the number.
+    with the baseline's settings. `csv` and `window` are the provenance of the number.
     """
 
     arm: str = ""
@@ -122,7 +122,7 @@ class Result(Record):
 
     @property
     def after_first(self) -> list[float]:
-        """Rates of the rows but step 1, which holds initialisation and warm-up."""
+        """Rates of the rows but step 1, which holds initialization and warm-up."""
         return [rate for step, rate in sorted(self.rows.items()) if step > 1]
 
     @property

@@ -1,4 +1,4 @@
-"""Rules about what a report has to contain: configs, phases, rows, receipts."""
+"""Rules about what a report has to contain: configs, phases, rows, provenance."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runbook.records.outcome import Outcome
 from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
 
-# Each rule in one sentence, with where it comes from.
+# Each rule in one sentence, with the requirement of docs/spec.md that it serves.
 RULES: dict[str, str] = {
-    "acceptance.throughput": "the acceptance config must reach the floor (seed 000, Acceptance)",
+    "acceptance.throughput": "the acceptance config must reach the floor (B3)",
     "acceptance.config": "the acceptance row is measured on the config that the runbook names,"
     " not on a friendlier one",
     "acceptance.row_missing": "no required row can vanish from the acceptance table",
@@ -22,15 +22,13 @@ RULES: dict[str, str] = {
     "phase.part_not_run": "skipped, not reported or not collected is not passed",
     "parity.failed": "one failing pattern is a failed parity test",
     "window.too_few_rows": "a mean is taken over the last 50 steps; too few rows are"
-    " INCONCLUSIVE, never silently fewer (seed 000, Bucket Sweep)",
-    "window.warmup_only": "the first row holds initialisation; it is no throughput",
-    "window.no_receipt": "every throughput number states its CSV path and window"
-    " (seed 000, Notes & Hygiene)",
+    " INCONCLUSIVE, never silently fewer (W3)",
+    "window.warmup_only": "the first row holds initialization; it is no throughput",
+    "window.no_provenance": "every throughput number states its CSV path and window (G7)",
     "mean.of_rates": "throughput is tokens / time; never average rates",
     "sweep.winner_not_shown": "a WINNER beats every other arm at the family error of 1 % over"
-    " randomised blocks; else TIE and the configured value stays",
-    "choice.against_rule": "keep the variant if its mean is not below the baseline's"
-    " (seed 000, Fused AdamW)",
+    " randomized blocks; else TIE and the configured value stays",
+    "choice.against_rule": "keep the variant if its mean is not below the baseline's (F2)",
     "control.not_reproduced": "a control arm that does not reproduce the baseline phase makes the"
     " comparison INVALID",
     "scaling.impossible": "scaling above 1.05 is not possible: something was not compared like"
@@ -43,8 +41,7 @@ RULES: dict[str, str] = {
     "target.stale": "a target under half of what is measured is stale: it can catch nothing",
     "plausible.sequence_length": "equal tok/s at two sequence lengths, far below the"
     " machine's peak, is implausible: overhead per step would give the longer one more",
-    "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set"
-    " (seed 000, Notes & Hygiene)",
+    "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set (E1)",
 }
 
 
@@ -68,7 +65,7 @@ _OUTCOMES = {
     "parity.failed": Outcome.FAIL,
     "window.too_few_rows": Outcome.INCONCLUSIVE,
     "window.warmup_only": Outcome.INCOMPLETE,
-    "window.no_receipt": Outcome.INCOMPLETE,
+    "window.no_provenance": Outcome.INCOMPLETE,
     "sweep.winner_not_shown": Outcome.INCONCLUSIVE,
     "choice.against_rule": Outcome.INCONCLUSIVE,
 }
@@ -163,13 +160,13 @@ def parts(replay: ReplayFile) -> Iterator[Contradiction]:
             )
 
 
-def no_receipts(replay: ReplayFile) -> Iterator[Contradiction]:
+def no_provenance(replay: ReplayFile) -> Iterator[Contradiction]:
     """Throughput numbers that nobody can trace."""
     lines = [line for table in replay.phases.values() for line in table.results]
     bare = [line for line in lines if not (line.csv and line.window)]
     if bare:
         yield contradiction(
-            "window.no_receipt",
+            "window.no_provenance",
             "all",
             f"{len(lines)} throughput results",
             f"{len(bare)} of them name no CSV file and window",
@@ -202,5 +199,5 @@ ROW_RULES = (
     rows_missing,
     parts,
     sequential_prefill,
-    no_receipts,
+    no_provenance,
 )
