@@ -1,7 +1,7 @@
-"""Statistics of one training.csv, and decisions at a declared error rate.
+"""Statistics of one training.csv, with window and provenance, and decisions at a declared error.
 
-Statistics carry window, sample size, file and digest. Decisions are pure: no files, no clock, no
-randomness. One value is the throughput of one block or launch: tokens over time, no mean of rates.
+What enters is pure (no files, no clock, no randomness) and has its error rate on the page of
+statistics; one value is the throughput of one block or launch, tokens over time, no mean of rates.
 """
 
 from __future__ import annotations

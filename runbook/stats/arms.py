@@ -1,4 +1,4 @@
-"""Which arm is best: randomised blocks, paired log ratios, comparisons with every other arm.
+"""Which arm is best: randomized blocks, paired log ratios, comparisons with every other arm.
 
 Convention for all values of this package: one value is the throughput of one block,
 tokens / time of the whole block (or of one launch). Never a mean of rates: that prefers an
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, too_few
 from runbook.stats.pairs import t_quantile
 from runbook.stats.plans import BUCKET_PLAN, InterimPlan, first_settled
 
@@ -195,14 +195,8 @@ def judge_rounds(
     between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
-        return Decision(
-            outcome=Decided.INCONCLUSIVE,
-            error_rate=error,
-            n=rounds,
-            unit="ratio",
-            reason=f"{rounds} complete round(s); at least {MIN_ROUNDS} are needed",
-            details={"futile": False},
-        )
+        what, known = "complete round(s)", {"futile": False}
+        return too_few(rounds, what, MIN_ROUNDS, error=error, unit="ratio", details=known)
     mean, bar = _pairwise(np.log(values))
     critical = t_quantile(error / 2, rounds - 1)
     lower = mean - critical * bar
@@ -215,13 +209,10 @@ def judge_rounds(
     upper = mean + t_quantile(FUTILITY_ERROR, rounds - 1) * bar
     np.fill_diagonal(upper, np.inf)
     futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
-    half = critical * bar[leader, rival]
-    ratio = math.exp(mean[leader, rival])
-    interval = (
-        math.exp(mean[leader, rival] - half),
-        math.exp(mean[leader, rival] + half),
-    )
+    lead, half = mean[leader, rival], critical * bar[leader, rival]
+    interval = (math.exp(lead - half), math.exp(lead + half))
     winner = arms[leader] if beats_all.size else None
+    gap = f"{arms[leader]} against {arms[rival]}: {_percent(math.exp(lead), interval)}"
     details: dict[str, Detail] = {
         "futile": futile,
         "leader": arms[leader],
@@ -234,12 +225,12 @@ def judge_rounds(
     return Decision(
         outcome=Decided.WINNER if winner is not None else Decided.TIE,
         winner=winner,
-        estimate=ratio,
+        estimate=math.exp(lead),
         interval=interval,
         error_rate=error,
         n=rounds,
         unit="ratio",
-        reason=_sentence(arms[leader], arms[rival], ratio, interval, winner, futile, min_effect),
+        reason=_sentence(gap, winner, futile, min_effect),
         details=details,
     )
 
@@ -253,19 +244,14 @@ def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean, np.sqrt(variance / rounds)
 
 
-def _sentence(
-    leader: str,
-    rival: str,
-    ratio: float,
-    interval: tuple[float, float],
-    winner: str | None,
-    futile: bool,
-    min_effect: float,
-) -> str:
-    low, high = (bound - 1 for bound in interval)
-    lead = f"{leader} against {rival}: {ratio - 1:+.1%} ({low:+.1%} to {high:+.1%})"
+def _percent(ratio: float, interval: tuple[float, float]) -> str:
+    low, high = interval
+    return f"{ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
+
+
+def _sentence(gap: str, winner: str | None, futile: bool, min_effect: float) -> str:
     if winner is not None:
-        return f"{winner} beats every other arm; closest, {lead}"
+        return f"{winner} beats every other arm; closest, {gap}"
     if futile:
-        return f"no arm leads all others by {min_effect:.0%}; {lead}; keep the configured value"
-    return f"no arm is shown to beat every other one; {lead}; keep the configured value"
+        return f"no arm leads all others by {min_effect:.0%}; {gap}; keep the configured value"
+    return f"no arm is shown to beat every other one; {gap}; keep the configured value"

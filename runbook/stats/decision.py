@@ -72,17 +72,33 @@ class Decision:
     def to_dict(self) -> dict[str, Detail]:
         """A plain dictionary that `json.dumps` takes as it is."""
         return {
+            **vars(self),
             "outcome": self.outcome.value,
-            "winner": self.winner,
-            "estimate": self.estimate,
             "interval": None if self.interval is None else list(self.interval),
-            "error_rate": self.error_rate,
-            "n": self.n,
-            "unit": self.unit,
-            "reason": self.reason,
-            "go_on": self.go_on,
             "details": dict(self.details),
         }
+
+
+def too_few(
+    n: int,
+    things: str,
+    needed: int,
+    *,
+    error: float,
+    unit: str,
+    go_on: bool = False,
+    details: Mapping[str, Detail] | None = None,
+) -> Decision:
+    """INCONCLUSIVE, because there is less than the question needs."""
+    return Decision(
+        outcome=Decided.INCONCLUSIVE,
+        error_rate=error,
+        n=n,
+        unit=unit,
+        reason=f"{n} {things}; at least {needed} are needed",
+        go_on=go_on,
+        details=details or {},
+    )
 
 
 FloatArray = npt.NDArray[np.float64]

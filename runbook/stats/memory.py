@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, Detail, FloatArray, positive
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, positive, too_few
 
 FEWEST_ROWS = 40
 GROUPS = 20
 SLACK_MIB = 64.0
 SLACK_SHARE = 0.002
-# One-sided 95 % point of the normal distribution.
+# One-sided; Z_95 is its point of the normal distribution.
+ERROR = 0.05
 Z_95 = 1.6449
 
 
@@ -46,14 +47,7 @@ def memory_plateau(
     """
     at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
     if at.size < FEWEST_ROWS:
-        return _decision(
-            Decided.INCONCLUSIVE,
-            None,
-            None,
-            at.size,
-            f"{at.size} rows; {FEWEST_ROWS} are needed",
-            {},
-        )
+        return too_few(at.size, "rows", FEWEST_ROWS, error=ERROR, unit="MiB")
     half = at.size // 2
     before, after = float(used[:half].max()), float(used[half:].max())
     slack = max(SLACK_MIB, SLACK_SHARE * before)
@@ -92,7 +86,16 @@ def memory_plateau(
     else:
         outcome = Decided.INCONCLUSIVE
         says = f"{trend}, but up to {interval[1]:.0f} is possible, limit {ceiling:.0f}; run longer"
-    return _decision(outcome, estimate, interval, at.size, says, details)
+    return Decision(
+        outcome=outcome,
+        estimate=estimate,
+        interval=interval,
+        error_rate=ERROR,
+        n=at.size,
+        unit="MiB",
+        reason=says,
+        details=details,
+    )
 
 
 def _checked(
@@ -132,23 +135,3 @@ def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, fl
     low = max(math.floor((slopes.size - reach) / 2), 0)
     high = min(math.ceil((slopes.size + reach) / 2), slopes.size - 1)
     return float(np.median(slopes)), (float(slopes[low]), float(slopes[high]))
-
-
-def _decision(
-    outcome: Decided,
-    estimate: float | None,
-    interval: tuple[float, float] | None,
-    n: int,
-    reason: str,
-    details: dict[str, Detail],
-) -> Decision:
-    return Decision(
-        outcome=outcome,
-        estimate=estimate,
-        interval=interval,
-        error_rate=0.05,
-        n=n,
-        unit="MiB",
-        reason=reason,
-        details=details,
-    )

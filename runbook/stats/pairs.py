@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Decided, Decision, FloatArray, between, paired
+from runbook.stats.decision import Decided, Decision, FloatArray, between, paired, too_few
 from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
 
@@ -225,11 +225,4 @@ def _decision(
 
 
 def _too_few(n: int, error: float, *, needed: int = MIN_PAIRS, go_on: bool = False) -> Decision:
-    return Decision(
-        outcome=Decided.INCONCLUSIVE,
-        error_rate=error,
-        n=n,
-        unit="ratio",
-        reason=f"{n} round(s); at least {needed} are needed",
-        go_on=go_on,
-    )
+    return too_few(n, "round(s)", needed, error=error, unit="ratio", go_on=go_on)

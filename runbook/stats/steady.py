@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
 from runbook.stats.pairs import t_quantile, t_upper_tail
 from runbook.stats.window import warmup_cut
 
@@ -73,15 +73,11 @@ def steady(
     count = kept.size // size
     details: dict[str, Detail] = {"warmup_steps": cut, "stall": stall, "batch_steps": size}
     if count < FEWEST_BATCHES:
-        return Decision(
-            outcome=Decided.INCONCLUSIVE,
-            error_rate=error,
-            n=count,
-            unit="share",
-            reason=f"{kept.size} steps after warm-up; at least {FEWEST_BATCHES * SHORTEST_BATCH}"
-            " are needed",
-            details=details,
+        needed = FEWEST_BATCHES * SHORTEST_BATCH
+        few = too_few(
+            kept.size, "steps after warm-up", needed, error=error, unit="share", details=details
         )
+        return replace(few, n=count)
     levels = _batch_levels(kept, size, count)
     slope, half, factor = _total_slope(levels, error)
     change = _change_point(levels, factor)

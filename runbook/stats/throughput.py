@@ -1,4 +1,4 @@
-"""Throughput: the seeds' last-50 statistic, and the ones that a decision can rest on."""
+"""Throughput: the documented last-50 statistic, and those that a decision can rest on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from runbook.stats.window import (
 def last_window(log: TrainingLog, *, n: int = 50, arm: str | None = None) -> Measurement:
     """Mean and population standard deviation of `toks_per_s` over the last `n` steps.
 
-    This is the runbook's own statistic (seed 000, DDP Bucket Sweep). The window is counted in
+    This is the documented statistic (requirement W3). The window is counted in
     steps: of a log with a row per k steps only the rows of the last `n` steps could count, which
     are fewer than `n`. Raises `WindowTooShort` then, and `MissingColumn` without the rate.
     """

@@ -1,1 +1,5 @@
-"""What a person does with runs beside running them: inspect, compare, decide, replay, triage."""
+"""What a person does beside running: inspect, compare, decide, replay, triage, watch, drill.
+
+Each reads folders or files and says what they hold, or starts launches through `runbook.launch`;
+it may enter if it judges no run and writes into no run's folder.
+"""

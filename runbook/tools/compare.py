@@ -1,15 +1,15 @@
-"""A comparison as text for a reader."""
+"""Two finished runs: what differs, whether their numbers may be compared, and what changed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runbook.read import read_launch
-from runbook.records import Check, LaunchStatus, RunRecord
+from runbook.records import LaunchStatus, Outcome, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats import Decided, Decision, StatisticsError, effective, regression
@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckChange:
-    """One check on both sides; an absent side is an empty outcome."""
+    """One check on both sides; an absent side is an empty outcome. `worse`: it passed in A only."""
 
     id: str
     required: bool
@@ -39,11 +39,7 @@ class CheckChange:
     b: str
     a_value: str
     b_value: str
-
-    @property
-    def worse(self) -> bool:
-        """True if it passed in A and does not in B."""
-        return self.a == "PASS" and self.b != "PASS"
+    worse: bool
 
     @property
     def changed(self) -> bool:
@@ -95,28 +91,15 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         """For `runbook compare --json`; NaN and infinities become words."""
         found: dict[str, Any] = json_ready(asdict(self))
-        for one, speed in zip(found["speeds"], self.speeds, strict=True):
-            one["decision"] = speed.decision.to_dict() if speed.decision else None
-        for one, check in zip(found["checks"], self.checks, strict=True):
-            one["worse"] = check.worse
         head = {"schema_version": 1, "exit_code": self.exit_code, "comparable": self.comparable}
         return {**head, **found}
 
 
-_KINDS = {
-    "git": "code",
-    "versions": "software",
-    "device": "machine",
-    "world_size": "work",
-    "config_sha256": "work",
-    "seq_len": "work",
-    "global_batch": "work",
-    "accumulation": "work",
-    "dtype": "work",
-    "attention_path": "work",
-}
-_EFFECTIVE = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path")
+_KINDS = {"git": "code", "versions": "software", "device": "machine"}
+_WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path")
 _CAUSES = ("code", "machine", "software", "toggles")
+# What something is, by its kind and its name.
+_Facts = dict[tuple[str, str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,64 +123,61 @@ def read_side(record: RunRecord, folder: Path) -> Side:
 
 def differences(a: Side, b: Side) -> list[Difference]:
     """Everything about the two runs that differs, each once, with the launches it is seen in."""
-    found = [
-        Difference(kind=kind, what=what, a=left, b=right)
-        for kind, what, left, right in _record_facts(a.record, b.record)
-        if left != right
-    ]
-    seen: dict[tuple[str, str, str, str], list[str]] = {}
+    found = _unlike(_record_facts(a.record), _record_facts(b.record), absent="unset")
+    seen: dict[Difference, list[str]] = {}
     for name in _common(a, b):
         left, right = a.launches[name].env, b.launches[name].env
-        if left is None or right is None:
-            continue
-        for fact in _env_differences(left, right):
-            seen.setdefault(fact, []).append("/".join(name))
-    for (kind, what, left_text, right_text), where in seen.items():
+        if left is not None and right is not None:
+            for one in _unlike(_env_facts(left), _env_facts(right), absent="absent"):
+                seen.setdefault(one, []).append("/".join(name))
+    for one, where in seen.items():
         place = where[0] if len(where) == 1 else f"{len(where)} launches"
-        found.append(Difference(kind=kind, what=f"{what} ({place})", a=left_text, b=right_text))
+        found.append(replace(one, what=f"{one.what} ({place})"))
     return found
 
 
-def _record_facts(a: RunRecord, b: RunRecord) -> Iterator[tuple[str, str, str, str]]:
-    yield "work", "profile", a.profile, b.profile
-    yield "work", "profile digest", a.profile_sha256[:12], b.profile_sha256[:12]
-    yield "harness", "runbook", a.tool_version, b.tool_version
-    for name in sorted(set(a.settings) | set(b.settings)):
+def _unlike(a: _Facts, b: _Facts, *, absent: str) -> list[Difference]:
+    values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
+    return [
+        Difference(kind=kind, what=what, a=left, b=right)
+        for (kind, what), (left, right) in values.items()
+        if left != right
+    ]
+
+
+def _record_facts(record: RunRecord) -> _Facts:
+    facts = {
+        ("work", "profile"): record.profile,
+        ("work", "profile digest"): record.profile_sha256[:12],
+        ("harness", "runbook"): record.tool_version,
+    }
+    for name, value in sorted(record.settings.items()):
         kind = "toggles" if name.startswith(("NSA_", "NCCL_", "TORCH_")) else "work"
-        yield kind, name, a.settings.get(name, "unset"), b.settings.get(name, "unset")
+        facts[kind, name] = value
+    return facts
 
 
 def _common(a: Side, b: Side) -> list[tuple[str, str]]:
     return [name for name in a.launches if name in b.launches]
 
 
-def _env_differences(
-    a: Mapping[str, Any], b: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str, str]]:
-    left, right = _flat(a), _flat(b)
-    for what in sorted(set(left) | set(right)):
-        values = left.get(what, "absent"), right.get(what, "absent")
-        if values[0] != values[1]:
-            kind = "toggles" if what.startswith("toggle ") else _KINDS[what.partition(".")[0]]
-            yield kind, what, *values
-
-
-def _flat(env: Mapping[str, Any]) -> dict[str, str]:
-    facts: dict[str, str] = {}
-    for name in ("git", "versions", "device"):
-        inner = env.get(name)
-        if isinstance(inner, Mapping):
-            # The branch is only a name for the commit.
-            facts |= {f"{name}.{key}": str(v) for key, v in inner.items() if key != "branch"}
-    for name in ("world_size", "config_sha256"):
-        facts[name] = str(env.get(name, "absent"))
-    effective = env.get("effective")
-    if isinstance(effective, Mapping):
-        facts |= {name: str(effective.get(name, "absent")) for name in _EFFECTIVE}
+def _env_facts(env: Mapping[str, Any]) -> _Facts:
+    facts: _Facts = {}
+    for name, kind in _KINDS.items():
+        # The branch is only a name for the commit.
+        inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
+        facts |= {(kind, f"{name}.{key}"): str(value) for key, value in inner.items()}
+    effective = _mapping(env.get("effective"))
+    for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
+        facts |= {("work", name): str(source[name]) for name in names if name in source}
     for toggle in env.get("toggles") or ():
-        if isinstance(toggle, Mapping) and "name" in toggle:
-            facts[f"toggle {toggle['name']}"] = str(toggle.get("value"))
+        if "name" in _mapping(toggle):
+            facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
     return facts
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def obstacles(a: Side, b: Side, found: list[Difference]) -> list[str]:
@@ -248,29 +228,24 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
 
 
 def _check_changes(a: RunRecord, b: RunRecord) -> list[CheckChange]:
-    left = {check.id: check for check in a.checks()}
-    right = {check.id: check for check in b.checks()}
+    sides = [{check.id: check for check in run.checks()} for run in (a, b)]
     required = {*a.required, *b.required}
-    names = dict.fromkeys([*left, *right, *a.required, *b.required])
-    return [
-        CheckChange(
-            id=name,
-            required=name in required,
-            a=_outcome(left.get(name)),
-            b=_outcome(right.get(name)),
-            a_value=_value(left.get(name)),
-            b_value=_value(right.get(name)),
+    changes = []
+    for name in dict.fromkeys([*sides[0], *sides[1], *a.required, *b.required]):
+        left, right = (side.get(name) for side in sides)
+        said = (left.outcome.value if left else "", right.outcome.value if right else "")
+        changes.append(
+            CheckChange(
+                id=name,
+                required=name in required,
+                a=said[0],
+                b=said[1],
+                a_value=str(left.measurement) if left and left.measurement else "",
+                b_value=str(right.measurement) if right and right.measurement else "",
+                worse=said[0] == Outcome.PASS != said[1],
+            )
         )
-        for name in names
-    ]
-
-
-def _outcome(check: Check | None) -> str:
-    return check.outcome.value if check else ""
-
-
-def _value(check: Check | None) -> str:
-    return str(check.measurement) if check and check.measurement else ""
+    return changes
 
 
 def _speeds(a: Side, b: Side, *, comparable: bool) -> list[SpeedChange]:
@@ -312,6 +287,9 @@ def _speed(phase: str, rows: list[tuple[str, float, float]], *, comparable: bool
     )
 
 
+_CONCLUSIONS = {0: "B is not shown to be worse than A", 1: "B is worse than A", 3: "undecided"}
+
+
 def comparison_text(found: Comparison) -> str:
     """Comparable or not, what differs, which checks changed, how the speed changed."""
     lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
@@ -326,15 +304,12 @@ def comparison_text(found: Comparison) -> str:
     for check in changed:
         required = " (required)" if check.required else ""
         lines.append(f"  {check.id}{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
-        lines += [f"    {side}  {value}" for side, value in _values(check.a_value, check.b_value)]
+        values = (("A", check.a_value), ("B", check.b_value))
+        lines += [f"    {side}  {value}" for side, value in values if value]
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
-    lines += ["", _conclusion(found)]
+    lines += ["", _CONCLUSIONS[found.exit_code]]
     return "\n".join(lines)
-
-
-def _values(a: str, b: str) -> list[tuple[str, str]]:
-    return [(side, value) for side, value in (("A", a), ("B", b)) if value]
 
 
 def _speed_text(speed: SpeedChange) -> list[str]:
@@ -345,11 +320,3 @@ def _speed_text(speed: SpeedChange) -> list[str]:
         lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")
     lines.append(f"  {speed.note}")
     return lines
-
-
-def _conclusion(found: Comparison) -> str:
-    if found.exit_code == 1:
-        return "B is worse than A"
-    if found.exit_code == 0:
-        return "B is not shown to be worse than A"
-    return "undecided"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from runbook.records.evidence import TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.records.measurement import TOKENS_PER_SECOND, Measurement
 from runbook.stats import (
     StatisticsError,
     WindowTooShort,
@@ -104,17 +105,28 @@ def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic],
         if len(rows) >= WINDOW:
             statistics.append(_of(log, f"last_50_steps[{arm}]", arm=arm))
         if len(rows):
-            found = effective(log, arm=arm)
-            statistics.append(_statistic(f"effective[{arm}]", float(found.value), None, rows))
+            statistics.append(_measured(f"effective[{arm}]", effective(log, arm=arm)))
     least = min(available)
     remarks = [] if least >= WINDOW else [_too_short(log, least, 1, " of its poorest arm")]
     return statistics, least, remarks
 
 
 def _of(log: TrainingLog, name: str, arm: str | None = None) -> Statistic:
-    found = last_window(log, n=WINDOW, arm=arm)
-    rows = measured_rows(log, arm=arm).iloc[-WINDOW:]
-    return _statistic(name, float(found.value), found.stdev, rows)
+    return _measured(name, last_window(log, n=WINDOW, arm=arm))
+
+
+def _measured(name: str, found: Measurement) -> Statistic:
+    if found.window is None:
+        raise ValueError(f"{found.name} has no window")
+    return Statistic(
+        name=name,
+        value=float(found.value),
+        stdev=found.stdev,
+        unit=found.unit,
+        n=found.n,
+        first_step=found.window.first_step,
+        last_step=found.window.last_step,
+    )
 
 
 def _statistic(
@@ -200,24 +212,8 @@ def _rates_over_time(log: TrainingLog) -> list[Statistic]:
         return _rows_over_time(log)
     found = []
     for name, compute in (("typical", typical), ("effective", effective)):
-        try:
-            measured = compute(log)
-        except StatisticsError:
-            continue
-        window = measured.window
-        if window is None:
-            continue
-        found.append(
-            Statistic(
-                name=name,
-                value=float(measured.value),
-                stdev=None,
-                unit=TOKENS_PER_SECOND,
-                n=measured.n,
-                first_step=window.first_step,
-                last_step=window.last_step,
-            )
-        )
+        with suppress(StatisticsError):
+            found.append(_measured(name, compute(log)))
     return found
 
 

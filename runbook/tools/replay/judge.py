@@ -10,9 +10,9 @@ from runbook.records.invocation import Invocation
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
 from runbook.stats import Decided, meets_target
-from runbook.tools.replay.models import ReplayFile, Result, Status
+from runbook.stats.launches import MOST_SCALING
+from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
-    MOST_SCALING,
     NUMBER_RULES,
     arms_decision,
     efficiency,
@@ -32,7 +32,7 @@ _SCALING_REASONS = {
     Outcome.INVALID: Reason.NOT_PLAUSIBLE,
     Outcome.INCONCLUSIVE: Reason.UNDECIDED,
 }
-# Check of each phase that only asks whether it came to its end.
+# Check of each phase that only asks whether it completed.
 _PLAIN = {
     "preflight": ("preflight.sanity", "Were environment and sanity tests recorded?"),
     "sdpa_audit": ("sdpa_audit.completed", "Did the SDPA audit complete?"),
@@ -57,7 +57,7 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
     Args:
         replay: the table.
-        path: where it came from; the receipt of its numbers.
+        path: where it came from, the provenance of its numbers.
         sha256: digest of that file.
 
     Returns:
@@ -78,10 +78,9 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
 
 def _checks(replay: ReplayFile, path: str, sha256: str) -> Iterator[Check]:
-    for phase in ("preflight", "baseline", "bucket_sweep", "sdpa_audit", "v2_parity", "nvtx"):
-        yield from _phase_checks(replay, phase, path, sha256)
-    for phase in ("single_gpu", "fused_adamw", "long_run"):
-        yield from _phase_checks(replay, phase, path, sha256)
+    for phase in PHASE_NAMES:
+        if phase != "fineweb":
+            yield from _phase_checks(replay, phase, path, sha256)
 
 
 def _phase_checks(replay: ReplayFile, phase: str, path: str, sha256: str) -> Iterator[Check]:
@@ -126,7 +125,7 @@ def _plain(
     replay: ReplayFile, phase: str, name: str, question: str, *, speed: bool | None = None
 ) -> Check:
     """Completed, nothing failed, nothing left out. `speed` takes only the speed tests' part."""
-    table, status = replay.table(phase), replay.status(phase)
+    table, status = replay.table(phase), replay.table(phase).status
 
     def mine(part: str) -> bool:
         return speed is None or speed == ("performance" in part)
@@ -137,13 +136,17 @@ def _plain(
         what = f"{', '.join(failed)} failed"
         return _row(phase, name, question, Outcome.FAIL, Reason.TEST_FAILED, what)
     if status is not Status.COMPLETED:
-        outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
-        reason = status.value.replace("_", " ")
-        return _row(phase, name, question, outcome, _REASONS[status], reason)
+        return _not_completed(phase, name, question, status)
     if missing:
         what = f"no result of {', '.join(missing)}"
         return _row(phase, name, question, Outcome.INCOMPLETE, Reason.NOT_RUN, what)
     return _row(phase, name, question, Outcome.PASS, Reason.OK, "the report says so")
+
+
+def _not_completed(phase: str, name: str, question: str, status: Status) -> Check:
+    outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
+    reason = status.value.replace("_", " ")
+    return _row(phase, name, question, outcome, _REASONS[status], reason)
 
 
 def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
@@ -201,7 +204,7 @@ def _scaling(replay: ReplayFile) -> Check:
     question = "Does throughput scale with the devices?"
     found = efficiency(replay)
     if found is None:
-        status = replay.status("single_gpu")
+        status = replay.table("single_gpu").status
         code = _REASONS.get(status, Reason.NOT_COMPARABLE)
         what = "no config was measured on one and on all devices"
         outcome = Outcome.INCOMPLETE
@@ -220,11 +223,9 @@ def _scaling(replay: ReplayFile) -> Check:
 def _choice(replay: ReplayFile, phase: str) -> Check:
     question = "Is the choice between the arms borne out?"
     name = f"{phase}.choice"
-    status, table = replay.status(phase), replay.table(phase)
+    status, table = replay.table(phase).status, replay.table(phase)
     if status is not Status.COMPLETED:
-        outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
-        reason = status.value.replace("_", " ")
-        return _row(phase, name, question, outcome, _REASONS[status], reason)
+        return _not_completed(phase, name, question, status)
     rows = min((len(line.rows) for line in table.results), default=0)
     if rows < replay.window_rows and not all(line.launches for line in table.results):
         what = f"{rows} rows per arm, {replay.window_rows} are needed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -14,29 +14,6 @@ from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
 from runbook.records.measurement import Record
 
-# The phases that the runbook requires; fused AdamW and FineWeb-Edu are optional there.
-PHASE_NAMES = (
-    "preflight",
-    "baseline",
-    "bucket_sweep",
-    "sdpa_audit",
-    "v2_parity",
-    "nvtx",
-    "single_gpu",
-    "fused_adamw",
-    "long_run",
-    "fineweb",
-)
-ROW_NAMES = (
-    "throughput",
-    "v2_parity",
-    "group_consistency",
-    "compression",
-    "bucket_sweep",
-    "scaling",
-    "sdpa_audit",
-    "long_run",
-)
 _Phase = Literal[
     "preflight",
     "baseline",
@@ -59,6 +36,8 @@ _Row = Literal[
     "sdpa_audit",
     "long_run",
 ]
+# In the order of the runbook, which leaves fused AdamW and FineWeb-Edu optional.
+PHASE_NAMES: tuple[str, ...] = get_args(_Phase)
 
 
 class Status(StrEnum):
@@ -110,7 +89,7 @@ class Result(Record):
     `toks_per_s`: a range as reported. `rows`: log rows step -> rate. `launches`: one rate per
     launch (or per round of blocks), the only form that can pass anything near a limit.
     `stated_mean` is the mean that the report gives for `rows`. `control` marks an arm that runs
-    with the baseline's settings. `csv` and `window` are the receipt of the number.
+    with the baseline's settings. `csv` and `window` are the provenance of the number.
     """
 
     arm: str = ""
@@ -143,7 +122,7 @@ class Result(Record):
 
     @property
     def after_first(self) -> list[float]:
-        """Rates of the rows but step 1, which holds initialisation and warm-up."""
+        """Rates of the rows but step 1, which holds initialization and warm-up."""
         return [rate for step, rate in sorted(self.rows.items()) if step > 1]
 
     @property
@@ -208,20 +187,13 @@ class ReplayFile(Record):
             )
         return self
 
+    def table(self, phase: str) -> PhaseTable:
+        """The phase's table; one that was not run and is empty if the report does not have it."""
+        return self.phases.get(cast(_Phase, phase)) or PhaseTable(status=Status.NOT_RUN)
+
     def results(self, phase: str) -> tuple[Result, ...]:
         """The result lines of a phase; none if the report does not have it."""
-        table = next((table for name, table in self.phases.items() if name == phase), None)
-        return table.results if table else ()
-
-    def status(self, phase: str) -> Status:
-        """How far a phase got; a phase that the report does not mention was not run."""
-        table = next((table for name, table in self.phases.items() if name == phase), None)
-        return table.status if table else Status.NOT_RUN
-
-    def table(self, phase: str) -> PhaseTable:
-        """The phase's table; an empty one if the report does not mention it."""
-        table = next((table for name, table in self.phases.items() if name == phase), None)
-        return table or PhaseTable(status=Status.NOT_RUN)
+        return self.table(phase).results
 
 
 _KEYS = sorted(

@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from runbook.records.outcome import Outcome
 from runbook.stats import Decided, Decision, scaling
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
+from runbook.stats.launches import MOST_SCALING, STALE_BELOW
 from runbook.tools.replay.models import ReplayFile, Result
 from runbook.tools.replay.rules_rows import Contradiction, contradiction, rates
 
-MOST_SCALING = 1.05
 # Below this share of the peak the machine idles; a healthy trainer is at HEALTHY_MFU or above.
 IDLE_MFU = 0.01
 HEALTHY_MFU = 0.20
-STALE_BELOW = 0.5
 SAME = 0.03
 APART = 0.10
 
@@ -34,20 +32,13 @@ def few_rows(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "window.too_few_rows",
                 name,
-                claimed=table.claim,
-                found=f"{arms}: {shown} log rows after the first, not {replay.window_rows} steps",
-                outcome=Outcome.INCONCLUSIVE,
+                table.claim,
+                f"{arms}: {shown} log rows after the first, not {replay.window_rows} steps",
             )
         for line in short:
             if not line.after_first:
                 found = f"only step 1 ({line.rows[1]:g} tok/s), which is warm-up"
-                yield contradiction(
-                    "window.warmup_only",
-                    name,
-                    claimed=table.claim,
-                    found=found,
-                    outcome=Outcome.INCOMPLETE,
-                )
+                yield contradiction("window.warmup_only", name, table.claim, found)
 
 
 def means_of_rates(replay: ReplayFile) -> Iterator[Contradiction]:
@@ -63,10 +54,9 @@ def means_of_rates(replay: ReplayFile) -> Iterator[Contradiction]:
                 yield contradiction(
                     "mean.of_rates",
                     name,
-                    claimed=f"mean {line.stated_mean:g}",
-                    found=f"{line.arm}: mean of the rates {rates((values[0], values[0]))} to"
+                    f"mean {line.stated_mean:g}",
+                    f"{line.arm}: mean of the rates {rates((values[0], values[0]))} to"
                     f" {values[-1]:g}; tokens / time gives {honest:.0f}",
-                    outcome=Outcome.INVALID,
                 )
 
 
@@ -85,10 +75,9 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
     yield contradiction(
         "sweep.winner_not_shown",
         "bucket_sweep",
-        claimed=f"{table.chosen} is best",
-        found=f"inside the noise ({spans} tok/s after step 1; one launch per arm, no blocks):"
+        f"{table.chosen} is best",
+        f"inside the noise ({spans} tok/s after step 1; one launch per arm, no blocks):"
         f" {decision.reason}",
-        outcome=Outcome.INCONCLUSIVE,
     )
 
 
@@ -123,11 +112,10 @@ def against_own_rule(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "choice.against_rule",
             "fused_adamw",
-            claimed=table.claim,
-            found=f"by the stated rule {by_rule} wins on the rows shown: mean {means[1]:.1f} of"
+            table.claim,
+            f"by the stated rule {by_rule} wins on the rows shown: mean {means[1]:.1f} of"
             f" {variant.arm} {sign} {means[0]:.1f} of {base.arm} ({len(base.rows)} rows each:"
             " no rule can decide on them)",
-            outcome=Outcome.INCONCLUSIVE,
         )
 
 
@@ -146,10 +134,9 @@ def controls(replay: ReplayFile) -> Iterator[Contradiction]:
                 yield contradiction(
                     "control.not_reproduced",
                     name,
-                    claimed=table.claim,
-                    found=f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} tok/s"
+                    table.claim,
+                    f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} tok/s"
                     f" (tokens / time after step 1); baseline phase: {shown}",
-                    outcome=Outcome.INVALID,
                 )
 
 
@@ -163,19 +150,17 @@ def impossible_scaling(replay: ReplayFile) -> Iterator[Contradiction]:
     yield contradiction(
         "scaling.impossible",
         "single_gpu",
-        claimed=replay.table("single_gpu").claim,
-        found=f"{text}: {low * devices:.1f} to {high * devices:.1f} times one device,"
+        replay.table("single_gpu").claim,
+        f"{text}: {low * devices:.1f} to {high * devices:.1f} times one device,"
         f" E = {low:.2f} to {high:.2f}",
-        outcome=Outcome.INVALID,
     )
     for row in replay.scored:
         if row.row == "scaling":
             yield contradiction(
                 "scaling.claim",
                 "single_gpu",
-                claimed=f"near-linear scaling: {row.claim}",
-                found="the only comparison there is is INVALID",
-                outcome=Outcome.INVALID,
+                f"near-linear scaling: {row.claim}",
+                "the only comparison there is is INVALID",
             )
 
 
@@ -209,27 +194,24 @@ def low_use(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "mfu.target",
             "baseline",
-            claimed=f"target {target:g} tok/s",
-            found=f"{mfu(replay, target):.3%} of the machine's peak (MFU); a healthy trainer"
+            f"target {target:g} tok/s",
+            f"{mfu(replay, target):.3%} of the machine's peak (MFU); a healthy trainer"
             f" reaches about {healthy:,.0f} tok/s per device",
-            outcome=Outcome.INVALID,
         )
     best = _best(replay)
     if best and mfu(replay, best) < IDLE_MFU:
         yield contradiction(
             "mfu.measured",
             "baseline",
-            claimed=replay.table("baseline").claim,
-            found=f"the best rate, {best:g} tok/s, is {mfu(replay, best):.1%} MFU",
-            outcome=Outcome.INVALID,
+            replay.table("baseline").claim,
+            f"the best rate, {best:g} tok/s, is {mfu(replay, best):.1%} MFU",
         )
     if best and target < STALE_BELOW * best:
         yield contradiction(
             "target.stale",
             "baseline",
-            claimed=f"target {target:g} tok/s exceeded",
-            found=f"{best:g} tok/s is {best / target:.0f} times the target",
-            outcome=Outcome.INVALID,
+            f"target {target:g} tok/s exceeded",
+            f"{best:g} tok/s is {best / target:.0f} times the target",
         )
 
 
@@ -249,10 +231,9 @@ def same_at_both_lengths(replay: ReplayFile) -> Iterator[Contradiction]:
                 yield contradiction(
                     "plausible.sequence_length",
                     "baseline",
-                    claimed=f"{both} {replay.table('baseline').claim}",
-                    found=f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))}"
+                    f"{both} {replay.table('baseline').claim}",
+                    f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))}"
                     f" at S={b.seq_len}, same batch: was the sequence length in force?",
-                    outcome=Outcome.INVALID,
                 )
 
 

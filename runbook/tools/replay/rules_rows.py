@@ -1,4 +1,4 @@
-"""Rules about what a report has to contain: configs, phases, rows, receipts."""
+"""Rules about what a report has to contain: configs, phases, rows, provenance."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from runbook.records.outcome import Outcome
 from runbook.stats import Decided, meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
 
-# Each rule in one sentence, with where it comes from.
+# Each rule in one sentence, with the requirement of docs/spec.md that it serves.
 RULES: dict[str, str] = {
-    "acceptance.throughput": "the acceptance config must reach the floor (seed 000, Acceptance)",
+    "acceptance.throughput": "the acceptance config must reach the floor (B3)",
     "acceptance.config": "the acceptance row is measured on the config that the runbook names,"
     " not on a friendlier one",
     "acceptance.row_missing": "no required row can vanish from the acceptance table",
@@ -22,15 +22,13 @@ RULES: dict[str, str] = {
     "phase.part_not_run": "skipped, not reported or not collected is not passed",
     "parity.failed": "one failing pattern is a failed parity test",
     "window.too_few_rows": "a mean is taken over the last 50 steps; too few rows are"
-    " INCONCLUSIVE, never silently fewer (seed 000, Bucket Sweep)",
-    "window.warmup_only": "the first row holds initialisation; it is no throughput",
-    "window.no_receipt": "every throughput number states its CSV path and window"
-    " (seed 000, Notes & Hygiene)",
+    " INCONCLUSIVE, never silently fewer (W3)",
+    "window.warmup_only": "the first row holds initialization; it is no throughput",
+    "window.no_provenance": "every throughput number states its CSV path and window (G7)",
     "mean.of_rates": "throughput is tokens / time; never average rates",
     "sweep.winner_not_shown": "a WINNER beats every other arm at the family error of 1 % over"
-    " randomised blocks; else TIE and the configured value stays",
-    "choice.against_rule": "keep the variant if its mean is not below the baseline's"
-    " (seed 000, Fused AdamW)",
+    " randomized blocks; else TIE and the configured value stays",
+    "choice.against_rule": "keep the variant if its mean is not below the baseline's (F2)",
     "control.not_reproduced": "a control arm that does not reproduce the baseline phase makes the"
     " comparison INVALID",
     "scaling.impossible": "scaling above 1.05 is not possible: something was not compared like"
@@ -43,8 +41,7 @@ RULES: dict[str, str] = {
     "target.stale": "a target under half of what is measured is stale: it can catch nothing",
     "plausible.sequence_length": "equal tok/s at two sequence lengths, far below the"
     " machine's peak, is implausible: overhead per step would give the longer one more",
-    "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set"
-    " (seed 000, Notes & Hygiene)",
+    "config.sequential_prefill": "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set (E1)",
 }
 
 
@@ -59,17 +56,32 @@ class Contradiction(Record):
     outcome: Outcome
 
 
+# What a breach amounts to: a comparison that says nothing, unless the rule is about evidence.
+_OUTCOMES = {
+    "acceptance.throughput": Outcome.FAIL,
+    "acceptance.row_missing": Outcome.INCOMPLETE,
+    "phase.not_completed": Outcome.INCOMPLETE,
+    "phase.part_not_run": Outcome.INCOMPLETE,
+    "parity.failed": Outcome.FAIL,
+    "window.too_few_rows": Outcome.INCONCLUSIVE,
+    "window.warmup_only": Outcome.INCOMPLETE,
+    "window.no_provenance": Outcome.INCOMPLETE,
+    "sweep.winner_not_shown": Outcome.INCONCLUSIVE,
+    "choice.against_rule": Outcome.INCONCLUSIVE,
+}
+
+
 def contradiction(
-    rule: str, phase: str, *, claimed: str, found: str, outcome: Outcome
+    rule: str, phase: str, claimed: str, found: str, *, failed: bool = False
 ) -> Contradiction:
-    """A breach of one of RULES."""
+    """A breach of one of RULES; `failed`: the phase itself went wrong, so FAIL."""
     return Contradiction(
         rule=rule,
         rule_text=RULES[rule],
         phase=phase,
         claimed=claimed or "nothing",
         found=found,
-        outcome=outcome,
+        outcome=Outcome.FAIL if failed else _OUTCOMES.get(rule, Outcome.INVALID),
     )
 
 
@@ -87,9 +99,8 @@ def below_floor(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.throughput",
                 "baseline",
-                claimed=", ".join(claims),
-                found=f"{result.config}: {rates(result.span)} tok/s, floor {floor:g}",
-                outcome=Outcome.FAIL,
+                ", ".join(claims),
+                f"{result.config}: {rates(result.span)} tok/s, floor {floor:g}",
             )
 
 
@@ -103,9 +114,8 @@ def scored_elsewhere(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.config",
                 "baseline",
-                claimed=f"{row.claim}{value}",
-                found=f"measured on {row.config} ({seen}), asked for {wanted} ({asked})",
-                outcome=Outcome.INVALID,
+                f"{row.claim}{value}",
+                f"measured on {row.config} ({seen}), asked for {wanted} ({asked})",
             )
 
 
@@ -117,25 +127,23 @@ def rows_missing(replay: ReplayFile) -> Iterator[Contradiction]:
             yield contradiction(
                 "acceptance.row_missing",
                 "acceptance",
-                claimed=replay.claimed_verdict,
-                found=f"the acceptance table has no row {name}",
-                outcome=Outcome.INCOMPLETE,
+                replay.claimed_verdict,
+                f"the acceptance table has no row {name}",
             )
 
 
 def not_completed(replay: ReplayFile) -> Iterator[Contradiction]:
     """Required phases that did not come to their end."""
     for name in PHASE_NAMES:
-        status = replay.status(name)
+        status = replay.table(name).status
         if status is Status.COMPLETED or name in OPTIONAL_PHASES:
             continue
-        crashed = status is Status.CRASHED
         yield contradiction(
             "phase.not_completed",
             name,
-            claimed=replay.table(name).claim,
-            found=status.value.replace("_", " "),
-            outcome=Outcome.FAIL if crashed else Outcome.INCOMPLETE,
+            replay.table(name).claim,
+            status.value.replace("_", " "),
+            failed=status is Status.CRASHED,
         )
 
 
@@ -145,30 +153,23 @@ def parts(replay: ReplayFile) -> Iterator[Contradiction]:
         if table.failed:
             rule = "parity.failed" if name == "v2_parity" else "phase.not_completed"
             failed = ", ".join(table.failed)
-            yield contradiction(
-                rule, name, claimed=table.claim, found=f"{failed} failed", outcome=Outcome.FAIL
-            )
+            yield contradiction(rule, name, table.claim, f"{failed} failed", failed=True)
         if table.not_run:
             yield contradiction(
-                "phase.part_not_run",
-                name,
-                claimed=table.claim,
-                found=f"no result of {', '.join(table.not_run)}",
-                outcome=Outcome.INCOMPLETE,
+                "phase.part_not_run", name, table.claim, f"no result of {', '.join(table.not_run)}"
             )
 
 
-def no_receipts(replay: ReplayFile) -> Iterator[Contradiction]:
+def no_provenance(replay: ReplayFile) -> Iterator[Contradiction]:
     """Throughput numbers that nobody can trace."""
     lines = [line for table in replay.phases.values() for line in table.results]
     bare = [line for line in lines if not (line.csv and line.window)]
     if bare:
         yield contradiction(
-            "window.no_receipt",
+            "window.no_provenance",
             "all",
-            claimed=f"{len(lines)} throughput results",
-            found=f"{len(bare)} of them name no CSV file and window",
-            outcome=Outcome.INCOMPLETE,
+            f"{len(lines)} throughput results",
+            f"{len(bare)} of them name no CSV file and window",
         )
 
 
@@ -180,9 +181,8 @@ def sequential_prefill(replay: ReplayFile) -> Iterator[Contradiction]:
         yield contradiction(
             "config.sequential_prefill",
             "baseline",
-            claimed="nothing",
-            found=f"S={longest} without NSA_PREFILL_BATCHED=1",
-            outcome=Outcome.INVALID,
+            "nothing",
+            f"S={longest} without NSA_PREFILL_BATCHED=1",
         )
 
 
@@ -199,5 +199,5 @@ ROW_RULES = (
     rows_missing,
     parts,
     sequential_prefill,
-    no_receipts,
+    no_provenance,
 )

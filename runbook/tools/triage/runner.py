@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +64,26 @@ def run_steps(
     finding. Writes `triage.json`. Raises `FileExistsError` if `out` exists.
     """
     make_private_dir(out)
-    runner = _Runner(target, out, stop or StopRequest(), budgets, observer or SilentObserver())
+    runner = _Runner(
+        target=target,
+        out=out,
+        stop=stop or StopRequest(),
+        budgets=budgets,
+        observer=observer or SilentObserver(),
+    )
     triage = runner.run(tell)
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
     return triage
 
 
+@dataclass(kw_only=True)
 class _Runner:
-    def __init__(
-        self,
-        target: Target,
-        out: Path,
-        stop: StopRequest,
-        budgets: Budgets | None,
-        observer: Observer,
-    ) -> None:
-        self.target, self.out, self.stop = target, out, stop
-        self.budgets, self.observer = budgets, observer
-        self.done: list[StepResult] = []
+    target: Target
+    out: Path
+    stop: StopRequest
+    budgets: Budgets | None
+    observer: Observer
+    done: list[StepResult] = field(default_factory=list)
 
     def run(self, tell: Callable[[StepResult], None]) -> Triage:
         first = self._try(None, "0-as_it_was")

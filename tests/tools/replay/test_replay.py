@@ -179,7 +179,7 @@ BASE = "phases/baseline/results/0"
         ("phases/v2_parity/failed", ["gaps"], "parity.failed", Verdict.NO_GO),
         ("phases/nvtx/not_run", ["range"], "phase.part_not_run", Verdict.INCOMPLETE),
         ("env", {}, "config.sequential_prefill", Verdict.GO),
-        (f"{BASE}/csv", "", "window.no_receipt", Verdict.INCOMPLETE),
+        (f"{BASE}/csv", "", "window.no_provenance", Verdict.INCOMPLETE),
         (f"{BASE}/launches", [300e3, 301e3, 299e3], "scaling.impossible", Verdict.INCOMPLETE),
         (f"{BASE}/launches", [102e3, 98e3, 99e3], "", Verdict.NO_GO),  # E = 0.62
         ("phases/bucket_sweep/chosen", "25", "sweep.winner_not_shown", Verdict.INCOMPLETE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def target(launch: Launch, **changes: object) -> Target:
     return Target(launch=launch, **(fields | changes))  # type: ignore[arg-type]
 
 
-def test_the_steps_are_the_seeds() -> None:
+def test_the_steps_are_those_of_the_requirements() -> None:
     assert [step.name for step in STEPS["failure"]] == [
         "compression_off", "static_graph_off", "find_unused", "nccl_debug", "sdpa_no_flash",
         "v2_off", "fused_unset", "single_gpu",
@@ -34,7 +35,7 @@ def test_the_steps_are_the_seeds() -> None:
         "bucket_50", "flash_allowed", "tracing_off", "aux_stats_off",
     ]  # fmt: skip
     for steps in STEPS.values():
-        assert all(step.source.startswith("seed 00") for step in steps)
+        assert all(re.fullmatch(r"requirement [TN]\d+", step.source) for step in steps)
 
 
 def test_one_change_at_a_time_against_the_failing_command() -> None:
@@ -154,13 +155,13 @@ triage of config {config} (throughput)
 every try runs with a copy of the config in which train.seq_len=64
 0. the command as it was [it has to fail again]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} --ddp 1 --steps 9
-1. buckets of 50 MiB [seed 000, Failure Playbook: low throughput]
+1. buckets of 50 MiB [requirement T1]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} --ddp 1 --steps 9
-2. flash kernel not disabled [seed 000, Failure Playbook: low throughput]
+2. flash kernel not disabled [requirement T1]
    skipped: the command does this already
-3. no NVTX, no TensorBoard, no audit [seed 000, Failure Playbook: low throughput]
+3. no NVTX, no TensorBoard, no audit [requirement T1]
    skipped: the command does this already
-4. no auxiliary statistics [seed 000, NVTX Profiling]
+4. no auxiliary statistics [requirement N1]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} --ddp 1 --steps 9
 """
 
