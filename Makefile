@@ -33,7 +33,7 @@ demo: $(VENV)/.runtime
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 \
-	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
