@@ -92,7 +92,7 @@ def test_shapes_of_secrets_need_no_variable(text: str) -> None:
 
 
 def test_ordinary_text_stays_as_it_is() -> None:
-    text = "step 60, 847.2 toks/s, see https://example.org/a@b and runs/20261121T010203Z-840303b"
+    text = "step 60, 847.2 tok/s, see https://example.org/a@b and runs/20261121T010203Z-840303b"
     assert redact_text(text, {"LANG": "C", "SHORT_PIN": "60"}) == text
 
 
