@@ -14,25 +14,8 @@ from runbook.read.redact import redact_text
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"
 _TIMEOUT_S = 60.0
+_Read = Callable[[str, NvidiaSmi], Draft]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
-_NAMES = (
-    "gpu.count",
-    "gpu.names",
-    "gpu.driver",
-    "gpu.pcie_gen",
-    "gpu.pcie_gen_max",
-    "gpu.pcie_width",
-    "gpu.pcie_width_max",
-    "gpu.link_idle",
-    "gpu.processes",
-    "gpu.memory_used_mib",
-    "gpu.memory_total_mib",
-    "gpu.nvlink",
-    "gpu.ecc_uncorrected",
-    "gpu.remap_pending",
-    "gpu.throttle",
-    "gpu.mig",
-)
 
 
 def collect_gpus(run_root: Path, *, torch_count: int | None, host_file: str) -> list[Draft]:
@@ -59,11 +42,10 @@ def collect_gpus(run_root: Path, *, torch_count: int | None, host_file: str) -> 
 
 def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Draft]:
     """The same facts without values; the count is torch's, if torch could be asked."""
-    drafts = [Draft(name=name, value=None, file=file, note=note) for name in _NAMES]
+    drafts = [Draft(name=name, value=None, file=file, note=note) for name in ("gpu.count", *_FACTS)]
     if torch_count is not None:
-        drafts[0] = Draft(
-            name="gpu.count", value=torch_count, file=file, note=f"{note}; torch's own count"
-        )
+        counted = f"{note}; torch's own count"
+        drafts[0] = Draft(name="gpu.count", value=torch_count, file=file, note=counted)
     return drafts
 
 
@@ -71,25 +53,13 @@ def gpu_drafts(
     smi: NvidiaSmi, links: Mapping[tuple[int, int], str], *, topology_problem: str = ""
 ) -> list[Draft]:
     """Facts of a machine with an nvidia-smi. Of several GPUs the worst one speaks."""
-    gpus = smi.gpus
-    return [
-        _fact("gpu.count", len(gpus)),
-        _fact("gpu.names", ", ".join(gpu.name for gpu in gpus)),
-        _fact("gpu.driver", smi.driver, note=f"CUDA {smi.cuda}" if smi.cuda else ""),
-        _worst("gpu.pcie_gen", gpus, lambda gpu: gpu.pcie_gen, min),
-        _worst("gpu.pcie_gen_max", gpus, lambda gpu: gpu.pcie_gen_max, min),
-        _worst("gpu.pcie_width", gpus, lambda gpu: gpu.pcie_width, min),
-        _worst("gpu.pcie_width_max", gpus, lambda gpu: gpu.pcie_width_max, min),
-        _any("gpu.link_idle", gpus, lambda gpu: gpu.link_idle),
-        _processes(gpus),
-        _worst("gpu.memory_used_mib", gpus, lambda gpu: gpu.memory_used_mib, max),
-        _worst("gpu.memory_total_mib", gpus, lambda gpu: gpu.memory_total_mib, min),
-        _nvlink(len(gpus), links, topology_problem),
-        _worst("gpu.ecc_uncorrected", gpus, lambda gpu: gpu.ecc_uncorrected, max),
-        _any("gpu.remap_pending", gpus, lambda gpu: gpu.remap_pending),
-        _throttle(gpus),
-        _any("gpu.mig", gpus, lambda gpu: gpu.mig),
-    ]
+    drafts = [_fact("gpu.count", len(smi.gpus))]
+    for name, read in _FACTS.items():
+        if read is None:
+            drafts.append(_nvlink(name, len(smi.gpus), links, topology_problem))
+        else:
+            drafts.append(read(name, smi))
+    return drafts
 
 
 def _fact(name: str, value: str | float | bool | None, *, note: str = "") -> Draft:
@@ -99,52 +69,73 @@ def _fact(name: str, value: str | float | bool | None, *, note: str = "") -> Dra
 
 
 def _worst(
-    name: str,
-    gpus: tuple[GpuState, ...],
-    read: Callable[[GpuState], float | None],
-    worst: Callable[[list[float]], float],
-) -> Draft:
-    values = {gpu.index: read(gpu) for gpu in gpus}
-    known = [value for value in values.values() if value is not None]
-    if len(known) < len(values) or not known:
-        silent = [str(index) for index, value in values.items() if value is None]
-        return _fact(name, None, note=f"nvidia-smi does not say for GPU {', '.join(silent) or '-'}")
-    differ = len(set(known)) > 1
-    note = ", ".join(f"GPU {index}: {value:g}" for index, value in values.items() if value)
-    return _fact(name, worst(known), note=note if differ else "")
+    read: Callable[[GpuState], float | None], worst: Callable[[list[float]], float]
+) -> _Read:
+    def draft(name: str, smi: NvidiaSmi) -> Draft:
+        values = {gpu.index: read(gpu) for gpu in smi.gpus}
+        known = [value for value in values.values() if value is not None]
+        if len(known) < len(values) or not known:
+            silent = ", ".join(str(index) for index, value in values.items() if value is None)
+            return _fact(name, None, note=f"nvidia-smi does not say for GPU {silent or '-'}")
+        note = ", ".join(f"GPU {index}: {value:g}" for index, value in values.items() if value)
+        return _fact(name, worst(known), note=note if len(set(known)) > 1 else "")
+
+    return draft
 
 
-def _any(name: str, gpus: tuple[GpuState, ...], read: Callable[[GpuState], bool | None]) -> Draft:
-    values = [read(gpu) for gpu in gpus]
-    if any(values):
-        which = [str(gpu.index) for gpu, value in zip(gpus, values, strict=True) if value]
-        return _fact(name, True, note=f"GPU {', '.join(which)}")
-    return _fact(name, None if not values or None in values else False)
+def _any(read: Callable[[GpuState], bool | None]) -> _Read:
+    def draft(name: str, smi: NvidiaSmi) -> Draft:
+        values = {gpu.index: read(gpu) for gpu in smi.gpus}
+        if yes := [str(index) for index, value in values.items() if value]:
+            return _fact(name, True, note=f"GPU {', '.join(yes)}")
+        return _fact(name, None if not values or None in values.values() else False)
+
+    return draft
 
 
-def _processes(gpus: tuple[GpuState, ...]) -> Draft:
-    busy = [(gpu, process) for gpu in gpus for process in gpu.compute_processes]
+def _processes(name: str, smi: NvidiaSmi) -> Draft:
+    busy = [(gpu, process) for gpu in smi.gpus for process in gpu.compute_processes]
     note = "; ".join(
         f"GPU {gpu.index}: pid {process.pid} {process.name}"
         + (f" {process.used_mib:g} MiB" if process.used_mib is not None else "")
         for gpu, process in busy
     )
-    return _fact("gpu.processes", len(busy), note=redact_text(note))
+    return _fact(name, len(busy), note=redact_text(note))
 
 
-def _nvlink(count: int, links: Mapping[tuple[int, int], str], problem: str) -> Draft:
-    pairs = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
+def _throttle(name: str, smi: NvidiaSmi) -> Draft:
+    slowed = [f"GPU {gpu.index}: {', '.join(gpu.throttle)}" for gpu in smi.gpus if gpu.throttle]
+    return _fact(name, "; ".join(slowed))
+
+
+def _nvlink(name: str, count: int, links: Mapping[tuple[int, int], str], problem: str) -> Draft:
     if count < 2:
-        return Draft(
-            name="gpu.nvlink", value=False, file=_TOPOLOGY, note="one GPU: no link between GPUs"
-        )
-    if problem or not links:
-        note = problem or "nvidia-smi topo -m lists no pair of GPUs"
-        return Draft(name="gpu.nvlink", value=None, file=_TOPOLOGY, note=note)
-    found = any(link.startswith("NV") for link in links.values())
-    return Draft(name="gpu.nvlink", value=found, file=_TOPOLOGY, note=pairs)
+        value, note = False, "one GPU: no link between GPUs"
+    elif problem or not links:
+        value, note = None, problem or "nvidia-smi topo -m lists no pair of GPUs"
+    else:
+        value = any(link.startswith("NV") for link in links.values())
+        note = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
+    return Draft(name=name, value=value, file=_TOPOLOGY, note=note)
 
 
-def _throttle(gpus: tuple[GpuState, ...]) -> Draft:
-    slowed = [f"GPU {gpu.index}: {', '.join(gpu.throttle)}" for gpu in gpus if gpu.throttle]
-    return _fact("gpu.throttle", "; ".join(slowed))
+# In the order of the record; None stands for the one fact that the topology tells.
+_FACTS: dict[str, _Read | None] = {
+    "gpu.names": lambda name, smi: _fact(name, ", ".join(gpu.name for gpu in smi.gpus)),
+    "gpu.driver": lambda name, smi: _fact(
+        name, smi.driver, note=f"CUDA {smi.cuda}" if smi.cuda else ""
+    ),
+    "gpu.pcie_gen": _worst(lambda gpu: gpu.pcie_gen, min),
+    "gpu.pcie_gen_max": _worst(lambda gpu: gpu.pcie_gen_max, min),
+    "gpu.pcie_width": _worst(lambda gpu: gpu.pcie_width, min),
+    "gpu.pcie_width_max": _worst(lambda gpu: gpu.pcie_width_max, min),
+    "gpu.link_idle": _any(lambda gpu: gpu.link_idle),
+    "gpu.processes": _processes,
+    "gpu.memory_used_mib": _worst(lambda gpu: gpu.memory_used_mib, max),
+    "gpu.memory_total_mib": _worst(lambda gpu: gpu.memory_total_mib, min),
+    "gpu.nvlink": None,
+    "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.ecc_uncorrected, max),
+    "gpu.remap_pending": _any(lambda gpu: gpu.remap_pending),
+    "gpu.throttle": _throttle,
+    "gpu.mig": _any(lambda gpu: gpu.mig),
+}

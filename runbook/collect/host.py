@@ -1,4 +1,7 @@
-"""What torch says of itself, asked in a process of its own: this program never imports torch."""
+"""What the host has (processors, memory, disk, ports), and what torch says of itself and of it.
+
+torch is asked in a process of its own: this program never imports it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ from typing import Any
 
 from runbook.collect.probe import run_tool
 
+# The port that torchrun takes unless told otherwise.
 DEFAULT_RENDEZVOUS_PORT = 29500
-"""The port that torchrun takes unless told otherwise."""
 
 _GIB = 1024**3
 _MIB = 1024**2
 _PROBE_MIB = 64
+_TIMEOUT_S = 180.0
+_MARK = "@@runbook@@"
 
 
 def count_cpus() -> int:
@@ -123,9 +128,6 @@ def _read(path: Path) -> str:
     except OSError:
         return ""
 
-
-_TIMEOUT_S = 180.0
-_MARK = "@@runbook@@"
 
 # Two answers, the second one flushed separately: a trainer that kills the interpreter while it
 # is imported must not take torch's own description with it.

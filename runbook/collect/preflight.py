@@ -1,4 +1,4 @@
-"""All preflight collectors in one call: files under the seeds' names, and the facts in them."""
+"""All preflight collectors in one call: the files that they write, and the facts in them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,10 @@ def collect_preflight(
     return finish(drafts, run_root)
 
 
+def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: str = "") -> Draft:
+    return Draft(name=name, value=value, unit=unit, file=_HOST, note=note)
+
+
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     checkout = git.find_checkout()
     if checkout is None:
@@ -72,46 +76,27 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
     _write(run_root / _STATUS, state.status)
     _write(run_root / _DIFF, redact_diff(state.diff))
-    problem = "; ".join(state.problems)
+    branch_notes = [] if state.branch else ["detached HEAD"]
+    branch_notes += [f"expected {expected_branch}"] if expected_branch else []
+    where = "; ".join(state.problems) or f"in {checkout}"
     changed = len(state.status.splitlines())
-    wanted = f"expected {expected_branch}" if expected_branch else ""
+    dirt = f"{changed} files differ from the commit or are not in it" if changed else ""
+    digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
-        Draft(
-            name="git.branch",
-            value=state.branch,
-            file=_HOST,
-            note=wanted if state.branch else "detached HEAD" + (f", {wanted}" if wanted else ""),
-        ),
-        Draft(name="git.sha", value=state.sha, file=_SHA, note=problem or f"in {checkout}"),
-        Draft(
-            name="git.dirty",
-            value=state.dirty,
-            file=_STATUS,
-            note=f"{changed} files differ from the commit or are not in it" if changed else "",
-        ),
-        Draft(
-            name="git.diff_sha256",
-            value=state.diff_sha256,
-            file=_DIFF,
-            note="digest of the whole diff; secrets in the kept copy are blanked",
-        ),
+        _fact("git.branch", state.branch, ", ".join(branch_notes)),
+        Draft(name="git.sha", value=state.sha, file=_SHA, note=where),
+        Draft(name="git.dirty", value=state.dirty, file=_STATUS, note=dirt),
+        Draft(name="git.diff_sha256", value=state.diff_sha256, file=_DIFF, note=digest),
     ]
 
 
 def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
     _write(run_root / _COLLECT_ENV, redact_text(answers.collect_env or answers.problem) + "\n")
     note = redact_text(answers.problem)
+    torch = {"torch.version": answers.version, "torch.cuda_available": answers.cuda_available}
     return [
-        Draft(
-            name="trainer.imports",
-            value=answers.trainer_imports,
-            file=_HOST,
-            note=redact_text(answers.trainer_error),
-        ),
-        Draft(name="torch.version", value=answers.version, file=_COLLECT_ENV, note=note),
-        Draft(
-            name="torch.cuda_available", value=answers.cuda_available, file=_COLLECT_ENV, note=note
-        ),
+        _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
+        *(Draft(name=n, value=value, file=_COLLECT_ENV, note=note) for n, value in torch.items()),
     ]
 
 
@@ -120,47 +105,26 @@ def _host_drafts(run_root: Path) -> list[Draft]:
     infiniband = host.find_infiniband()
     memory = host.memory_total_gib()
     quota = host.cgroup_cpu_limit()
+    ports = ", ".join(f"{name} {state}" for name, state in infiniband.items())
+    held = f" held by {port.owner}" if port.owner else ""
+    allowed = f"the container's quota allows {quota:g}" if quota is not None else ""
+    unread = "" if memory is not None else "/proc/meminfo cannot be read"
     return [
-        Draft(
-            name="infiniband.present",
-            value=bool(infiniband),
-            file=_HOST,
-            note=", ".join(f"{name} {state}" for name, state in infiniband.items()),
-        ),
-        Draft(name="disk.free_gib", value=host.disk_free_gib(run_root), unit="GiB", file=_HOST),
+        _fact("infiniband.present", bool(infiniband), ports),
+        _fact("disk.free_gib", host.disk_free_gib(run_root), unit="GiB"),
         _write_speed_draft(run_root),
-        Draft(
-            name="port.free",
-            value=port.free,
-            file=_HOST,
-            note=f"port {port.port}" + (f" held by {port.owner}" if port.owner else ""),
-        ),
-        Draft(
-            name="cpu.count",
-            value=host.count_cpus(),
-            file=_HOST,
-            note=f"the container's quota allows {quota:g}" if quota is not None else "",
-        ),
-        Draft(
-            name="memory.total_gib",
-            value=memory,
-            unit="GiB",
-            file=_HOST,
-            note="" if memory is not None else "/proc/meminfo cannot be read",
-        ),
+        _fact("port.free", port.free, f"port {port.port}{held}"),
+        _fact("cpu.count", host.count_cpus(), allowed),
+        _fact("memory.total_gib", memory, unread, unit="GiB"),
     ]
 
 
 def _write_speed_draft(run_root: Path) -> Draft:
-    name = "disk.write_mib_s"
     try:
-        speed = host.write_speed_mib_s(run_root)
+        speed, note = host.write_speed_mib_s(run_root), "64 MiB written and synced once"
     except OSError as error:
-        note = f"writing the probe file failed: {error.strerror or error}"
-        return Draft(name=name, value=None, unit="MiB/s", file=_HOST, note=note)
-    return Draft(
-        name=name, value=speed, unit="MiB/s", file=_HOST, note="64 MiB written and synced once"
-    )
+        speed, note = None, f"writing the probe file failed: {error.strerror or error}"
+    return _fact("disk.write_mib_s", speed, note, unit="MiB/s")
 
 
 def _process_drafts(processes: Sequence[TokenProcess]) -> list[Draft]:
@@ -170,8 +134,7 @@ def _process_drafts(processes: Sequence[TokenProcess]) -> list[Draft]:
         listed = [str(process) for process in chosen[:_LISTED]]
         if len(chosen) > _LISTED:
             listed.append(f"and {len(chosen) - _LISTED} more")
-        note = redact_text("; ".join(listed))
-        drafts.append(Draft(name=name, value=len(chosen), file=_HOST, note=note))
+        drafts.append(_fact(name, len(chosen), redact_text("; ".join(listed))))
     return drafts
 
 
@@ -180,17 +143,8 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Draft]:
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
     recorded = recorded_environment()
     return [
-        Draft(
-            name="env.problems",
-            value=redact_text("; ".join(problems)),
-            file=_HOST,
-            note=redact_text("; ".join(notes)),
-        ),
-        Draft(
-            name="env.recorded",
-            value="; ".join(f"{name}={value}" for name, value in recorded.items()),
-            file=_HOST,
-        ),
+        _fact("env.problems", redact_text("; ".join(problems)), redact_text("; ".join(notes))),
+        _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
     ]
 
 

@@ -105,7 +105,7 @@ class PhaseRun:
         return {name: known[name] for name in self.phase.reads if name in known}
 
     def _collect(self) -> None:
-        from runbook.collect import collect_preflight
+        from runbook.collect.preflight import collect_preflight
 
         state = self.state
         profile = state.setup.profile

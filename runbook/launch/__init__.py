@@ -1,4 +1,7 @@
-"""The launcher: the only package that starts trainers and tests, and it owns what it starts."""
+"""The launcher: starts trainers and tests, watches them, ends them, and says how they ended.
+
+Nothing else starts a launch; code belongs here if it needs a live process or its run directory.
+"""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import select
+import secrets
 import signal
 import subprocess
 import time
@@ -19,42 +18,32 @@ from runbook.launch.classify import End, classify_pytest, classify_trainer, rank
 from runbook.launch.command import Command
 from runbook.launch.detectors import Monitor
 from runbook.launch.endings import oom_kills
-from runbook.launch.flight import last_numbers, read_flights
 from runbook.launch.gpu import GpuSampler
-from runbook.launch.incident import (
-    bundle,
-    busy_ranks,
-    collect_flights,
-    collect_stacks,
-    write_summary,
-)
+from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
 from runbook.launch.observer import Observer
 from runbook.launch.processes import Reaper, build_environment, spawn
-from runbook.launch.ranks import RankState, RankWatch
+from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.stop import StopRequest
 from runbook.launch.watchdog import Budgets, Watchdog
 from runbook.read.documents import CONSOLE_LOG, JUNIT_XML, LAUNCH_JSON, read_console
 from runbook.read.redact import redact_variables
-from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
 
 _POLL_S = 0.1
+_TOKEN_BYTES = 16
 _TERM_GRACE_S = 2.0
 # After one rank has failed, what the others and torchrun may still take before they are ended.
 _FAILED_GRACE_S = 1.0
-_AGREED_CODES = (
-    ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED,
-)  # fmt: skip
+_AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
 _LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOptions:
-    """What an attempt is given besides the launch itself."""
+    """What every attempt of a launch is given besides the launch itself."""
 
     run_root: Path
-    token: str
-    number: int
     machine: Mapping[str, str]
     budgets: Budgets
     observer: Observer
@@ -66,13 +55,16 @@ class AttemptOptions:
 class Attempt:
     """Runs one command to its end. `run()` is called once."""
 
-    def __init__(self, launch: Launch, command: Command, options: AttemptOptions) -> None:
+    def __init__(
+        self, launch: Launch, command: Command, options: AttemptOptions, number: int
+    ) -> None:
         self.launch, self.command, self.options = launch, command, options
+        self.number, self.token = number, secrets.token_hex(_TOKEN_BYTES)
         self.run_dir = options.run_root / launch.run_dir
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.watch = RankWatch(self.run_dir, options.token, self.began)
+        self.watch = RankWatch(self.run_dir, self.token, self.began)
         self.watchdog = Watchdog(options.budgets, wanted=launch.nproc)
         self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
         self.notes: list[str] = []
@@ -89,20 +81,20 @@ class Attempt:
         environment = build_environment(
             options.machine,
             self.command.env,
-            token=options.token,
+            token=self.token,
             run_dir=self.run_dir.resolve(),
             loopback=self.launch.kind == "trainer",
         )
         self._describe()
         before = oom_kills()
-        with Reaper(options.token), self.console.open("ab") as console:
+        with Reaper(self.token), self.console.open("ab") as console:
             sampler = GpuSampler(self.run_dir, environment)
             sampler.start()
             child = spawn(self.command.argv, environment, output=console)
             try:
                 end = self._watch_until_end(child)
             finally:
-                kill_all(options.token)
+                kill_all(self.token)
                 child.wait()
                 sampler.stop()
                 self.watch.close()
@@ -113,12 +105,12 @@ class Attempt:
         document = {
             "schema_version": 1,
             "launch": json.loads(self.launch.model_dump_json()),
-            "attempt": self.options.number,
+            "attempt": self.number,
             "argv": list(self.command.argv),
             "env": redact_variables(self.command.env),
             "port": self.command.port,
             "steps": self.command.steps,
-            "run_token": self.options.token,
+            "run_token": self.token,
             "started_at": self.started_at,
         }
         document["launch"]["env"] = redact_variables(self.launch.env)
@@ -127,8 +119,7 @@ class Attempt:
     def _watch_until_end(self, child: subprocess.Popen[bytes]) -> End | None:
         """Returns None if the command ended by itself, else why it is being ended."""
         while True:
-            self._sleep_until_something_ends(child)
-            self.watch.update()
+            self.watch.wait(_POLL_S, child=child.pid if child.returncode is None else None)
             self._tell()
             if child.poll() is not None:
                 self._ended_with = child.returncode
@@ -142,23 +133,6 @@ class Attempt:
                 return self._stuck_at_exit()
             self._look()
 
-    def _sleep_until_something_ends(self, child: subprocess.Popen[bytes]) -> None:
-        poller = select.poll()
-        handles = self.watch.handles()
-        for handle in handles:
-            poller.register(handle, select.POLLIN)
-        own = os.pidfd_open(child.pid) if child.returncode is None else None
-        try:
-            if own is not None:
-                poller.register(own, select.POLLIN)
-            ready = {handle for handle, _ in poller.poll(_POLL_S * 1000)}
-        finally:
-            if own is not None:
-                os.close(own)
-        # Heartbeats first: a rank that said its exit and then ended has not died.
-        self.watch.update()
-        self.watch.note_deaths(ready)
-
     def _overdue(self, now: float) -> End | None:
         ranks = list(self.watch.ranks.values())
         if now - self.began > self.launch.timeout_s:
@@ -166,9 +140,9 @@ class Attempt:
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
         if self.launch.kind != "trainer" or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
-        hang = self.watchdog.find_hang(ranks, now=now)
-        if hang is not None:
-            return self._hung(ranks, now)
+        if self.watchdog.find_hang(ranks, now=now) is not None:
+            hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
+            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks)
         if len(ranks) < self.launch.nproc:
             return self._silent(now)
         return None
@@ -185,15 +159,6 @@ class Attempt:
         culprit = missing[0] if len(missing) == 1 else None
         return self._incident(LaunchStatus.SILENT, cause, culprit)
 
-    def _hung(self, ranks: list[RankState], now: float) -> End:
-        """The evidence first: where all ranks are equally far, only it tells who is waited for."""
-        token = self.options.token
-        flights = collect_flights(self.run_dir, ranks, token=token)
-        stacks = collect_stacks(self.run_dir, ranks, token=token)
-        entered = last_numbers(read_flights(self.run_dir, token=token)) if flights else None
-        hang = self.watchdog.name_culprit(ranks, now=now, busy=busy_ranks(stacks), entered=entered)
-        return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks)
-
     def _incident(
         self,
         status: LaunchStatus,
@@ -203,7 +168,7 @@ class Attempt:
     ) -> End:
         ranks = list(self.watch.ranks.values())
         if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, token=self.options.token)
+            stacks = collect_stacks(self.run_dir, ranks, token=self.token)
         self.options.observer.note(f"{self.launch.name}: {cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
         return End(status=status, cause=cause, culprit_rank=culprit)
@@ -234,7 +199,7 @@ class Attempt:
         """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
         for state in self.watch.ranks.values():
             if state.pid is not None and not state.ended:
-                signal_owned(state.pid, self.options.token, signal.SIGTERM)
+                signal_owned(state.pid, self.token, signal.SIGTERM)
         deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)
         while time.monotonic() < deadline and child.poll() is None:
             time.sleep(0.05)
@@ -279,26 +244,19 @@ class Attempt:
         self._watch_numbers()
         lines, _ = read_console(self.console)
         states = [state for _, state in sorted(self.watch.ranks.items())]
-        own = self._ended_with
-        exits = rank_exits(states, own, lines) if self.launch.kind == "trainer" else ()
-        if end is None and self.launch.kind == "trainer":
-            end = classify_trainer(
-                states,
-                exits,
-                child_code=own,
-                wanted=self.launch.nproc,
-                oom=oom,
-                console=lines,
+        exits: tuple[RankExit, ...] = ()
+        notes: tuple[str, ...] = ()
+        if self.launch.kind == "trainer":
+            own, wanted = self._ended_with, self.launch.nproc
+            exits = rank_exits(states, own, lines)
+            end = end or classify_trainer(
+                states, exits, child_code=own, wanted=wanted, oom=oom, console=lines
             )
+            end, found, notes = bundle(self.run_dir, states, end, token=self.token, console=lines)
+            self.evidence += [path for path in found if path not in self.evidence]
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
-        notes: tuple[str, ...] = ()
-        if self.launch.kind == "trainer":
-            end, found, notes = bundle(
-                self.run_dir, states, end, token=self.options.token, console=lines
-            )
-            self.evidence += [path for path in found if path not in self.evidence]
         files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
@@ -306,11 +264,11 @@ class Attempt:
             ranks=exits,
             started_at=self.started_at,
             duration_s=round(time.monotonic() - self.began, 3),
-            attempts=self.options.number,
+            attempts=self.number,
             cause=end.cause,
             culprit_rank=end.culprit_rank,
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
-            run_token=self.options.token,
+            run_token=self.token,
             steps=self.command.steps,
             notes=(*self.notes, *notes),
         )

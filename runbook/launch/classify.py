@@ -1,4 +1,4 @@
-"""What an end means: from exit heartbeats, signals, the console's last word and the kernel."""
+"""What an end means: from exit heartbeats, signals, the console and the kernel."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def rank_exits(
         state = states.get(rank)
         code = state.exit_code if state else None
         if code in (None, 0):
-            # Also after a good last word: a rank may still be killed, or crash, on its way out.
+            # Also after a good exit heartbeat: a rank may still be killed, or crash, afterwards.
             seen = state.parent_saw if state else None
             seen = told.get(rank) if seen is None else seen
             code = code if seen is None else seen
@@ -104,7 +104,7 @@ def classify_trainer(
     if culprit.code in _AGREED and culprit.reason:
         return End(status=status, cause=culprit.reason)  # all ranks decided it together
     if culprit.code is None:
-        what = "its process is gone, and nobody knows how"
+        what = "its process is gone, and its exit code is unknown"
     else:
         what = culprit.reason or _wordless(culprit, console)
     rank = f"rank {culprit.rank}"
@@ -156,7 +156,7 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
     """The rank whose end the others followed: a named code outranks a peer's broken pipe."""
     when = {state.rank: state.died_at or state.changed_at for state in ranks}
     dead = {state.rank for state in ranks if state.died_at is not None}
-    # Pre-empted is what a parent's SIGTERM leaves behind, so it is nobody's fault.
+    # Pre-empted is what a parent's SIGTERM leaves behind, so no rank is to blame.
     bad = [
         e
         for e in exits
@@ -204,10 +204,12 @@ def _without_culprit(
         return End(status=LaunchStatus.CONFIG_ERROR, cause=_last_error(console) or "exit code 2")
     if child_code == 0:
         silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})
-        cause = f"ended with 0, but ranks {silent} never said that they were done"
+        cause = f"ended with 0, but ranks {silent} wrote no exit heartbeat with code 0"
         return End(status=LaunchStatus.CRASHED, cause=cause)
     what = _last_error(console)
-    word = "nothing" if child_code is None else _signal_name(child_code) or f"code {child_code}"
+    word = (
+        "no exit code" if child_code is None else _signal_name(child_code) or f"code {child_code}"
+    )
     cause = f"ended with {word}"
     return End(status=LaunchStatus.CRASHED, cause=f"{cause}: {what}" if what else cause)
 

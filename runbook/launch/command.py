@@ -150,14 +150,14 @@ def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -
 
     document, problems = load_strict(source.read_text(encoding="utf-8"))
     if problems or not isinstance(document, dict):
-        raise UsageError([f"{source}: {text}" for text in problems or ["holds no mapping"]])
+        raise UsageError([f"{source}: {text}" for text in problems or ["does not hold a mapping"]])
     for dotted, value in overrides.items():
         *sections, key = dotted.split(".")
         place: Any = document
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                raise UsageError(f"{source}: {section!r} of {dotted!r} is no section")
+                raise UsageError(f"{source}: {section!r} of {dotted!r} is not a section")
         place[key] = value
     text = yaml.safe_dump(document, sort_keys=False)
     target.write_text(f"# {source.name} with: {', '.join(sorted(overrides))}\n{text}", "utf-8")

@@ -1,4 +1,4 @@
-"""The kernel's own count of processes killed for memory in this control group."""
+"""What the kernel knows of an end: a process's exit code, and kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _EXIT_FIELD = 52
 _ASK_FOR_S = 0.2
+_ROOT = Path("/sys/fs/cgroup")
 
 
 def exit_code_of(pid: int, handle: int) -> int | None:
@@ -55,9 +56,6 @@ def _of_handle(handle: int) -> int | None:
         return None
     mask, *_, status = _PIDFD_INFO.unpack(request)
     return status if mask & _PIDFD_INFO_EXIT else None
-
-
-_ROOT = Path("/sys/fs/cgroup")
 
 
 def oom_kills(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:

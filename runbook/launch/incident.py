@@ -1,4 +1,4 @@
-"""What is gathered once nothing of a launch is alive: the last word on its cause, and the files."""
+"""The evidence of a bad end: stacks and flight records of the ranks, and the cause they show."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from runbook.launch.flight import (
     find_desync,
     find_straggler,
     flight_files,
+    last_numbers,
     left_the_pattern,
     read_flights,
 )
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
-from runbook.launch.watchdog import STOPPED, process_state
+from runbook.launch.watchdog import STOPPED, Hang, Watchdog, process_state
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.records import LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
-
-
 _STACKS_WITHIN_S = 1.0
 _FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
-
+# Ends that no rank is to blame for need no summary of every rank.
+_NO_INCIDENT = (LaunchStatus.CONFIG_ERROR, LaunchStatus.INTERRUPTED)
+# Ends that a desynchronised collective can have; in all others its record only repeats them.
+_MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT)
+# gloo ends the process, from a thread of its own, when what comes is larger than what it waits for.
+_TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 Send = Callable[[RankState, int], bool]
 
@@ -57,7 +61,8 @@ def collect_stacks(
     for state in able:
         (send or _to_owned(token))(state, signal.SIGUSR1)
     files = _wait_for_stacks(run_dir, before)
-    silent = [state for state in alive if not any(f"rank{state.rank}_" in p.name for p in files)]
+    told = {STACKDUMPS.rank_of(path.name) for path in files}
+    silent = [state for state in alive if state.rank not in told]
     files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
     return files
 
@@ -87,6 +92,25 @@ def collect_flights(
         if fresh == asked or time.monotonic() > deadline:
             return [now[rank] for rank in sorted(fresh)]
         time.sleep(0.01)
+
+
+def name_culprit(
+    watchdog: Watchdog,
+    run_dir: Path,
+    ranks: Sequence[RankState],
+    *,
+    token: str,
+    send: Send | None = None,
+) -> tuple[Hang, list[Path]]:
+    """Who is to blame for a hang that was found, and the stacks of all ranks.
+
+    The evidence comes first: where all ranks are equally far, only it tells who is waited for.
+    """
+    flights = collect_flights(run_dir, ranks, token=token, send=send)
+    stacks = collect_stacks(run_dir, ranks, token=token, send=send)
+    entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
+    busy = busy_ranks(stacks)
+    return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
 
 
 def _to_owned(token: str) -> Send:
@@ -187,7 +211,8 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
                 "step": state.step,
                 "last_heartbeats": state.recent,
             }
-            for state in ranks
+            # Not in the order in which their files happened to appear.
+            for state in sorted(ranks, key=lambda state: state.rank)
         ],
     }
     path = run_dir / INCIDENT_JSON
@@ -200,14 +225,6 @@ def _kernel_wait(pid: int | None) -> str:
         return Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-# Ends that are nobody's fault need no summary of every rank.
-_NO_INCIDENT = (LaunchStatus.CONFIG_ERROR, LaunchStatus.INTERRUPTED)
-# Ends that a desynchronised collective can have; in all others its record only repeats them.
-_MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT)
-# gloo ends the process, from a thread of its own, when what comes is larger than what it waits for.
-_TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 def bundle(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
-# Seed 000: the watchdog stands beside the stability long run.
+# The detectors of numbers stand beside the stability long run.
 _WATCHED_PHASES = ("long_run",)
-_TOKEN_BYTES = 16
 
 
 def run_launch(
@@ -40,7 +38,7 @@ def run_launch(
     """Run one launch to its end and say how it ended; nothing of it is alive afterwards.
 
     A stall or a failure of the collective library is tried once more, on another port and with
-    `NCCL_DEBUG=INFO` (seed 000, Stability Long-Run); a wrong number never is. The files of the
+    `NCCL_DEBUG=INFO`; a wrong number never is. The files of the
     first attempt are kept beside the run directory, under its name with `.attempt1`.
     `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
     the detectors of numbers; without it they run where the plan is the watched one (long_run).
@@ -49,51 +47,35 @@ def run_launch(
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
     the children's lives hang on it.
     """
-    stop = stop or StopRequest()
     if watch is None and launch.phase in _WATCHED_PHASES:
         watch = Thresholds.from_variables(launch.env)
-    result = _attempt(launch, run_root, 1, observer, stop, budgets, enough, machine, watch)
-    if retry and not stop.requested and _worth_a_retry(launch, result, run_root):
+    options = AttemptOptions(
+        run_root=run_root,
+        machine=os.environ if machine is None else machine,
+        budgets=budgets or Budgets.for_launch(launch),
+        observer=observer,
+        stop=stop or StopRequest(),
+        enough=enough,
+        watch=watch,
+    )
+    result = _attempt(launch, 1, options)
+    if retry and not options.stop.requested and _worth_a_retry(launch, result, run_root):
         first = _set_aside(launch, result, run_root)
         observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
-        second = _attempt(launch, run_root, 2, observer, stop, budgets, enough, machine, watch)
-        result = _joined(first, second)
+        debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
+        result = _joined(first, _attempt(debugged, 2, options))
     path = run_root / launch.run_dir / RESULT_JSON
     write_atomic(path, result.model_dump_json(indent=2) + "\n")
     return result
 
 
-def _attempt(
-    launch: Launch,
-    run_root: Path,
-    number: int,
-    observer: Observer,
-    stop: StopRequest,
-    budgets: Budgets | None,
-    enough: Callable[[Path], bool] | None,
-    machine: Mapping[str, str] | None,
-    watch: Thresholds | None,
-) -> LaunchResult:
-    run_dir = _inside(run_root, launch.run_dir)
+def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResult:
+    run_dir = _inside(options.run_root, launch.run_dir)
     make_private_dir(run_dir)
-    planned = launch
-    if number > 1:
-        planned = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
-    command = build_command(planned, run_dir, retry=number > 1)
-    options = AttemptOptions(
-        run_root=run_root,
-        token=secrets.token_hex(_TOKEN_BYTES),
-        number=number,
-        machine=os.environ if machine is None else machine,
-        budgets=budgets or Budgets.for_launch(launch),
-        observer=observer,
-        stop=stop,
-        enough=enough,
-        watch=watch,
-    )
-    observer.launch_started(planned, number)
-    with stop.deferred():
-        return Attempt(planned, command, options).run()
+    command = build_command(launch, run_dir, retry=number > 1)
+    options.observer.launch_started(launch, number)
+    with options.stop.deferred():
+        return Attempt(launch, command, options, number).run()
 
 
 def _inside(run_root: Path, name: str) -> Path:

@@ -15,6 +15,8 @@ from nsa.contract import CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
 from runbook.launch.reaper import GOOD_BYE, kill_all
 
+_HERE = Path(__file__).parent
+_BARE = (sys.executable, "-I", "-S")
 # What a process needs to run on this machine. Toggles are not among them: a launch gets exactly
 # the ones that its plan shows.
 _FROM_MACHINE = (
@@ -73,10 +75,6 @@ def build_environment(
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-_HERE = Path(__file__).parent
-_BARE = (sys.executable, "-I", "-S")
 
 
 def spawn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,9 +71,23 @@ class RankWatch:
                 os.close(state.handle)
                 state.handle = None
 
-    def handles(self) -> list[int]:
-        """Handles that become readable when a rank's process ends."""
-        return [s.handle for s in self.ranks.values() if s.handle is not None]
+    def wait(self, within_s: float, *, child: int | None = None) -> None:
+        """Sleep until the process of a rank, or the child, ends; then read, and note who ended."""
+        poller = select.poll()
+        for state in self.ranks.values():
+            if state.handle is not None:
+                poller.register(state.handle, select.POLLIN)
+        own = os.pidfd_open(child) if child is not None else None
+        try:
+            if own is not None:
+                poller.register(own, select.POLLIN)
+            ready = {handle for handle, _ in poller.poll(within_s * 1000)}
+        finally:
+            if own is not None:
+                os.close(own)
+        # Heartbeats first: a rank that said its exit and then ended has not died.
+        self.update()
+        self._note_deaths(ready)
 
     def update(self) -> None:
         """Read what has been written since the last call."""
@@ -111,8 +126,7 @@ class RankWatch:
             os.close(handle)
             state.foreign_pid = pid
 
-    def note_deaths(self, readable: set[int]) -> None:
-        """Record which ranks' processes have ended, and how."""
+    def _note_deaths(self, readable: set[int]) -> None:
         for state in self.ranks.values():
             if state.handle in readable and state.handle is not None and state.pid is not None:
                 state.parent_saw = exit_code_of(state.pid, state.handle)

@@ -1,4 +1,7 @@
-"""Readers of what a launch leaves behind. They never raise for what a file holds."""
+"""Readers of what a launch leaves behind; they never raise for what a file holds.
+
+A format is read here and nowhere else, whoever needs it; nothing here judges, signals or waits.
+"""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any]
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        problems.append(f"{path.name} is no JSON: {error}")
+        problems.append(f"{path.name} is not JSON: {error}")
         return None, sha256
     if not isinstance(document, dict):
-        problems.append(f"{path.name} holds no JSON object")
+        problems.append(f"{path.name} does not hold a JSON object")
         return None, sha256
     return document, sha256
 
@@ -91,7 +91,7 @@ def read_junit(path: Path, *, name: str, problems: list[str]) -> JUnitReport | N
     try:
         root = ElementTree.fromstring(data)  # noqa: S314 - no entities, see above
     except ElementTree.ParseError as error:
-        problems.append(f"{path.name} is no XML: {error}")
+        problems.append(f"{path.name} is not XML: {error}")
         return None
     cases = tuple(_case(element) for element in root.iter("testcase"))
     return JUnitReport(path=name, sha256=hashlib.sha256(data).hexdigest(), cases=cases)

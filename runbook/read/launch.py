@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from nsa import contract
 from runbook.read.documents import (
     CONSOLE_LOG,
@@ -29,6 +27,10 @@ _DOCUMENTS = {
     "audit": contract.SDPA_AUDIT_JSON,
     "profile": contract.PROFILE_JSON,
 }
+_TABLES = (
+    ("gates", contract.GATES_CSV, GATES),
+    ("gpu_samples", GPU_SAMPLES_CSV, GPU_SAMPLES),
+)
 
 
 def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchEvidence:
@@ -92,21 +94,12 @@ def _read_documents(
 
 
 def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for name, spec in ((contract.GATES_CSV, GATES), (GPU_SAMPLES_CSV, GPU_SAMPLES)):
-        path = folder / name
-        if not path.is_file():
-            continue
-        rows = read_rows(path, spec)
-        problems.extend(f"{run_dir}/{name}: {problem}" for problem in rows.problems)
-        frame: pd.DataFrame = rows.frame
-        if spec is GATES:
-            fields.update(gates=frame, gates_path=f"{run_dir}/{name}", gates_sha256=rows.sha256)
-        else:
-            fields.update(
-                gpu_samples=frame,
-                gpu_samples_path=f"{run_dir}/{name}",
-                gpu_samples_sha256=rows.sha256,
-            )
+    for key, name, spec in _TABLES:
+        if (folder / name).is_file():
+            rows = read_rows(folder / name, spec)
+            problems.extend(f"{run_dir}/{name}: {problem}" for problem in rows.problems)
+            fields[key] = rows.frame
+            fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{run_dir}/{name}", rows.sha256
 
 
 def _read_ranks(

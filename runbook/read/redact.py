@@ -10,7 +10,7 @@ from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name
 
 REDACTED = "[redacted]"
 
-# What decides how a training run behaves. Everything else is nobody's business.
+# What decides how a training run behaves. Everything else is left out.
 _RECORDED_PREFIXES = (
     "NSA_", "RUNBOOK_", "NCCL_", "TORCH", "PYTORCH_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_",
     "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "UCX_", "FI_", "TRITON_", "SLURM_JOB",

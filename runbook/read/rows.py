@@ -86,7 +86,7 @@ class _Reader:
             self.columns, self.legacy = self.spec.headerless, True
             return block
         self.unreadable = (
-            f"the first line is no header that begins with {self.spec.key!r}: {line[:60]!r}"
+            f"the first line is not a header that begins with {self.spec.key!r}: {line[:60]!r}"
         )
         return b""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from pathlib import Path
 from nsa.contract import STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
 from runbook.launch.detectors import Monitor
-from runbook.launch.flight import last_numbers, read_flights
+from runbook.launch.flight import read_flights
 from runbook.launch.incident import (
     Send,
-    busy_ranks,
     collect_flights,
     collect_stacks,
+    name_culprit,
     write_summary,
 )
 from runbook.launch.ranks import RankState, RankWatch
@@ -168,49 +167,41 @@ class Watcher:
                 tell(anomaly)
             if over:
                 return count
-            self._ended(within_s=interval_s)
+            self.ranks.wait(interval_s)
 
     def _speech(self) -> list[Anomaly]:
         """Silence and bad ends."""
         if not self.ranks.token:
             self.ranks.close()
             self.ranks = follow(self.run_dir)  # the run may have begun since
-        self.ranks.update()
-        self.ranks.note_deaths(self._ended())
+        self.ranks.wait(0.0)
         states = list(self.ranks.ranks.values())
         found = [a for state in states if (a := self._bad_end(state)) is not None]
         if found or not states or "heartbeat_stall" in self._told:
             return found
         watchdog = Watchdog(self._budgets, wanted=len(states))
-        now = time.monotonic()
-        if watchdog.find_hang(states, now=now) is not None:
+        if watchdog.find_hang(states, now=time.monotonic()) is not None:
             self._told.add("heartbeat_stall")
-            found.append(self._stall(watchdog, states, now))
+            found.append(self._stall(watchdog, states))
         return found
-
-    def _ended(self, *, within_s: float = 0.0) -> set[int]:
-        """Handles of the processes that have ended, or that end first within this time."""
-        poller = select.poll()
-        for handle in self.ranks.handles():
-            poller.register(handle, select.POLLIN)
-        return {handle for handle, _ in poller.poll(within_s * 1000)}
 
     def _bad_end(self, state: RankState) -> Anomaly | None:
         name = f"end of rank {state.rank}"
         if not state.ended or state.exit_code in _GOOD_CODES or name in self._told:
             return None
         self._told.add(name)
-        how = state.exit_reason or f"gone without a word at step {state.step}"
+        how = (
+            state.exit_reason
+            or f"its process is gone at step {state.step}, without an exit heartbeat"
+        )
         text = f"rank {state.rank} ended: {how}"
         return Anomaly(kind="rank_ended", text=text, rank=state.rank, step=state.step)
 
-    def _stall(self, watchdog: Watchdog, states: list[RankState], now: float) -> Anomaly:
+    def _stall(self, watchdog: Watchdog, states: list[RankState]) -> Anomaly:
         """A stall gets a stack dump before anything else."""
-        token, send = self.ranks.token, checked_sender(self.ranks.token)
-        collect_flights(self.run_dir, states, token=token, send=send)
-        entered = last_numbers(read_flights(self.run_dir, token=token))
-        stacks = collect_stacks(self.run_dir, states, token=token, send=send)
-        hang = watchdog.name_culprit(states, now=now, busy=busy_ranks(stacks), entered=entered)
+        token = self.ranks.token
+        send = checked_sender(token)
+        hang, _ = name_culprit(watchdog, self.run_dir, states, token=token, send=send)
         write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
 

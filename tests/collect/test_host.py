@@ -1,4 +1,4 @@
-"""Disk, memory, ports, InfiniBand, leftover processes: on this machine and in planted folders."""
+"""Disk, memory, ports, InfiniBand, leftover processes: of this machine and of folders made here."""
 
 from __future__ import annotations
 

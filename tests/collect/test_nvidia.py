@@ -156,7 +156,7 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     assert set(values.values()) == {None}
 
 
-def plant_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def stand_in_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -169,7 +169,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     tools, run_root = tmp_path / "bin", tmp_path / "run"
     tools.mkdir()
     run_root.mkdir()
-    plant_nvidia_smi(
+    stand_in_nvidia_smi(
         tools,
         monkeypatch,
         f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
@@ -194,7 +194,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
 def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
 ) -> None:
-    plant_nvidia_smi(tmp_path, monkeypatch, script)
+    stand_in_nvidia_smi(tmp_path, monkeypatch, script)
     facts = {
         draft.name: draft
         for draft in collect_gpus(tmp_path, torch_count=None, host_file="host.json")

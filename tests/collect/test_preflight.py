@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect import collect_preflight
 from runbook.collect.host import ask_torch
+from runbook.collect.preflight import collect_preflight
 from runbook.collect.probe import Draft, finish, run_tool
 from runbook.records.evidence import Fact
 

@@ -150,11 +150,11 @@ class Rank:
             while True:
                 time.sleep(1)
         elif kind == "raise":
-            return self.leave(1, "ValueError: planted")
+            return self.leave(1, "ValueError: injected")
         elif kind == "nccl":
             return self.leave(1, "DistBackendError: NCCL error: unhandled system error")
         elif kind == "oom":
-            return self.leave(12, "out of memory: planted")
+            return self.leave(12, "out of memory: injected")
         return None
 
 

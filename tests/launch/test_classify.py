@@ -44,7 +44,7 @@ def test_a_peer_that_lost_its_connection_is_not_to_blame() -> None:
     assert not is_communication_failure(end, [*console, "NCCL error"])
 
 
-def test_a_rank_that_is_killed_after_its_good_last_word_is_named() -> None:
+def test_a_rank_that_is_killed_after_its_good_exit_is_named() -> None:
     ranks = [
         RankState(rank=rank, path=Path("x"), exit_code=0, steps_done=15, died_at=1.0)
         for rank in (0, 1)
@@ -56,7 +56,7 @@ def test_a_rank_that_is_killed_after_its_good_last_word_is_named() -> None:
     assert (end.status, end.culprit_rank) == (LaunchStatus.CRASHED, 1)
 
 
-def test_the_word_of_a_rank_without_an_exit_event_is_its_own() -> None:
+def test_the_error_line_of_a_rank_without_an_exit_event_is_its_own() -> None:
     ranks = [RankState(rank=rank, path=Path("x"), died_at=1.0 + rank) for rank in (0, 1)]
     ranks[0].parent_saw = 7
     console = ["[rank0]: OSError: mine", "[rank1]: RuntimeError: Connection closed by peer"]

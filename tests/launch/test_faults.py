@@ -40,10 +40,10 @@ def test_a_healthy_launch(tmp_path: Path) -> None:
         ("exit7", LaunchStatus.CRASHED, "exit code 7"),
         ("sigkill", LaunchStatus.CRASHED, "SIGKILL"),
         ("segv", LaunchStatus.CRASHED, "SIGSEGV"),
-        ("raise", LaunchStatus.CRASHED, "ValueError: planted"),
+        ("raise", LaunchStatus.CRASHED, "ValueError: injected"),
         ("nan", LaunchStatus.NON_FINITE, "agreed nan at step 3"),
         ("halt", LaunchStatus.HALTED, "agreed halt at step 3"),
-        ("oom", LaunchStatus.OUT_OF_MEMORY, "out of memory: planted"),
+        ("oom", LaunchStatus.OUT_OF_MEMORY, "out of memory: injected"),
         ("hang", LaunchStatus.HUNG, "phase step at step 3"),
         ("stop", LaunchStatus.HUNG, "frozen: rank 1 is stopped"),
         ("data", LaunchStatus.HUNG, "data stall: rank 1"),
@@ -130,7 +130,7 @@ def test_exit_code_0_without_the_ranks_word_is_not_completed(tmp_path: Path) -> 
     launch = fake_launch().model_copy(update={"argv": ("python", "-c", "pass")})
     result = run(launch, tmp_path)
     assert result.status is LaunchStatus.CRASHED
-    assert "ranks [0, 1] never said" in result.cause
+    assert "ranks [0, 1] wrote no exit heartbeat" in result.cause
 
 
 def test_detached_grandchildren_are_found_by_their_token(tmp_path: Path) -> None:

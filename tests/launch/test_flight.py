@@ -124,7 +124,7 @@ def test_damaged_foreign_and_strange_records_are_left_out(tmp_path: Path) -> Non
 
 def test_the_rank_that_entered_fewer_collectives_is_waited_for(tmp_path: Path) -> None:
     ranks = [
-        RankState(rank=rank, path=tmp_path, event="fetched", phase="step", step=7, spoke_mono=mono)
+        RankState(rank=rank, path=tmp_path, event="fetched", phase="step", step=7, mono=mono)
         for rank, mono in ((0, 1.0), (1, 2.0))
     ]
     assert blame(ranks, {}).rank == 0  # silent longest

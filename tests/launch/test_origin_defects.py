@@ -105,13 +105,13 @@ def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (folder / "training.csv").exists():
             time.sleep(0.05)
-        (folder / ".HALT").write_text("gate_collapse: planted\n")
+        (folder / ".HALT").write_text("gate_collapse: injected\n")
 
     thread = threading.Thread(target=halt)
     thread.start()
     result = run_launch(launch, tmp_path, observer=SilentObserver(), retry=False)
     thread.join()
     assert result.status is LaunchStatus.HALTED
-    assert result.cause.startswith(".HALT (gate_collapse: planted) at step ")
+    assert result.cause.startswith(".HALT (gate_collapse: injected) at step ")
     assert {rank.code for rank in result.ranks} == {10}
     assert len({rank.steps_done for rank in result.ranks}) == 1

@@ -36,7 +36,7 @@ def trainer(steps: int) -> Launch:
     )
 
 
-class Planter(SilentObserver):
+class Injector(SilentObserver):
     """Does something to the run, once, when rank 0 comes to its sixth step."""
 
     def __init__(self, folder: Path, act: Callable[[Path], None]) -> None:
@@ -55,12 +55,12 @@ def pid_of(folder: Path, rank: int) -> int:
     return int(json.loads(line)["pid"])
 
 
-def plant(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, float]:
+def inject(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, float]:
     launch = trainer(100_000)
-    planter = Planter(tmp_path / launch.run_dir, act)
-    result = run_launch(launch, tmp_path, observer=planter, retry=False)
-    took = time.monotonic() - planter.at
-    assert planter.at
+    injector = Injector(tmp_path / launch.run_dir, act)
+    result = run_launch(launch, tmp_path, observer=injector, retry=False)
+    took = time.monotonic() - injector.at
+    assert injector.at
     assert carriers(result.run_token) == []
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.training is not None and len(evidence.training.frame) >= 5
@@ -81,7 +81,7 @@ def test_a_healthy_run(tmp_path: Path) -> None:
 
 
 def test_a_frozen_rank_is_named_with_a_stack(tmp_path: Path) -> None:
-    result, took = plant(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGSTOP))
+    result, took = inject(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGSTOP))
     assert (result.status, result.culprit_rank) == (LaunchStatus.HUNG, 1)
     assert result.cause.startswith("frozen: rank 1 is stopped")
     assert took < STALL_S + 4  # threshold, evidence, end; with room for a busy machine
@@ -90,7 +90,7 @@ def test_a_frozen_rank_is_named_with_a_stack(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
-    result, took = plant(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGKILL))
+    result, took = inject(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGKILL))
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
     assert "SIGKILL" in result.cause
     assert took < 5
@@ -102,7 +102,7 @@ def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
         parent = next(line for line in status.splitlines() if line.startswith("PPid:"))
         os.kill(int(parent.split()[1]), signal.SIGKILL)
 
-    result, took = plant(tmp_path, kill_torchrun)
+    result, took = inject(tmp_path, kill_torchrun)
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, None)
     assert "parent was ended by SIGKILL" in result.cause
     assert took < 5

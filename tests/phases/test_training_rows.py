@@ -68,7 +68,7 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     (
         "broken env.json",
         "as_planned",
-        builder.parts(env=None, problems=("baseline/run1/env.json is no JSON",)),
+        builder.parts(env=None, problems=("baseline/run1/env.json is not JSON",)),
         INVALID,
         Reason.DAMAGED_ARTIFACT,
     ),
