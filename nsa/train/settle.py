@@ -135,7 +135,7 @@ class Settler:
         arm = f" arm={item.block.arm}" if item.block.arm else ""
         say(
             f"[step {item.step}/{self.plan.total_steps}] loss={agreed.loss:.4f} "
-            f"lr={item.lr:.3g} toks/s={rate:.1f} grad_norm={agreed.grad_norm:.3g}{arm}",
+            f"lr={item.lr:.3g} tok/s={rate:.1f} grad_norm={agreed.grad_norm:.3g}{arm}",
             rank=self.heartbeat.rank,
         )
 
