@@ -6,8 +6,10 @@ from xml.etree import ElementTree as ET
 
 from reports.view import CheckRow, PhaseView, ReportView, build_view
 from runbook.console import printable
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import RunRecord, Verdict
 from runbook.records.report import Report, Screen
+
+_TAGS = {"PASS": "", "SKIPPED": "skipped", "FAIL": "failure"}
 
 
 def render_junit(record: RunRecord, _: Screen) -> str:
@@ -62,7 +64,7 @@ def _add_case(suite: ET.Element, row: CheckRow) -> None:
     properties = ET.SubElement(case, "properties")
     for name, value in _facts(row):
         ET.SubElement(properties, "property", name=name, value=printable(value))
-    tag = _tag(row.outcome)
+    tag = _TAGS.get(row.outcome, "error")
     if not tag:
         return
     message = printable(f"{row.outcome} {row.code}: {row.reason}")
@@ -70,14 +72,6 @@ def _add_case(suite: ET.Element, row: CheckRow) -> None:
     if tag != "skipped":
         verdict.set("type", row.code)
     verdict.text = printable(_details(row))
-
-
-def _tag(outcome: str) -> str:
-    if outcome == Outcome.PASS:
-        return ""
-    if outcome == Outcome.SKIPPED:
-        return "skipped"
-    return "failure" if outcome == Outcome.FAIL else "error"
 
 
 def _facts(row: CheckRow) -> list[tuple[str, str]]:

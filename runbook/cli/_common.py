@@ -1,4 +1,4 @@
-"""What stays on the screen after a run: verdict, what went wrong and what to do, report path."""
+"""Runs on disk, found by name and read; and what stays on the screen after one."""
 
 from __future__ import annotations
 
@@ -107,9 +107,6 @@ def load_run(folder: Path) -> RunRecord:
         ) from error
 
 
-_REPORTS = ("report.html", "report.md")
-
-
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
 
@@ -124,6 +121,6 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     console.result(text.partition("\n")[0] if short else text)
     if record.interrupted:
         console.result(f"resume  runbook run --resume {near(folder)}")
-    for name in _REPORTS:
+    for name in ("report.html", "report.md"):
         if (folder / name).is_file():
             console.result(f"report  {near(folder / name)}")

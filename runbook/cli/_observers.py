@@ -169,34 +169,16 @@ class JsonObserver(RunView):
         self._say("phase_started", phase=name, title=title, launches=launches)
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
-        self._say(
-            "launch_started",
-            phase=launch.phase,
-            launch=launch.name,
-            attempt=attempt,
-            steps=launch.steps,
-            command=launch.command_line(),
-        )
+        command = launch.command_line()
+        self._say_of("launch_started", launch, attempt=attempt, steps=launch.steps, command=command)
 
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
-        self._say(
-            "launch_progress",
-            phase=launch.phase,
-            launch=launch.name,
-            step=step,
-            total=total,
-            toks_per_s=toks_per_s,
-        )
+        self._say_of("launch_progress", launch, step=step, total=total, toks_per_s=toks_per_s)
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
-        self._say(
-            "launch_finished",
-            phase=launch.phase,
-            launch=launch.name,
-            result=result.model_dump(mode="json"),
-        )
+        self._say_of("launch_finished", launch, result=result.model_dump(mode="json"))
 
     def phase_finished(self, record: PhaseRecord) -> None:
         self._say(
@@ -223,6 +205,9 @@ class JsonObserver(RunView):
 
     def note(self, text: str) -> None:
         self._say("note", text=text)
+
+    def _say_of(self, event: str, launch: Launch, **fields: object) -> None:
+        self._say(event, phase=launch.phase, launch=launch.name, **fields)
 
     def _say(self, event: str, **fields: object) -> None:
         self._console.json_line({"event": event, **fields})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import DEFAULT_OUT, Command, CommandParser, whole_type
 from runbook.console import Console, printable
-from runbook.errors import UsageError
+from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.tools.drill.faults import Fault
@@ -81,8 +81,8 @@ def _drill(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"{out} exists; a drill needs a new folder") from error
     _print(console, report, as_json=args.json)
     if report.interrupted:
-        return 3
-    return 0 if report.ok else 1
+        return ProgramExit.INCOMPLETE
+    return ProgramExit.GO if report.ok else ProgramExit.NO_GO
 
 
 def _list(console: Console, faults: Sequence[Fault], *, as_json: bool) -> None:

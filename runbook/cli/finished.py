@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._common import find_run, load_run
 from runbook.cli._parser import Command, add_out, add_run
 from runbook.console import Console, printable
+from runbook.errors import ProgramExit
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -89,7 +90,7 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.verify import verify_run
 
     found = verify_run(find_run(args.run_name, args.out))
-    code = 0 if found.ok else 1
+    code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
     if args.json:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
         return code

@@ -136,34 +136,25 @@ def _toggles(args: argparse.Namespace, console: Console) -> int:
         chosen = parse_toggles(os.environ)
     except NSAError as error:
         raise UsageError(str(error)) from error
+    names = ("name", "default", "meaning", "requirement", "arm", "reader")
+    rows = [
+        {name: getattr(toggle, name) for name in names}
+        | {"value": chosen.values[toggle.name], "allowed": toggle.allowed()}
+        | {"source": chosen.sources.get(toggle.name, "default")}
+        for toggle in TABLE.values()
+    ]
     if args.json:
-        names = ("name", "default", "meaning", "requirement", "arm", "reader")
-        rows = [
-            {name: getattr(row, name) for name in names}
-            | {
-                "value": chosen.values[row.name],
-                "source": chosen.sources.get(row.name, "default"),
-                "allowed": row.allowed(),
-            }
-            for row in TABLE.values()
-        ]
         console.json_document({"schema_version": 1, "toggles": rows})
         return 0
     cells = [
         (
-            row.name,
-            _in_force(chosen.values[row.name]),
-            chosen.sources.get(row.name, "default"),
-            row.allowed(),
-            "arm" if row.arm else "",
-            row.requirement,
-            row.meaning,
+            *(row["name"], _in_force(row["value"]), row["source"], row["allowed"]),
+            *("arm" if row["arm"] else "", row["requirement"], row["meaning"]),
         )
-        for row in TABLE.values()
+        for row in rows
     ]
-    console.table(
-        ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING"), cells
-    )
+    header = ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING")
+    console.table(header, cells)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._common import find_run
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.console import Console, printable
-from runbook.errors import UsageError
+from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.launch.anomaly import Anomaly
@@ -58,12 +58,16 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         found = watcher.look()
         for anomaly in found:
             tell(anomaly)
-        return 1 if found else 0
+        return _code(len(found))
     effect = "will halt the run" if limits.halt else "will only be reported"
     console.progress(f"watching {folder}; an anomaly {effect}")
     count = watcher.run(interval_s=args.interval or limits.interval_s, tell=tell)
     console.progress(f"the run is over; {count} anomalies, {watcher.monitor.rows_read} rows read")
-    return 1 if count else 0
+    return _code(count)
+
+
+def _code(anomalies: int) -> int:
+    return ProgramExit.NO_GO if anomalies else ProgramExit.GO
 
 
 def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
@@ -119,11 +123,12 @@ def _stacks(args: argparse.Namespace, console: Console) -> int:
             for line in _stack_lines(folder, stack):
                 console.result(printable(line))
     if found:
-        return 0 if all(stack.stack for _, stack in found) else 1
+        answered = all(stack.stack for _, stack in found)
+        return ProgramExit.GO if answered else ProgramExit.NO_GO
     why = "its ranks have ended" if folders else "it has no heartbeat files"
     text = f"no rank of {args.run_folder} is alive: {why}"
     console.progress(printable(f"{text}; earlier stacks are in its stackdump_rank*.txt"))
-    return 3
+    return ProgramExit.INCOMPLETE
 
 
 def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:

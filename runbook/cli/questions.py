@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser
 from runbook.console import Console, printable, style_of
-from runbook.errors import did_you_mean
+from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.stats.decision import Decision
@@ -80,7 +80,8 @@ QUESTION_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _OPTIONS = sorted(
     {name for groups in QUESTION_NAMES.values() for group in groups for name in group}
 )
-_EXIT = {"PASS": 0, "WINNER": 0, "TIE": 0, "KEEP": 0, "INCONCLUSIVE": 3}
+_EXIT = dict.fromkeys(("PASS", "WINNER", "TIE", "KEEP"), ProgramExit.GO)
+_EXIT["INCONCLUSIVE"] = ProgramExit.INCOMPLETE
 
 
 def _add_decide(parser: CommandParser) -> None:
@@ -128,7 +129,7 @@ def _decide(args: argparse.Namespace, console: Console) -> int:
     table = read_table(args.file)
     options = Options(**{name: getattr(args, name) for name in _OPTIONS})
     decision = ask(args.question, table, options)
-    code = _EXIT.get(decision.outcome.value, 1)
+    code = _EXIT.get(decision.outcome.value, ProgramExit.NO_GO)
     if args.json:
         head = {"schema_version": 1, "question": args.question, "file": table.name}
         facts = {"sha256": table.sha256, "rows": len(table.rows)}

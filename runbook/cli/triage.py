@@ -16,13 +16,18 @@ from runbook.cli._parser import (
     whole_type,
 )
 from runbook.console import Console, printable
-from runbook.errors import RunbookError
+from runbook.errors import ProgramExit, RunbookError
 
 if TYPE_CHECKING:
     from runbook.tools.triage import StepResult, Target, Triage
 
 
-_EXIT = {"found": 0, "nothing_helped": 1, "not_reproduced": 3, "interrupted": 3}
+_EXIT = {
+    "found": ProgramExit.GO,
+    "nothing_helped": ProgramExit.NO_GO,
+    "not_reproduced": ProgramExit.INCOMPLETE,
+    "interrupted": ProgramExit.INCOMPLETE,
+}
 
 
 def _add_arguments(parser: CommandParser) -> None:
