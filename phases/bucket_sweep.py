@@ -39,6 +39,7 @@ class BucketSweep(RowPhase):
     question = "Which bucket size is best, and by more than chance?"
     fixed = SWEEP
     reads = ("baseline",)
+    arms_toggle = "NSA_DDP_BUCKET_MB"
 
     def arms(self, context: PlanContext) -> dict[str, dict[str, str]]:
         """Arms by name; an A/A runs the first size twice."""

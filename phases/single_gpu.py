@@ -132,7 +132,8 @@ class SingleGpu(RowPhase):
             unit="",
             n=pairs,
             interval=decision.interval,
-            note=f"T_{ranks} from the baseline phase, T_1 from {alone[0].path}",
+            note=f"T_{ranks} from the baseline phase, T_1 from this one",
+            also=[*together[1:pairs], *alone[:pairs]],
         )
         if not (case.profile.throughput_gated and limit.gated):
             return shown_only(value, limit, f"efficiency at the same global batch: {value}")

@@ -145,7 +145,7 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
         value=value_text(measured) if measured else "",
         n=str(measured.n) if measured else "",
         window=str(measured.window) if measured and measured.window else "",
-        path=measured.path if measured else "",
+        path=measured.where if measured else "",
         digest=measured.sha256[:12] if measured else "",
         limit=limit_text(check),
         limit_source=check.limit_source,

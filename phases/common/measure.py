@@ -102,8 +102,11 @@ def derived(
     n: int | None = None,
     interval: tuple[float, float] | None = None,
     note: str = "",
+    also: Sequence[Measurement] = (),
 ) -> Measurement:
-    """A value computed from a measurement, with its window and file."""
+    """A value computed from a measurement, and from those in `also`, with all their files."""
+    files = {source.path: source for one in also for source in one.sources}
+    others = [source for path, source in files.items() if path != base.path]
     return Measurement(
         name=name,
         value=value,
@@ -114,6 +117,7 @@ def derived(
         sha256=base.sha256,
         interval=interval,
         note=note,
+        others=tuple(others) or base.others,
     )
 
 
@@ -166,6 +170,10 @@ def against(
     return with_limit(beyond(text) if beyond else failed(fault, text), measurement, limit)
 
 
+def _paths(measurement: Measurement) -> list[str]:
+    return [source.path for source in measurement.sources]
+
+
 def shown_only(measurement: Measurement, limit: Limit, text: str) -> Finding:
     """A number beside a limit that does not decide on this profile."""
     reason = f"{text}; shown beside {limit}, which is not gated on this profile"
@@ -180,7 +188,7 @@ def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Find
         comparator=limit.spec.comparator,
         limit=limit.value,
         limit_source=limit.source,
-        evidence=tuple(dict.fromkeys((*finding.evidence, measurement.path))),
+        evidence=tuple(dict.fromkeys((*finding.evidence, *_paths(measurement)))),
     )
 
 
@@ -195,7 +203,7 @@ def decided(
         Outcome.INVALID: Reason.NOT_PLAUSIBLE,
         Outcome.INCONCLUSIVE: Reason.UNDECIDED,
     }[outcome]
-    paths = tuple(dict.fromkeys((*evidence, measurement.path)))
+    paths = tuple(dict.fromkeys((*evidence, *_paths(measurement))))
     return Finding(
         outcome=outcome,
         code=code,

@@ -70,14 +70,17 @@ def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
 
 
 def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
-    """Geometric mean of the launches' throughputs, with the first one's file and window."""
+    """Geometric mean of the launches' throughputs, with every launch's file and window."""
     rates = launch_rates(case, names)
     logs = [math.log(float(rate.value)) for rate in rates]
-    files = ", ".join(f"{rate.path} {rate.window}" for rate in rates)
-    note = f"tokens / time, mean of {len(rates)} launches: {files}"
-    value = math.exp(sum(logs) / len(logs))
     return derived(
-        rates[0], name="throughput", value=value, unit=TOKENS_PER_SECOND, n=len(rates), note=note
+        rates[0],
+        name="throughput",
+        value=math.exp(sum(logs) / len(logs)),
+        unit=TOKENS_PER_SECOND,
+        n=len(rates),
+        note=f"tokens / time, mean of {len(rates)} launches",
+        also=rates[1:],
     )
 
 

@@ -13,6 +13,7 @@ from nsa.settings import load_strict
 from runbook import registry
 from runbook.config.limits import limit_problems
 from runbook.config.profile import Profile
+from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
 
@@ -145,7 +146,34 @@ def _unknown_references(profile: Profile) -> list[str]:
         needed=registry.known_limits(profile.phases),
         known=registry.known_limits(known),
     )
+    problems += _setting_problems(profile)
     return problems or _unknown_checks(profile)
+
+
+def _setting_problems(profile: Profile) -> list[str]:
+    """Variables, config keys and arms that `--set` would refuse."""
+    own = {name: one.value for name, one in profile.env.items()}
+    problems = [f"env.{text}" for text in variable_problems(own)]
+    phases = registry.phases()
+    for name, settings in profile.phases.items():
+        place = f"phases.{name}"
+        added = {variable: one.value for variable, one in settings.env.items()}
+        # A phase's variables are judged beside the profile's, which a launch sets too.
+        known = set(problems)
+        problems += [
+            f"{place}.env.{text}"
+            for text in (variable_problems(own | added) if added else [])
+            if f"env.{text}" not in known
+        ]
+        overrides = override_problems(settings.config_overrides)
+        problems += [f"{place}.config_overrides.{text}" for text in overrides]
+        toggle = phases[name].arms_toggle if name in phases else ""
+        problems += [
+            f"{place}.arms: {text}"
+            for arm in (settings.arms if toggle else ())
+            for text in variable_problems({toggle: arm})
+        ]
+    return problems
 
 
 def _unknown_checks(profile: Profile) -> list[str]:

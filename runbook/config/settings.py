@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from nsa import torch_env
+from nsa.contract import CONFIG_VARIABLE
 from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, ToggleSet, contradictions, read_values
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.errors import UsageError, did_you_mean
 
 Scalar = str | int | float | bool
+
+
+# What a launch's environment may hold beside what the machine needs: never PATH, LD_* or PYTHON*.
+VARIABLE_FAMILIES = (
+    "NSA_*", "NCCL_*", "TORCH_*", "TORCHELASTIC_*", "TORCHINDUCTOR_*", "PYTORCH_*", "CUDA_*",
+    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", CONFIG_VARIABLE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +72,45 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             overrides[name] = scalar(value)
         else:
             problems.append(_unknown(name, keys))
-    problems += _toggle_problems(toggles)
-    problems += [_value_problem(name, keys[name], value) for name, value in overrides.items()]
-    problems = [problem for problem in problems if problem]
+    problems += _typed(_toggle_problems(toggles))
+    problems += _typed(override_problems(overrides))
     if problems:
         raise UsageError(problems)
     return Settings(toggles=toggles, config_overrides=overrides)
+
+
+def may_be_set(name: str) -> bool:
+    """May a plan, a profile or `--set` put this variable into a launch's environment?"""
+    return any(fnmatchcase(name, family) for family in VARIABLE_FAMILIES)
+
+
+def variable_problems(values: Mapping[str, str]) -> list[str]:
+    """What is wrong with variables that a profile sets: names, values and contradictions."""
+    problems = [
+        f"{name}: no such toggle{did_you_mean(name, TOGGLES)}"
+        if name.startswith("NSA_")
+        else f"{name}: a launch may not set it; allowed are {', '.join(VARIABLE_FAMILIES)}"
+        for name in values
+        if name not in TOGGLES and (name.startswith("NSA_") or not may_be_set(name))
+    ]
+    toggles = {name: value for name, value in values.items() if name in TOGGLES}
+    return problems + _toggle_problems(toggles)
+
+
+def override_problems(values: Mapping[str, Scalar]) -> list[str]:
+    """What is wrong with config keys that a profile sets: names and values."""
+    keys = config_keys()
+    problems = [
+        _value_problem(name, keys[name], value)
+        if name in keys
+        else f"{name}: no such config key{did_you_mean(name, keys)}"
+        for name, value in values.items()
+    ]
+    return [problem for problem in problems if problem]
+
+
+def _typed(problems: Iterable[str]) -> list[str]:
+    return [f"--set {problem}" for problem in problems if problem]
 
 
 def _unknown(name: str, keys: Mapping[str, Any]) -> str:
@@ -81,14 +123,14 @@ def _toggle_problems(toggles: Mapping[str, str]) -> list[str]:
     values, problems = read_values(toggles)
     merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
     chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "--set"))
-    return [f"--set {problem}" for problem in problems + contradictions(chosen)]
+    return problems + contradictions(chosen)
 
 
 def _value_problem(name: str, kind: Any, value: Scalar) -> str:
     try:
         TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
     except ValidationError as error:
-        return f"--set {name}: {error.errors()[0]['msg']}, got {value!r}"
+        return f"{name}: {error.errors()[0]['msg']}, got {value!r}"
     return ""
 
 

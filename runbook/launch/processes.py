@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from nsa.contract import CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
+from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
+from runbook.config.settings import VARIABLE_FAMILIES, may_be_set
 from runbook.errors import UsageError
 from runbook.launch.reaper import GOOD_BYE, kill_all
 
@@ -30,19 +31,14 @@ _FROM_MACHINE = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
 
-_FROM_PLAN = (
-    "NSA_*", "NCCL_*", "TORCH_*", "TORCHELASTIC_*", "TORCHINDUCTOR_*", "PYTORCH_*", "CUDA_*",
-    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", CONFIG_VARIABLE,
-)  # fmt: skip
-
 
 def check_launch_variables(names: Iterable[str]) -> None:
     """Raise `UsageError` that lists every variable a plan or config may not set."""
-    bad = sorted(name for name in names if not _matches(name, _FROM_PLAN))
+    bad = sorted(name for name in names if not may_be_set(name))
     if bad:
         raise UsageError(
             [f"a launch may not set {name}" for name in bad],
-            hint=f"allowed are {', '.join(_FROM_PLAN)}",
+            hint=f"allowed are {', '.join(VARIABLE_FAMILIES)}",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runbook.records.check import Check, Comparator
 from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
-from runbook.records.measurement import Measurement, Window
+from runbook.records.measurement import Measurement, Source, Window
 from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
 from runbook.records.run import (
     SCHEMA_VERSION,
@@ -34,6 +34,7 @@ __all__ = [
     "Reason",
     "RunRecord",
     "Series",
+    "Source",
     "Table",
     "Verdict",
     "Window",

@@ -84,11 +84,20 @@ class Window(Record):
         return f"steps {self.first_step}-{self.last_step}"
 
 
+class Source(Record):
+    """A file that a number was taken from, with its digest when it was read."""
+
+    path: str = Field(min_length=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    window: Window | None
+
+
 class Measurement(Record):
     """One measured value: it cannot exist without unit, sample size, window, source and digest.
 
     `path` is relative to the run's folder; `sha256` is the digest of that file when it was read.
-    `window` is None only for values that are no statistic over steps (a count, a version).
+    `window` is None only for values that are no statistic over steps (a count, a version). A
+    number that rests on several files names the first there and the rest in `others`.
     """
 
     name: str = Field(min_length=1)
@@ -101,9 +110,21 @@ class Measurement(Record):
     stdev: float | None = None
     interval: tuple[float, float] | None = None
     note: str = ""
+    others: tuple[Source, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every file that the number rests on."""
+        return (Source(path=self.path, sha256=self.sha256, window=self.window), *self.others)
+
+    @property
+    def where(self) -> str:
+        """The files as text; of more than three, the first and how many more."""
+        paths = [source.path for source in self.sources]
+        return ", ".join(paths) if len(paths) <= 3 else f"{paths[0]} and {len(paths) - 1} more"
 
     def __str__(self) -> str:
         spread = f" +- {plain_number(self.stdev)}" if self.stdev is not None else ""
         unit = f" {self.unit}" if self.unit else ""
         window = f", {self.window}" if self.window else ""
-        return f"{plain_number(self.value)}{spread}{unit} (n={self.n}{window}, {self.path})"
+        return f"{plain_number(self.value)}{spread}{unit} (n={self.n}{window}, {self.where})"

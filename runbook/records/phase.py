@@ -59,8 +59,9 @@ class Phase(ABC):
 
     `order` is its place in the running order (the shipped phases are 10 apart). `reads` names the
     phases whose choices or evidence this one uses, if they ran; `limits` declares what the profile
-    has to set for it, `fixed` what is the same on every machine; `collects` asks the engine to run
-    the collectors before the launches (preflight only).
+    has to set for it, `fixed` what is the same on every machine; `arms_toggle` is the toggle whose
+    values the profile's `arms` are; `collects` asks the engine to run the collectors before the
+    launches (preflight only).
     """
 
     name: ClassVar[str]
@@ -71,6 +72,7 @@ class Phase(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     limits: ClassVar[tuple[LimitSpec, ...]] = ()
     fixed: ClassVar[tuple[FixedRule, ...]] = ()
+    arms_toggle: ClassVar[str] = ""
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
 

@@ -218,6 +218,35 @@ def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> N
             "extends: cpu\nlimits: {gate_entropy_min: {value: 0, source: x}}\n",
             "limits.gate_entropy_min: set NSA_WATCH_GATE_ENTROPY_MIN instead, which owns the value",
         ),
+        (
+            "extends: cpu\nenv: {NSA_DDP_BUKET_MB: {value: '1', source: x}}\n",
+            "env.NSA_DDP_BUKET_MB: no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)",
+        ),
+        (
+            "extends: cpu\nenv: {NSA_DDP_BUCKET_MB: {value: abc, source: x}}\n",
+            "env.NSA_DDP_BUCKET_MB",
+        ),
+        (
+            "extends: cpu\nenv: {LD_PRELOAD: {value: x.so, source: x}}\n",
+            "env.LD_PRELOAD: a launch may not set it",
+        ),
+        (
+            "extends: cpu\nphases: {nvtx: {env: {NSA_NVTXX: {value: '1', source: x}}}}\n",
+            "phases.nvtx.env.NSA_NVTXX: no such toggle (did you mean 'NSA_NVTX'?)",
+        ),
+        (
+            "extends: cpu\nphases: {nvtx: {config_overrides: {train.seq_lenn: 8}}}\n",
+            "phases.nvtx.config_overrides.train.seq_lenn: no such config key"
+            " (did you mean 'train.seq_len'?)",
+        ),
+        (
+            "extends: cpu\nphases: {nvtx: {config_overrides: {train.seq_len: many}}}\n",
+            "phases.nvtx.config_overrides.train.seq_len: Input should be a valid integer",
+        ),
+        (
+            "extends: cpu\nphases: {bucket_sweep: {arms: ['1', big]}}\n",
+            "phases.bucket_sweep.arms: NSA_DDP_BUCKET_MB",
+        ),
         ("extends: cpu\nranks: yes\n", "ranks: Input should be a valid integer, got 'yes'"),
         ("extends: h200x1\nranks: 4\n", "ranks 4 need that many GPUs, not 1"),
         ("extends: cpu\nhardware: {gpus: 2}\n", "cpu has 0, cuda has 1+"),

@@ -216,3 +216,13 @@ def test_the_table_shows_the_seeds_statistic_beside_ours() -> None:
 def test_tables_without_evidence_say_so() -> None:
     (table,) = builder.judge("baseline", PhaseEvidence(), WHERE).tables
     assert {row[-1] for row in table.rows} == {"no evidence"}
+
+
+def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
+    check = run("throughput", 50.0, 50.5, 49.5)
+    assert check.measurement is not None
+    paths = [source.path for source in check.measurement.sources]
+    assert paths == [f"baseline/run{number}/training.csv" for number in (1, 2, 3)]
+    assert set(paths) <= set(check.evidence)
+    assert all(path in str(check.measurement) for path in paths)
+    assert all(source.sha256 == builder.SHA for source in check.measurement.sources)
