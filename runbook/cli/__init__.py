@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
 
 from runbook import __version__
@@ -81,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _defect(console: Console, error: Exception) -> int:
+    import tempfile
+    import traceback
+
     text = f"runbook {__version__}\n{''.join(traceback.format_exception(error))}"
     what = f"{type(error).__name__}: {error}".partition("\n")[0]
     try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,6 +100,9 @@ def _cells(row: MetricRow) -> tuple[str, ...]:
 
 
 def _csv(rows: list[MetricRow]) -> str:
+    import csv
+    import io
+
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(_COLUMNS)
