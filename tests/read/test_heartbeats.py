@@ -14,7 +14,7 @@ from runbook.launch.ranks import RankWatch
 from runbook.read import read_heartbeats
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect.heartbeats import inspect_heartbeats
-from runbook.tools.inspect.types import Code
+from runbook.tools.inspect.types import RemarkCode
 from tests.read.files import beat, heartbeats
 
 
@@ -116,7 +116,7 @@ def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
     assert (log.exit_code, log.exit_reason, log.last_step) == (1, "odd", 3)
     assert (state.exit_code, state.exit_reason, state.step) == (1, "odd", 3)
     assert (facts.exit_code, facts.last_event, facts.last_step) == (1, "exit", 3)
-    assert Code.FAILED_EXIT in {finding.code for finding in findings}
+    assert RemarkCode.FAILED_EXIT in {finding.code for finding in findings}
 
 
 @settings(max_examples=300, deadline=None)
