@@ -152,16 +152,16 @@ DRY_RUN = """\
 triage of config {config} (ladder: throughput)
 every try runs with a copy of the config in which train.seq_len=64
 0. the command as it was [it has to fail again]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} --ddp 1 --steps 9 --set train.seq_len=64
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} {end}
 1. buckets of 50 MiB [seed 000, Failure Playbook: low throughput]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} --ddp 1 --steps 9 --set train.seq_len=64
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} {end}
 2. flash kernel not disabled [seed 000, Failure Playbook: low throughput]
    skipped: the command has this already
 3. no NVTX, no TensorBoard, no audit [seed 000, Failure Playbook: low throughput]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_NVTX=0 NSA_TB_DISABLE=1 NSA_SDPA_AUDIT=0 \
-{start} --ddp 1 --steps 9 --set train.seq_len=64
+{start} {end}
 4. no auxiliary statistics [seed 000, NVTX Profiling]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} --ddp 1 --steps 9 --set train.seq_len=64
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} {end}
 """
 
 
@@ -170,7 +170,8 @@ def test_dry_run_word_for_word(capsys: pytest.CaptureFixture[str]) -> None:
     words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--ranks", "3", "--dry-run"]
     assert main(words) == 0
     start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
-    assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start)
+    end = "--ddp 1 --steps 9 --set train.seq_len=64"
+    assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start, end=end)
 
 
 def test_a_profile_gives_its_config_ranks_and_variables(
