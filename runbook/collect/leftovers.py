@@ -58,19 +58,28 @@ def find_token_processes(processes: Iterable[Seen] | None = None) -> list[TokenP
     ]
 
 
-def live_processes() -> Iterable[Seen]:
+def live_processes() -> list[Seen]:
     """All processes but zombies; an environment that may not be read holds no token."""
-    wanted = ["ppid", "status", "environ", "cmdline"]
-    for process in psutil.process_iter(wanted):
-        facts = process.info
-        if facts["status"] in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            continue
-        yield Seen(
-            pid=process.pid,
-            parent=facts["ppid"] or 0,
-            token=(facts["environ"] or {}).get(RUN_TOKEN_VARIABLE, ""),
-            command=" ".join(facts["cmdline"] or ["?"])[:_LONGEST_COMMAND],
-        )
+    return [seen for pid in psutil.pids() if (seen := _look(pid)) is not None]
+
+
+def _look(pid: int) -> Seen | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            parent = process.ppid()
+            try:
+                token = process.environ().get(RUN_TOKEN_VARIABLE, "")
+                words = process.cmdline() if token else []
+            except (psutil.AccessDenied, OSError):
+                # Another user's process: not ours to judge.
+                return Seen(pid=pid, parent=parent)
+    except psutil.NoSuchProcess:
+        return None
+    command = " ".join(words)[:_LONGEST_COMMAND]
+    return Seen(pid=pid, parent=parent, token=token, command=command)
 
 
 def _is_orphan(seen: Seen, table: dict[int, Seen]) -> bool:

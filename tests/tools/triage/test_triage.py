@@ -154,15 +154,15 @@ DRY_RUN = """\
 triage of config {config} (throughput)
 every try runs with a copy of the config in which train.seq_len=64
 0. the command as it was [it has to fail again]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} --ddp 1 --steps 9
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {start} {end}
 1. buckets of 50 MiB [requirement T1]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} --ddp 1 --steps 9
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} {end}
 2. flash kernel not disabled [requirement T1]
    skipped: the command does this already
 3. no NVTX, no TensorBoard, no audit [requirement T1]
    skipped: the command does this already
 4. no auxiliary statistics [requirement N1]
-   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} --ddp 1 --steps 9
+   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} {end}
 """
 
 
@@ -171,7 +171,8 @@ def test_dry_run_word_for_word(capsys: pytest.CaptureFixture[str]) -> None:
     words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--ranks", "3", "--dry-run"]
     assert main(words) == 0
     start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
-    assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start)
+    end = "--ddp 1 --steps 9 --set train.seq_len=64"
+    assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start, end=end)
 
 
 def test_a_profile_gives_its_config_ranks_and_variables(
