@@ -47,12 +47,12 @@ _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
 class LongRun(RowPhase):
-    """Seed 000, "Stability Long-Run + Watchdog"."""
+    """Requirements L1 to L8."""
 
     name = "long_run"
     order = 90
     title = "Stability long run"
-    source = "seed 000, Stability Long-Run + Watchdog"
+    source = "requirements L1 to L8"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
     fixed = STABLE
     reads = ("bucket_sweep", "fused_adamw")
@@ -85,8 +85,8 @@ class LongRun(RowPhase):
         """Stability, each aspect by itself."""
         del context
         return (
-            *training_rows(_names),
-            toggles_row(_names),
+            *training_rows(self.names),
+            toggles_row(self.names),
             Row(
                 what="no_halt",
                 question="Did the watchdog leave it alone?",
@@ -116,18 +116,13 @@ class LongRun(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
-        seed = optional(lambda: last50(case.log(_LAUNCH)))
+        last_50 = optional(lambda: last50(case.log(_LAUNCH)))
         return Judgement(
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
-            measurements=gather([seed]),
+            measurements=gather([last_50]),
             series=_curves(case),
         )
-
-
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [_LAUNCH]
 
 
 def _no_halt(case: Case) -> Finding:

@@ -31,12 +31,12 @@ _ENV = {"NSA_NVTX": "1", "NSA_TB_DISABLE": "1", "NSA_DISABLE_AUX_STATS": "1"}
 
 
 class Nvtx(RowPhase):
-    """Seed 000, "NVTX Profiling (Attribution)"."""
+    """Requirements N1 to N5."""
 
     name = "nvtx"
     order = 60
     title = "NVTX profiling"
-    source = "seed 000, NVTX Profiling (Attribution)"
+    source = "requirements N1 to N5"
     question = "Does v2 run, and is no Python hotspot dominating?"
     limits = (PYTHON_SHARE, PYTHON_HOTSPOT)
 
@@ -61,8 +61,8 @@ class Nvtx(RowPhase):
         """The range is there, the trace is kept, Python's share is named and small."""
         del context
         return (
-            *training_rows(_names),
-            toggles_row(_names, but=("NSA_NVTX",)),
+            *training_rows(self.names),
+            toggles_row(self.names, but=("NSA_NVTX",)),
             Row(
                 what="range_present",
                 question=f"Did the range {_RANGE} run?",
@@ -109,11 +109,6 @@ class Nvtx(RowPhase):
             rows=tuple((str(item.get("name")), item.get("share")) for item in _top(profile)[:5]),
         )
         return Judgement(checks=(), tables=(ranges, top))
-
-
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [_LAUNCH]
 
 
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:

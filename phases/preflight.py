@@ -34,12 +34,12 @@ _SANITY = "sanity"
 
 
 class Preflight(RowPhase):
-    """Seed 000, "Preflight (Snapshot & Sync)"."""
+    """Requirements P1 to P14."""
 
     name = "preflight"
     order = 10
     title = "Preflight"
-    source = "seed 000, Preflight (Snapshot & Sync)"
+    source = "requirements P1 to P14"
     question = "Is this the right machine and checkout, in a state to be measured?"
     fixed = MACHINE
     collects = True

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.ab import INTERLEAVED, ArmFault, arm_fault, tolerant
+from phases.common.arms import ArmFault, arm_fault, tolerant
 from phases.common.case import Case
-from phases.common.commands import environment, schedule, trainer_launch
+from phases.common.commands import INTERLEAVED, interleaved
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
 from phases.common.rates import optional
@@ -29,26 +29,24 @@ _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 
 
 class SdpaAudit(RowPhase):
-    """Seed 000, "SDPA Backend Audit (One-Time)"."""
+    """Requirements A1 to A7."""
 
     name = "sdpa_audit"
     order = 40
     title = "SDPA backend audit"
-    source = "seed 000, SDPA Backend Audit (One-Time)"
+    source = "requirements A1 to A7"
     question = "Which attention kernel really runs in each branch?"
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The default, flash only and no flash, in this order, in one launch."""
-        plan = schedule(context, self.name, _ARMS, shuffled=False)
-        names = ("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL")
         return [
-            trainer_launch(
+            interleaved(
                 context,
                 phase=self.name,
-                name=INTERLEAVED,
-                steps=plan.total_steps,
-                env={**environment(context, self.name, without=names), "NSA_SDPA_AUDIT": "1"},
-                schedule=plan,
+                arms=_ARMS,
+                without=("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL"),
+                extra=_ARMS[_DEFAULT],
+                shuffled=False,
                 purpose="audit the kernels: default, flash only, no flash",
             )
         ]
@@ -56,7 +54,7 @@ class SdpaAudit(RowPhase):
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """Audit present, kernels as expected, and which of the two settings is usable."""
         del context
-        shared = (*training_rows(_names), toggles_row(_names, but=("NSA_SDPA_AUDIT",)))
+        shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
             *tolerant(shared, _fault),
             Row(
@@ -102,11 +100,6 @@ class SdpaAudit(RowPhase):
             note="from the profiler's operators inside each branch's range",
         )
         return Judgement(checks=(), tables=(table,))
-
-
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [INTERLEAVED]
 
 
 def _fault(case: Case) -> ArmFault | None:

@@ -49,7 +49,7 @@ def _no_gpu(case: Case) -> Finding | None:
 
 
 def artifacts(case: Case) -> Finding:
-    """The seeds' three files; nvidia_smi.xml only where the profile has a GPU."""
+    """The three files of requirements P2 and P3; nvidia_smi.xml only where there is a GPU."""
     wanted = {"git_sha.txt": "git.sha", "collect_env.txt": "torch.version"}
     if case.profile.has_gpu:
         wanted["nvidia_smi.xml"] = "gpu.driver"

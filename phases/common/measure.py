@@ -118,7 +118,7 @@ def derived(
 
 
 def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
-    """The seeds' statistic; where the window is too short the row is INCONCLUSIVE, not shorter."""
+    """The last-50 statistic (W3); a window that is too short is INCONCLUSIVE, never shorter."""
     from runbook.stats import StatisticsError, last_window
 
     try:

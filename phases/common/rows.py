@@ -42,6 +42,10 @@ class RowPhase(Phase):
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
+    def names(self, case: Case) -> Sequence[str]:
+        """Names of the planned launches."""
+        return [launch.name for launch in self.plan(case.context)]
+
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
         del case

@@ -69,7 +69,7 @@ def test_what_is_not_known_is_incomplete(what: str) -> None:
 
 
 @pytest.mark.parametrize("fact", ["git_sha", "torch_version", "gpu_driver"])
-def test_the_seeds_files_have_to_be_there(fact: str) -> None:
+def test_the_demanded_files_have_to_be_there(fact: str) -> None:
     files = {"git_sha": "git_sha.txt", "torch_version": "collect_env.txt"}
     check = row("artifacts", **{fact: None})
     assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
