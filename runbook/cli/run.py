@@ -19,7 +19,6 @@ from runbook.cli._parser import (
 )
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
-from runbook.records.invocation import DEFAULT_PROTOCOL, PROTOCOLS
 
 _SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 # A run continues with its original options: each of them with its default.
@@ -27,7 +26,7 @@ _FIXED_BY_RESUME: dict[str, object] = {
     "phase": "all",
     "profile": "auto",
     "settings": [],
-    "protocol": DEFAULT_PROTOCOL,
+    "protocol": "blocks",
     "steps_scale": 1.0,
     "aa": False,
     "seed": 0,
@@ -69,8 +68,8 @@ def _add_arguments(parser: CommandParser) -> None:
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--protocol",
-        default=DEFAULT_PROTOCOL,
-        metavar="|".join(PROTOCOLS),
+        default="blocks",
+        metavar="blocks|launches|single",
         help="how arms are compared: in turns inside one launch (blocks, the default), in one "
         "launch for each arm and round (launches), or one launch of each arm, as the documents "
         "wrote it (single)",

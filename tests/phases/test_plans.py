@@ -87,7 +87,7 @@ def test_a_plan_holds_everything_that_the_documents_type(phase: str) -> None:
     if schedule is None:
         assert 0.95 * wanted <= total <= wanted
     else:
-        # Interim analyses stop early: the documented budget pays for the first ones, hard cases go on.
+        # Interim analyses stop early: the budget pays for the first ones, hard cases go on.
         per_round = schedule.total_steps // len(schedule.rounds)
         assert min(4, len(schedule.rounds)) * per_round <= wanted <= total
 
