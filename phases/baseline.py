@@ -1,4 +1,4 @@
-"""Baseline DDP throughput: the number that the go/no-go hangs on."""
+"""Baseline DDP throughput: the number that decides go or no-go."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Baseline(RowPhase):
             *training_rows(names),
             Row(
                 what="comparable",
-                question="Did all launches run the same thing?",
+                question="Did all launches run the same configuration?",
                 answer=lambda case: alike(case, names(case)),
             ),
             toggles_row(names, but=("NSA_DDP_COMPRESS",)),
@@ -87,7 +87,7 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="throughput_aim",
-                question="Is the throughput inside the band that is aimed at?",
+                question="Is the throughput in the target band?",
                 answer=lambda case: aim(case, names(case)),
             ),
             Row(
@@ -98,7 +98,7 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="mfu",
-                question="Which share of the device's peak is used?",
+                question="What share of the device's peak is used?",
                 answer=lambda case: mfu(case, names(case)),
                 topic="plausible",
             ),
@@ -122,7 +122,7 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="production_time",
-                question="How long, and how dear, is the production run?",
+                question="How long will the production run take, and what will it cost?",
                 answer=lambda case: production_days(case, names(case)),
             ),
         )

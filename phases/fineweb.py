@@ -126,7 +126,9 @@ def _fallback(case: Case, name: str) -> Finding | None:
     if not told:
         return None
     path = case.launch(name).env_path
-    return invalid(Reason.WRONG_ENVIRONMENT, f"not the data set: {told[0]}", evidence=(path,))
+    return invalid(
+        Reason.WRONG_ENVIRONMENT, f"this is not the dataset: {told[0]}", evidence=(path,)
+    )
 
 
 def _progress(case: Case) -> Finding:

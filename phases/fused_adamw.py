@@ -31,7 +31,7 @@ class FusedAdamW(AbPhase):
     order = 80
     title = "Fused AdamW A/B"
     source = "requirements F1 to F4"
-    question = "May fused AdamW replace the plain one?"
+    question = "Can fused AdamW replace plain AdamW?"
     fixed = NON_INFERIOR
     limits = (FUSED_MARGIN, LOSS_PARITY)
     toggle = "NSA_OPT_FUSED"
@@ -70,7 +70,7 @@ class FusedAdamW(AbPhase):
             ),
             Row(
                 what="loss_parity",
-                question="Do both arms learn alike?",
+                question="Do both arms reach the same loss?",
                 answer=self._loss_parity,
                 topic="fused",
             ),
@@ -157,7 +157,7 @@ class FusedAdamW(AbPhase):
         finding = self.answer(case, decision)
         undecided = decision.outcome.as_check is not Outcome.PASS
         if undecided and not case.profile.throughput_gated:
-            reason = f"stable, took effect, learns alike; speed: {decision.reason}"
+            reason = f"stable, took effect, same loss; speed: {decision.reason}"
             where = f"not gated on profile {case.profile.name}"
             return passed(
                 f"{reason} ({where}): leave {self.toggle} unset", measurement=finding.measurement

@@ -89,7 +89,7 @@ class LongRun(RowPhase):
             toggles_row(self.names),
             Row(
                 what="no_halt",
-                question="Did the watchdog leave it alone?",
+                question="Did the run go without a watchdog halt?",
                 answer=_no_halt,
                 topic="stall",
             ),

@@ -7,14 +7,7 @@ from typing import Any
 
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    failed,
-    incomplete,
-    invalid,
-    passed,
-)
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from phases.common.measure import against
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
@@ -77,7 +70,7 @@ class Nvtx(RowPhase):
             ),
             Row(
                 what="python_share",
-                question="Which share of the step is spent in Python?",
+                question="What share of the step is spent in Python?",
                 answer=_python_share,
                 topic="python",
             ),
@@ -176,7 +169,7 @@ def _python_share(case: Case) -> Finding:
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
-        reason = "the profile names no share of Python"
+        reason = "the profile has no share of Python"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     value = _value(launch, "python_share", float(share))
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
@@ -186,7 +179,7 @@ def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
-        reason = "the profile names no Python function"
+        reason = "the profile has no Python function"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     share = float(top[0].get("share") or 0.0)
     value = _value(launch, "python_hotspot", share, n=len(top))

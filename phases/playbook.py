@@ -109,13 +109,13 @@ BY_REASON: dict[Reason, str] = {
     Reason.NOT_COMPARABLE: "run both sides in one run of the program, with one config and checkout",
     Reason.NOT_PLAUSIBLE: BY_TOPIC["plausible"],
     Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
-    Reason.WRONG_ENVIRONMENT: "mend what the row names, or choose the profile of this machine",
+    Reason.WRONG_ENVIRONMENT: "fix what the row names, or choose the profile of this machine",
     Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",
     Reason.MISSING_ARTIFACT: (
         "the row says what is missing: of a launch, read its console.log and check free disk "
         "space; of the machine, install the tool named or choose its profile; then rerun"
     ),
-    Reason.CRASH: "read the end of console.log and the culprit rank's stack, mend, rerun",
+    Reason.CRASH: "read the end of console.log and the culprit rank's stack, fix the cause, rerun",
     Reason.HANG: BY_TOPIC["stall"],
     Reason.TIMEOUT: "if it was making progress, run fewer steps (--steps-scale 0.5) or allow more",
     Reason.NON_FINITE: BY_TOPIC["loss"],
@@ -136,10 +136,10 @@ BY_REASON: dict[Reason, str] = {
 def remedy_for(topic: str, code: Reason) -> str:
     """The remedy of a topic, or of a reason where the topic is about something else.
 
-    A launch that never ended well, or was compared with another one's settings, is mended first;
+    A launch that never ended well, or was compared with another one's settings, is fixed first;
     only then the topic's own advice applies.
     """
-    mended_first = {
+    fixed_first = {
         Reason.CRASH,
         Reason.HANG,
         Reason.TIMEOUT,
@@ -153,6 +153,6 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.TOO_FEW_SAMPLES,
         Reason.NOT_COMPARABLE,
     }
-    if topic in BY_TOPIC and code not in mended_first:
+    if topic in BY_TOPIC and code not in fixed_first:
         return BY_TOPIC[topic]
     return BY_REASON.get(code, "")

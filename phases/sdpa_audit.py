@@ -71,13 +71,13 @@ class SdpaAudit(RowPhase):
             ),
             Row(
                 what="flash_only",
-                question="Can the run do with flash kernels only?",
+                question="Does it run with flash kernels only?",
                 answer=lambda case: _arm(case, _FLASH),
                 topic="kernels",
             ),
             Row(
                 what="no_flash",
-                question="Can the run do without flash kernels?",
+                question="Does it run without flash kernels?",
                 answer=lambda case: _arm(case, _NO_FLASH),
                 topic="kernels",
             ),
@@ -115,7 +115,7 @@ def _audit(case: Case) -> Mapping[str, Any]:
     if arms:
         return dict(arms)
     case.completed(INTERLEAVED)
-    reason = "the audit wrote nothing: no kernel is known"
+    reason = "the audit wrote nothing, so no kernel is known"
     raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.console_path,)))
 
 
@@ -189,7 +189,7 @@ def _arm(case: Case, arm: str) -> Finding:
     rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} left no step"))
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} wrote no step"))
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
         return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))

@@ -1,4 +1,4 @@
-"""Single-GPU isolation: what the second GPU is worth."""
+"""Single-GPU isolation: what the second GPU adds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SingleGpu(RowPhase):
     order = 70
     title = "Single-GPU isolation"
     source = "requirements S1 to S5"
-    question = "How near to linear is the scaling?"
+    question = "How close to linear is the scaling?"
     fixed = PAIRED
     reads = ("baseline",)
     needs = ("baseline",)
@@ -59,13 +59,13 @@ class SingleGpu(RowPhase):
             *training_rows(names),
             Row(
                 what="comparable",
-                question="Did all launches run the same thing?",
+                question="Did all launches run the same configuration?",
                 answer=lambda case: alike(case, names(case)),
             ),
             toggles_row(names),
             Row(
                 what="same_as_baseline",
-                question="Do both sides differ in the number of ranks only?",
+                question="Do the two sides differ only in the number of ranks?",
                 answer=self._same_as_baseline,
                 topic="scaling",
             ),

@@ -29,7 +29,7 @@ class V2Parity(RowPhase):
     order = 50
     title = "Selection v2 parity and speed"
     source = "requirements V1 to V3"
-    question = "Do the vectorised selection ranges give what the plain ones give, faster?"
+    question = "Do the vectorized selection ranges match the plain ones, only faster?"
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The two shipped tests that requirements V1 and V3 name."""
@@ -69,12 +69,7 @@ class V2Parity(RowPhase):
                 answer=lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps),
                 topic="v2",
             ),
-            Row(
-                what="faster",
-                question="Is v2 faster than v1?",
-                answer=_faster,
-                topic="v2",
-            ),
+            Row(what="faster", question="Is v2 faster than v1?", answer=_faster, topic="v2"),
         )
 
 

@@ -85,7 +85,7 @@ class AbPhase(RowPhase):
         return (f"toggles.{self.toggle}",)
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """Randomised blocks in one launch, else one launch per arm and round."""
+        """Randomized blocks in one launch, else one launch per arm and round."""
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
         if context.protocol == "blocks":
             return [
@@ -118,7 +118,7 @@ class AbPhase(RowPhase):
         return (
             Row(
                 what="comparable",
-                question=f"Do the arms differ in the {self.compared} only?",
+                question=f"Do the arms differ only in the {self.compared}?",
                 answer=lambda case: alike(case, self.names(case), but=self.ignored),
             ),
             toggles_row(self.names, but=(self.toggle,)),
@@ -193,7 +193,7 @@ class AbPhase(RowPhase):
             title=self.table_title,
             column=self.table_column,
             note="tok/s; last-50 is the documented statistic (W3), the decision rests on "
-            "tokens / time of randomised blocks",
+            "tokens / time of randomized blocks",
         )
         choice = None if case.context.aa else optional(partial(self.choice, case))
         return Judgement(

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Case, ending
 from phases.common.commands import INTERLEAVED, launches_per_arm
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    incomplete,
-    skipped,
-    warned,
-)
+from phases.common.finding import Finding, Unanswerable, incomplete, skipped, warned
 from phases.common.measure import last50
 from phases.common.rates import optional, rounded
 from phases.common.rows import Row
@@ -100,7 +94,7 @@ def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
 def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
     """The optional arm that ended a launch or was refused in it; None if none did.
 
-    A launch that ended badly is put down to the arm whose turn it was, by the rows written. An
+    A launch that ended badly is blamed on the arm whose turn it was, by the rows written. An
     arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
     """
     launch = case.launch(name)

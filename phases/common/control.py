@@ -1,4 +1,4 @@
-"""A control arm must reproduce the baseline phase, or the comparison is worth nothing."""
+"""A control arm must reproduce the baseline phase, or the comparison means nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reproduces_baseline(
     unlike = differences(before.env(names[0]), case.env(launch), but=but)
     paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
     if unlike:
-        reason = f"not the baseline's settings: {'; '.join(unlike)}"
+        reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
         return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
     rates = [float(effective_rate(before.log(name)).value) for name in names]
     if len(rates) < 2:

@@ -12,7 +12,7 @@ from runbook.records import Comparator, Measurement, Outcome, Reason
 class Finding:
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
-    `topic` names the playbook entry that mends it; the row's own topic is the default.
+    `topic` names the playbook entry that fixes it; the row's own topic is the default.
     """
 
     outcome: Outcome

@@ -89,7 +89,7 @@ def _balance(case: Case, name: str) -> Finding:
     launch, frame = _samples(case, name)
     means = _means(frame)
     if len(means) < 2:
-        return skipped(Reason.NEEDS_GPUS, "one GPU has nothing to be balanced with")
+        return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     spread = max(means.values()) - min(means.values())
     value = _value(launch, frame, "gpu_imbalance", spread, "percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())

@@ -136,7 +136,7 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     except StatisticsError as error:
         raise Unanswerable(_too_short(log, error)) from error
     if not 0.0 < float(rate.value) < math.inf:
-        reason = f"{log.path}: a throughput of {rate.value} tok/s is not possible"
+        reason = f"{log.path}: a throughput of {rate.value} tok/s is impossible"
         raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
     return rate
 
@@ -152,7 +152,7 @@ def against(
     *,
     beyond: Callable[[str], Finding] | None = None,
 ) -> Finding:
-    """PASS if the measured number keeps to the limit, FAIL (or what `beyond` makes) if not.
+    """PASS if the measured number is within the limit, FAIL (or what `beyond` makes) if not.
 
     `text` says what was measured. A limit that the profile only shows decides nothing, whatever
     the number is: SKIPPED.

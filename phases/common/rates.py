@@ -143,7 +143,7 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
     if per_token <= 0:
-        reason = f"{names[0]}: env.json names no FLOPs per token"
+        reason = f"{names[0]}: env.json has no FLOPs per token"
         raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
     peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
     share = float(pooled.value) * per_token / peak

@@ -86,7 +86,7 @@ def test_a_profile_without_a_branch_takes_any_and_warns_of_changes() -> None:
 def test_an_installed_package_has_no_commit_which_only_a_branch_forbids(what: str) -> None:
     nothing = {"git_sha": None, "git_dirty": None}
     cpu = row(what, builder.context("cpu"), **nothing)
-    assert said(cpu) == (Outcome.PASS, Reason.WARNING) and "no commit is known" in cpu.reason
+    assert said(cpu) == (Outcome.PASS, Reason.WARNING) and "commit unknown: " in cpu.reason
     assert row(what, **nothing).outcome is Outcome.INCOMPLETE
 
 
