@@ -8,7 +8,7 @@ from typing import Any
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
-from phases.common.measure import against
+from phases.common.measure import against, in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -121,16 +121,8 @@ def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
-    return Measurement(
-        name=name,
-        value=value,
-        unit="",
-        n=max(n, 1),
-        window=None,
-        path=launch.profile_path,
-        sha256=launch.profile_sha256,
-        note=f"{(launch.profile or {}).get('steps')} profiled steps",
-    )
+    note = f"{(launch.profile or {}).get('steps')} profiled steps"
+    return in_file(launch.profile_path, launch.profile_sha256, name, value, n=n, note=note)
 
 
 def _range_present(case: Case) -> Finding:
@@ -153,15 +145,7 @@ def _trace_kept(case: Case) -> Finding:
     if not launch.trace_path:
         reason = "there is a summary but no trace file"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
-    value = Measurement(
-        name="trace",
-        value=launch.trace_path,
-        unit="",
-        n=1,
-        window=None,
-        path=launch.trace_path,
-        sha256=launch.trace_sha256,
-    )
+    value = in_file(launch.trace_path, launch.trace_sha256, "trace", launch.trace_path)
     return passed(f"{launch.trace_path}", measurement=value)
 
 

@@ -10,6 +10,7 @@ from phases.common.case import Case
 from phases.common.commands import INTERLEAVED, interleaved
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
+from phases.common.measure import in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -125,15 +126,7 @@ def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
 
 
 def _measured(launch: LaunchEvidence, name: str, value: str) -> Measurement:
-    return Measurement(
-        name=name,
-        value=value,
-        unit="",
-        n=1,
-        window=None,
-        path=launch.audit_path,
-        sha256=launch.audit_sha256,
-    )
+    return in_file(launch.audit_path, launch.audit_sha256, name, value)
 
 
 def _kernel_map(case: Case, arm: str) -> dict[str, str]:

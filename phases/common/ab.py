@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from phases.common.commands import (
 from phases.common.control import reproduces_baseline
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, invalid
-from phases.common.measure import decided, derived, effective_rate
+from phases.common.measure import decided, effective_rate, estimated
 from phases.common.plausible import alike
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
@@ -163,22 +162,11 @@ class AbPhase(RowPhase):
         require_sound(case, self.names(case), but=self.ignored)
         return self.decide(case.context, samples(case, list(self.values(case.context))))
 
-    def ratio_of(self, case: Case, decision: Decision) -> Measurement:
-        """The decision's estimate as a measurement."""
-        return derived(
-            self.measured(case),
-            name=self.ratio,
-            value=decision.estimate if decision.estimate is not None else math.nan,
-            unit="ratio",
-            n=max(decision.n, 1),
-            interval=decision.interval,
-        )
-
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference."""
         from runbook.stats import Decided
 
-        value = self.ratio_of(case, decision)
+        value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
         if case.context.aa and decision.outcome in (Decided.WINNER, Decided.DROP):
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
