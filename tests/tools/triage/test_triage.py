@@ -25,7 +25,7 @@ def target(launch: Launch, **changes: object) -> Target:
     return Target(launch=launch, **(fields | changes))  # type: ignore[arg-type]
 
 
-def test_the_steps_are_the_seeds() -> None:
+def test_the_steps_are_the_required_ones() -> None:
     assert [step.name for step in STEPS["failure"]] == [
         "compression_off", "static_graph_off", "find_unused", "nccl_debug", "sdpa_no_flash",
         "v2_off", "fused_unset", "single_gpu",
