@@ -1,4 +1,4 @@
-"""Baseline DDP throughput: the number that the go/no-go hangs on."""
+"""Baseline DDP throughput: the number that decides go or no-go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from phases.common.case import Case
-from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.commands import repeated
 from phases.common.curves import columns
 from phases.common.gpu import balance, headroom, utilisation
 from phases.common.plausible import alike
@@ -39,12 +39,12 @@ from runbook.records.phase import Judgement, PlanContext
 
 
 class Baseline(RowPhase):
-    """Seed 000, "Baseline DDP Throughput (Synthetic)"."""
+    """Requirements B1 to B13."""
 
     name = "baseline"
     order = 20
     title = "Baseline DDP throughput"
-    source = "seed 000, Baseline DDP Throughput (Synthetic)"
+    source = "requirements B1 to B13"
     question = "Does the production config reach the throughput that the plan needs?"
     fixed = PLAUSIBLE
     limits = (
@@ -58,25 +58,8 @@ class Baseline(RowPhase):
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """Three launches of the profile's steps, or the seed's single long one."""
-        settings = context.profile.phases[self.name]
-        seed = context.protocol == "seed"
-        steps = settings.seed_steps if seed and settings.seed_steps else settings.steps
-        return [
-            trainer_launch(
-                context,
-                phase=self.name,
-                name=f"run{number}",
-                steps=scaled(steps, context),
-                env=environment(context, self.name),
-                purpose=f"throughput of the production config, launch {number}",
-            )
-            for number in range(1, (1 if seed else settings.launches) + 1)
-        ]
-
-    def names(self, case: Case) -> Sequence[str]:
-        """Names of the launches."""
-        return [launch.name for launch in self.plan(case.context)]
+        """Three launches of the profile's steps, or one long one (`--protocol single`)."""
+        return repeated(context, phase=self.name, purpose="throughput of the production config")
 
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """The runbook's baseline judgements."""
@@ -86,7 +69,7 @@ class Baseline(RowPhase):
             *training_rows(names),
             Row(
                 what="comparable",
-                question="Did all launches run the same thing?",
+                question="Did all launches run the same configuration?",
                 answer=lambda case: alike(case, names(case)),
             ),
             toggles_row(names, but=("NSA_DDP_COMPRESS",)),
@@ -104,7 +87,7 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="throughput_aim",
-                question="Is the throughput inside the band that is aimed at?",
+                question="Is the throughput in the target band?",
                 answer=lambda case: aim(case, names(case)),
             ),
             Row(
@@ -115,7 +98,7 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="mfu",
-                question="Which share of the device's peak is used?",
+                question="What share of the device's peak is used?",
                 answer=lambda case: mfu(case, names(case)),
                 topic="plausible",
             ),
@@ -139,13 +122,13 @@ class Baseline(RowPhase):
             ),
             Row(
                 what="production_time",
-                question="How long, and how dear, is the production run?",
+                question="How long will the production run take, and what will it cost?",
                 answer=lambda case: production_days(case, names(case)),
             ),
         )
 
     def details(self, case: Case) -> Judgement:
-        """The throughput of every launch, by the seeds' statistic and by ours."""
+        """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rate_table(case, names, title="Throughput of each launch")
         found = [optional(partial(launch_last50, case, name)) for name in names]

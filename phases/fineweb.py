@@ -19,18 +19,18 @@ _MISSING = ("datasets", "tiktoken")
 
 
 class FineWeb(RowPhase):
-    """Seed 000, "FineWeb-Edu (Optional)"."""
+    """Requirements D1 to D3."""
 
     name = "fineweb"
     order = 100
     title = "FineWeb-Edu"
-    source = "seed 000, FineWeb-Edu (Optional)"
+    source = "requirements D1 to D3"
     question = "Does training on streamed text work?"
     optional = True
     limits = (LOADER_FETCH,)
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """A few steps in one process to test the loader, then the seed's run."""
+        """A few steps in one process to test the loader (D1), then the training launch (D2)."""
         settings = context.profile.phases[self.name]
         smoke = trainer_launch(
             context,
@@ -58,7 +58,7 @@ class FineWeb(RowPhase):
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """Loader and progress, or why there is neither here."""
         del context
-        shared = [row for row in training_rows(_names) if row.what != "plausible"]
+        shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
         return (
             Row(
                 what="loader",
@@ -82,11 +82,6 @@ class FineWeb(RowPhase):
                 topic="data",
             ),
         )
-
-
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [_TRAIN]
 
 
 def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
@@ -131,7 +126,9 @@ def _fallback(case: Case, name: str) -> Finding | None:
     if not told:
         return None
     path = case.launch(name).env_path
-    return invalid(Reason.WRONG_ENVIRONMENT, f"not the data set: {told[0]}", evidence=(path,))
+    return invalid(
+        Reason.WRONG_ENVIRONMENT, f"this is not the dataset: {told[0]}", evidence=(path,)
+    )
 
 
 def _progress(case: Case) -> Finding:

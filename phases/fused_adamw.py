@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.ab import (
-    INTERLEAVED,
-    ArmFault,
-    arm_fault,
-    arm_table,
-    launch_name,
-    places,
-    samples,
-    tolerant,
-)
+from phases.common.ab import AbPhase
+from phases.common.arms import ArmFault, arm_fault, places, tolerant
 from phases.common.case import Case, ending
-from phases.common.commands import environment, scaled, schedule, trainer_launch
 from phases.common.curves import loss_gap
-from phases.common.effects import effect_problem, proof_text
+from phases.common.effects import proof_text
 from phases.common.finding import Finding, invalid, passed, warned
-from phases.common.measure import decided, derived, effective_rate, rank_value, with_limit
-from phases.common.plausible import alike
-from phases.common.rates import optional
-from phases.common.rows import Row, RowPhase
-from phases.common.training import require_sound, toggles_row, training_rows
+from phases.common.measure import rank_value, with_limit
+from phases.common.rows import Row
+from phases.common.training import training_rows
 from phases.limits import FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
-from runbook.records import Launch, Outcome, Reason
-from runbook.records.evidence import TrainingLog
-from runbook.records.phase import Judgement, PlanContext
+from runbook.records import Outcome, Reason
+from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,79 +24,45 @@ if TYPE_CHECKING:
     from runbook.stats import Decision
 
 
-_TOGGLE = "NSA_OPT_FUSED"
-
-
-class FusedAdamW(RowPhase):
-    """Seed 000, "Fused AdamW A/B (Optional)"."""
+class FusedAdamW(AbPhase):
+    """Requirements F1 to F4."""
 
     name = "fused_adamw"
     order = 80
     title = "Fused AdamW A/B"
-    source = "seed 000, Fused AdamW A/B (Optional)"
-    question = "May fused AdamW replace the plain one?"
+    source = "requirements F1 to F4"
+    question = "Can fused AdamW replace plain AdamW?"
     fixed = NON_INFERIOR
-    reads = ("baseline",)
     limits = (FUSED_MARGIN, LOSS_PARITY)
+    toggle = "NSA_OPT_FUSED"
+    compared = "optimizer's kernel"
+    ratio = "fused_ratio"
+    table_title = "Plain and fused AdamW"
+    ordered_first = True
+    unset_is_control = True
 
-    def arms(self, context: PlanContext) -> dict[str, dict[str, str]]:
+    def values(self, context: PlanContext) -> Mapping[str, str]:
         """The control first; an A/A runs it twice."""
-        if context.aa:
-            return {"baseline": {_TOGGLE: "0"}, "again": {_TOGGLE: "0"}}
-        return {"baseline": {_TOGGLE: "0"}, "fused": {_TOGGLE: "1"}}
+        return {"baseline": "0", "again": "0"} if context.aa else {"baseline": "0", "fused": "1"}
+
+    def control(self, context: PlanContext) -> str:
+        """The plain optimizer."""
+        return next(iter(self.values(context)))
 
     def variant(self, context: PlanContext) -> str:
         """The arm that is not the control."""
-        return list(self.arms(context))[1]
+        return list(self.values(context))[1]
 
-    def plan(self, context: PlanContext) -> list[Launch]:
-        """Randomised blocks in one launch; `--protocol launches`: one launch per arm and round."""
-        settings = context.profile.phases[self.name]
-        if context.protocol == "blocks":
-            plan = schedule(context, self.name, self.arms(context), ordered_first=True)
-            return [
-                trainer_launch(
-                    context,
-                    phase=self.name,
-                    name=INTERLEAVED,
-                    steps=plan.total_steps,
-                    env=environment(context, self.name, without=(_TOGGLE,)),
-                    schedule=plan,
-                    purpose="plain and fused AdamW take turns in random order",
-                )
-            ]
-        rounds = 1 if context.protocol == "seed" else settings.launches
-        steps = scaled(settings.seed_steps or settings.steps, context)
-        return [
-            trainer_launch(
-                context,
-                phase=self.name,
-                name=launch_name(arm, number),
-                steps=steps,
-                env={**environment(context, self.name), **values},
-                optional=arm == self.variant(context),
-                purpose=f"{arm}, round {number}",
-            )
-            for number in range(1, rounds + 1)
-            for arm, values in self.arms(context).items()
-        ]
-
-    def names(self, case: Case) -> Sequence[str]:
-        """Names of the launches."""
-        return [launch.name for launch in self.plan(case.context)]
+    def may_fail(self, context: PlanContext, arm: str) -> bool:
+        """A fault of the variant is an answer: DROP."""
+        return arm == self.variant(context)
 
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """The comparison, in which a fault of the fused arm only drops that arm."""
         del context
-        names = self.names
         shared = (
-            *training_rows(names),
-            Row(
-                what="comparable",
-                question="Do the arms differ in the optimizer's kernel only?",
-                answer=lambda case: alike(case, names(case), but=(f"toggles.{_TOGGLE}",)),
-            ),
-            toggles_row(names, but=(_TOGGLE,)),
+            *training_rows(self.names),
+            *self.alike_rows(),
             Row(
                 what="took_effect",
                 question="Was the optimizer really fused in one arm and not in the other?",
@@ -117,15 +70,11 @@ class FusedAdamW(RowPhase):
             ),
             Row(
                 what="loss_parity",
-                question="Do both arms learn alike?",
+                question="Do both arms reach the same loss?",
                 answer=self._loss_parity,
                 topic="fused",
             ),
-            Row(
-                what="control",
-                question="Does the plain arm reproduce the baseline phase?",
-                answer=self._control,
-            ),
+            self.control_row("Does the plain arm reproduce the baseline phase?"),
         )
         keep = Row(
             what="keep",
@@ -135,17 +84,15 @@ class FusedAdamW(RowPhase):
         )
         return (*tolerant(shared, self._fault), keep)
 
-    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
-        """Stop when the sequential plan has decided."""
-        from runbook.stats import block_throughputs, complete_rounds
+    def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
+        """Is the variant at most the margin slower: by interim analyses in blocks."""
+        from runbook.stats import FUSED_PLAN, non_inferiority
 
-        if launch.schedule is None or not len(log.frame):
-            return False
-        whole, _ = complete_rounds(block_throughputs(log))
-        if whole.empty or whole["arm"].nunique() < 2:
-            return False
-        table = whole.pivot(index="block", columns="arm", values="value")
-        return not self._decide(context, table, final=False).go_on
+        table = frame.pivot(index="block", columns="arm", values="value")
+        base, variant = (table[arm].tolist() for arm in self.values(context))
+        margin = context.profile.limit(FUSED_MARGIN).value
+        plan = FUSED_PLAN if context.protocol == "blocks" else None
+        return non_inferiority(base, variant, margin, plan=plan, final=final)
 
     def _fault(self, case: Case) -> ArmFault | None:
         variant = self.variant(case.context)
@@ -164,27 +111,21 @@ class FusedAdamW(RowPhase):
         return None
 
     def _took_effect(self, case: Case) -> Finding:
-        arms = self.arms(case.context)
-        problems = [
-            effect_problem(
-                case.completed(place.launch), _TOGGLE, arms[place.arm][_TOGGLE], arm=place.inside
-            )
-            for place in places(case, list(arms))
-        ]
-        found = [problem for problem in problems if problem]
+        found = list(self.effect_problems(case))
         first = case.launch(self.names(case)[0])
         paths = [rank.path for rank in first.ranks[:1]]
         if found:
             return invalid(Reason.NO_EFFECT, "; ".join(dict.fromkeys(found)), evidence=paths)
         proofs = {
-            effect.arm or "launch": proof_text(effect.evidence) for effect in first.effects(_TOGGLE)
+            effect.arm or "launch": proof_text(effect.evidence)
+            for effect in first.effects(self.toggle)
         }
         text = "; ".join(f"{arm}: {proof}" for arm, proof in proofs.items())
         return passed(text, measurement=rank_value(first.ranks[0], "optimizer_kernel", text or "-"))
 
     def _loss_parity(self, case: Case) -> Finding:
         limit = case.limit(LOSS_PARITY)
-        gap = loss_gap(case, list(self.arms(case.context)))
+        gap = loss_gap(case, list(self.values(case.context)))
         text = f"the variant's loss differs by {float(gap.value):+.4f} nats"
         low, high = gap.interval or (float(gap.value), float(gap.value))
         # The smallest difference that the interval allows: zero if it spans zero.
@@ -194,40 +135,14 @@ class FusedAdamW(RowPhase):
             finding = passed(f"{text}, not shown to be beyond +-{limit.value:g}")
         return with_limit(finding, gap, limit)
 
-    def _control(self, case: Case) -> Finding:
-        from phases.common.ab import reproduces_baseline
-
-        place = next(places(case, ["baseline"]))
-        return reproduces_baseline(
-            case, launch=place.launch, arm=place.inside, but=(f"toggles.{_TOGGLE}",)
-        )
-
-    def _decide(self, context: PlanContext, table: pd.DataFrame, *, final: bool = True) -> Decision:
-        from runbook.stats import FUSED_PLAN, non_inferiority
-
-        margin = context.profile.limit(FUSED_MARGIN).value
-        base, variant = list(self.arms(context))
-        plan = FUSED_PLAN if context.protocol == "blocks" else None
-        return non_inferiority(
-            table[base].tolist(), table[variant].tolist(), margin, plan=plan, final=final
-        )
-
-    def _decision(self, case: Case) -> Decision:
-        require_sound(case, self.names(case), but=(f"toggles.{_TOGGLE}",))
-        frame = samples(case, list(self.arms(case.context)))
-        table = frame.pivot(index="block", columns="arm", values="value")
-        return self._decide(case.context, table)
-
-    def _is_kept(self, case: Case) -> bool:
-        """Whether speed says KEEP and nothing else speaks against the variant."""
+    def choice(self, case: Case) -> str | None:
+        """On if speed says KEEP and nothing else speaks against the variant."""
         from runbook.stats import Decided
 
         clean = self._keep(case).code is Reason.OK
-        return clean and self._decision(case).outcome is Decided.KEEP
+        return "1" if clean and self.decision(case).outcome is Decided.KEEP else None
 
     def _keep(self, case: Case) -> Finding:
-        from runbook.stats import Decided
-
         fault = self._fault(case)
         if fault is not None:
             reason = f"DROP: {fault.reason}"
@@ -238,42 +153,13 @@ class FusedAdamW(RowPhase):
         parity = self._loss_parity(case)
         if parity.code is Reason.WARNING:
             return warned(f"DROP: {parity.reason}", measurement=parity.measurement, topic="fused")
-        arms = list(self.arms(case.context))
-        decision = self._decision(case)
-        source = effective_rate(case.log(next(places(case, arms)).launch))
-        value = derived(
-            source,
-            name="fused_ratio",
-            value=decision.estimate if decision.estimate is not None else math.nan,
-            unit="ratio",
-            n=max(decision.n, 1),
-            interval=decision.interval,
-        )
-        if case.context.aa and decision.outcome is Decided.DROP:
-            reason = f"an A/A run found a difference between equal arms: {decision.reason}"
-            return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
-        if not case.profile.throughput_gated and decision.outcome.as_check is not Outcome.PASS:
-            reason = f"stable, took effect, learns alike; speed: {decision.reason}"
+        decision = self.decision(case)
+        finding = self.answer(case, decision)
+        undecided = decision.outcome.as_check is not Outcome.PASS
+        if undecided and not case.profile.throughput_gated:
+            reason = f"stable, took effect, same loss; speed: {decision.reason}"
             where = f"not gated on profile {case.profile.name}"
-            return passed(f"{reason} ({where}): leave {_TOGGLE} unset", measurement=value)
-        finding = decided(decision, value)
-        return Finding(
-            **{**vars(finding), "reason": f"{decision.outcome.value}: {decision.reason}"}
-        )
-
-    def details(self, case: Case) -> Judgement:
-        """The A/B table, and the toggle for later phases if it is kept."""
-        arms = list(self.arms(case.context))
-        table, seeds = arm_table(
-            case,
-            arms,
-            title="Plain and fused AdamW",
-            column="arm",
-            note="tok/s; last-50 is the seeds' statistic, the decision rests on tokens / time "
-            "of randomised blocks",
-        )
-        keep = optional(lambda: self._is_kept(case)) and not case.context.aa
-        choices = {_TOGGLE: "1"} if keep else {}
-        return Judgement(
-            checks=(), tables=(table,), measurements=tuple(seeds.values()), choices=choices
-        )
+            return passed(
+                f"{reason} ({where}): leave {self.toggle} unset", measurement=finding.measurement
+            )
+        return finding

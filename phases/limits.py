@@ -122,11 +122,7 @@ PLAUSIBLE = (
         f"not under the floor by more than {FLOOR_SLACK:g} nats or 4 standard errors",
         "below it the model sees the future",
     ),
-    _fixed(
-        "tokens",
-        "steps x S x global batch x accumulation, exactly",
-        "counted, not estimated",
-    ),
+    _fixed("tokens", "steps x S x global batch x accumulation, exactly", "counted, not estimated"),
     _fixed(
         "toks_per_s",
         f"tokens / dt_s within {RATE_TOLERANCE:.0%}",

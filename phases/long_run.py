@@ -12,6 +12,8 @@ from phases.common.finding import Finding, Unanswerable, failed, incomplete, pas
 from phases.common.measure import (
     against,
     decided,
+    estimated,
+    in_file,
     last50,
     log_value,
     rank_value,
@@ -30,13 +32,11 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Measurement, Reason, Series, Window
+from runbook.records import Launch, Reason, Series, Window
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from runbook.stats import Decision
 
 
 _LAUNCH = "run"
@@ -47,12 +47,12 @@ _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
 class LongRun(RowPhase):
-    """Seed 000, "Stability Long-Run + Watchdog"."""
+    """Requirements L1 to L8."""
 
     name = "long_run"
     order = 90
     title = "Stability long run"
-    source = "seed 000, Stability Long-Run + Watchdog"
+    source = "requirements L1 to L8"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
     fixed = STABLE
     reads = ("bucket_sweep", "fused_adamw")
@@ -85,11 +85,11 @@ class LongRun(RowPhase):
         """Stability, each aspect by itself."""
         del context
         return (
-            *training_rows(_names),
-            toggles_row(_names),
+            *training_rows(self.names),
+            toggles_row(self.names),
             Row(
                 what="no_halt",
-                question="Did the watchdog leave it alone?",
+                question="Did the run go without a watchdog halt?",
                 answer=_no_halt,
                 topic="stall",
             ),
@@ -116,18 +116,13 @@ class LongRun(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
-        seed = optional(lambda: last50(case.log(_LAUNCH)))
+        last_50 = optional(lambda: last50(case.log(_LAUNCH)))
         return Judgement(
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
-            measurements=gather([seed]),
+            measurements=gather([last_50]),
             series=_curves(case),
         )
-
-
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [_LAUNCH]
 
 
 def _no_halt(case: Case) -> Finding:
@@ -147,19 +142,11 @@ def _steady(case: Case) -> Finding:
     log = case.log(_LAUNCH)
     drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
-    value = _from_decision(log_value(log, "step_time_change", 0.0, "share"), decision)
+    steps = log_value(log, "dt_s", 0.0, "s")
+    value = estimated(steps, decision, name="step_time_change", unit="share")
     if not (case.profile.throughput_gated and drift.gated and stall.gated):
         return shown_only(value, drift, decision.reason)
     return with_limit(decided(decision, value), value, drift)
-
-
-def _from_decision(base: Measurement, decision: Decision) -> Measurement:
-    changed = {
-        "value": decision.estimate if decision.estimate is not None else float("nan"),
-        "interval": decision.interval,
-        "n": max(decision.n, 1),
-    }
-    return base.model_copy(update=changed)
 
 
 def _gate_frame(case: Case) -> pd.DataFrame:
@@ -181,14 +168,13 @@ def _gates(case: Case) -> Finding:
         not (low.holds(one) and high.holds(other))
         for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
     ]
-    value = Measurement(
-        name="gate_entropy_min",
-        value=float(entropy.min()),
-        unit="",
+    value = in_file(
+        launch.gates_path,
+        launch.gates_sha256,
+        "gate_entropy_min",
+        float(entropy.min()),
         n=len(frame),
         window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
-        path=launch.gates_path,
-        sha256=launch.gates_sha256,
         note=f"largest gate share {largest.max():.3f}",
     )
     text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
@@ -229,7 +215,8 @@ def _memory_plateau(case: Case) -> Finding:
         float(case.profile.workload.production_steps),
         limit.value * _MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
     )
-    value = _from_decision(log_value(log, "memory_projected", 0.0, "MiB projected"), decision)
+    readings = log_value(log, "mem_mib", 0.0, "MiB")
+    value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
     finding = decided(decision, value)
     code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
     return Finding(**{**vars(finding), "code": code})

@@ -7,15 +7,8 @@ from typing import Any
 
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    failed,
-    incomplete,
-    invalid,
-    passed,
-)
-from phases.common.measure import against
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.measure import against, in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -31,12 +24,12 @@ _ENV = {"NSA_NVTX": "1", "NSA_TB_DISABLE": "1", "NSA_DISABLE_AUX_STATS": "1"}
 
 
 class Nvtx(RowPhase):
-    """Seed 000, "NVTX Profiling (Attribution)"."""
+    """Requirements N1 to N5."""
 
     name = "nvtx"
     order = 60
     title = "NVTX profiling"
-    source = "seed 000, NVTX Profiling (Attribution)"
+    source = "requirements N1 to N5"
     question = "Does v2 run, and is no Python hotspot dominating?"
     limits = (PYTHON_SHARE, PYTHON_HOTSPOT)
 
@@ -61,8 +54,8 @@ class Nvtx(RowPhase):
         """The range is there, the trace is kept, Python's share is named and small."""
         del context
         return (
-            *training_rows(_names),
-            toggles_row(_names, but=("NSA_NVTX",)),
+            *training_rows(self.names),
+            toggles_row(self.names, but=("NSA_NVTX",)),
             Row(
                 what="range_present",
                 question=f"Did the range {_RANGE} run?",
@@ -77,7 +70,7 @@ class Nvtx(RowPhase):
             ),
             Row(
                 what="python_share",
-                question="Which share of the step is spent in Python?",
+                question="What share of the step is spent in Python?",
                 answer=_python_share,
                 topic="python",
             ),
@@ -111,11 +104,6 @@ class Nvtx(RowPhase):
         return Judgement(checks=(), tables=(ranges, top))
 
 
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [_LAUNCH]
-
-
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     launch = case.completed(_LAUNCH)
     if launch.profile is None:
@@ -133,16 +121,8 @@ def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
-    return Measurement(
-        name=name,
-        value=value,
-        unit="",
-        n=max(n, 1),
-        window=None,
-        path=launch.profile_path,
-        sha256=launch.profile_sha256,
-        note=f"{(launch.profile or {}).get('steps')} profiled steps",
-    )
+    note = f"{(launch.profile or {}).get('steps')} profiled steps"
+    return in_file(launch.profile_path, launch.profile_sha256, name, value, n=n, note=note)
 
 
 def _range_present(case: Case) -> Finding:
@@ -165,15 +145,7 @@ def _trace_kept(case: Case) -> Finding:
     if not launch.trace_path:
         reason = "there is a summary but no trace file"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
-    value = Measurement(
-        name="trace",
-        value=launch.trace_path,
-        unit="",
-        n=1,
-        window=None,
-        path=launch.trace_path,
-        sha256=launch.trace_sha256,
-    )
+    value = in_file(launch.trace_path, launch.trace_sha256, "trace", launch.trace_path)
     return passed(f"{launch.trace_path}", measurement=value)
 
 
@@ -181,7 +153,7 @@ def _python_share(case: Case) -> Finding:
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
-        reason = "the profile names no share of Python"
+        reason = "the profile has no share of Python"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     value = _value(launch, "python_share", float(share))
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
@@ -191,7 +163,7 @@ def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
-        reason = "the profile names no Python function"
+        reason = "the profile has no Python function"
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
     share = float(top[0].get("share") or 0.0)
     value = _value(launch, "python_hotspot", share, n=len(top))

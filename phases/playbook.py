@@ -1,4 +1,4 @@
-"""What to do about each kind of failure: the seeds' failure playbook and notes, as data.
+"""What to do about each kind of failure: requirements T1 to T15 and C5, as data.
 
 A row that is not PASS takes the remedy of its own topic if there is one, else that of its reason.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 from runbook.records import Reason
 
 BY_TOPIC: dict[str, str] = {
-    # Seed 000, "Failure Playbook": low throughput.
+    # Requirements T1 and C5.
     "throughput": (
         "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
         "TensorBoard off; on PCIe keep the batch at 2 and raise NSA_ACCUM instead"
     ),
-    # Seed 000, "Failure Playbook": stalls.
+    # Requirements T2 and T7.
     "stall": (
         "read the stacks and the last heartbeats of the culprit rank; send SIGUSR1 to a live rank "
         "for more; run again on another port with NCCL_DEBUG=INFO for a short window"
     ),
-    # Seed 000, "Failure Playbook": v2 issues.
+    # Requirement T3.
     "v2": "train with NSA_SEL_RANGES_V2=0 until the parity tests pass again",
-    # Seed 000, "Failure Playbook": optimizer instability.
+    # Requirement T4.
     "fused": "leave NSA_OPT_FUSED unset",
-    # Seed 004, triage steps 1 and 2, and seed 003 "Imbalanced GPU utilization".
+    # Requirement T5; balance: T13.
     "compression": (
         "set NSA_DDP_COMPRESS=bf16 and look for the line '[ddp] gradient compression enabled'; "
         "if it deadlocks, NSA_DDP_COMPRESS=off with NSA_DDP_BUCKET_MB=100"
@@ -34,7 +34,7 @@ BY_TOPIC: dict[str, str] = {
     "bucket": (
         "use bucket sizes below the size of the model's gradients, so that there is more than one"
     ),
-    # Seed 000, "SDPA Backend Audit".
+    # Requirement A2.
     "audit": (
         "set NSA_SDPA_AUDIT=1 with NSA_PREFILL_BATCHED=1 and run at least one step in which the "
         "branches are exercised; only rank 0 logs it"
@@ -43,7 +43,7 @@ BY_TOPIC: dict[str, str] = {
         "compare with NSA_SDPA_NO_FLASH=1 and check torch, driver and the profile's expected "
         "kernels; a fallback costs speed, two unusable paths are a no-go"
     ),
-    # Seed 000, "NVTX Profiling".
+    # Requirement N4.
     "nvtx": (
         "shorten the run to 50 steps with NSA_TB_DISABLE=1 and NSA_DISABLE_AUX_STATS=1; "
         "check that NSA_SEL_RANGES_V2=1"
@@ -52,19 +52,19 @@ BY_TOPIC: dict[str, str] = {
         "look at the named Python functions in the trace; NSA_PREFILL_BATCHED=1 and "
         "NSA_SEL_RANGES_V2=1 remove the two known loops"
     ),
-    # Seed 000, "Single-GPU Isolation".
+    # Requirements S4 and S5.
     "scaling": (
         "capture an nvtx run of both sides; sweep the buckets; check PCIe width and NCCL's choice "
         "of ring, and that both sides ran the same batch, checkpointing and toggles"
     ),
-    # Seed 002, "Troubleshooting": memory pressure.
+    # Requirement T12.
     "memory": (
         "reduce train.seq_len to 1024, accumulate more, or allow gradient checkpointing under DDP "
         "with NSA_DDP_DISABLE_GC=0; look at mem_*.json for what grows"
     ),
-    # Seed 000, "Notes & Hygiene".
+    # Requirement E1.
     "prefill": "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
-    # Seed 002, "No-Go when" and "Troubleshooting".
+    # Requirements G5 and T15.
     "loss": (
         "run the phase with train.lr lowered (NSA_LR) and bf16 off (runtime.precision=fp32); a "
         "loss that is not finite in bf16 is a no-go"
@@ -109,13 +109,13 @@ BY_REASON: dict[Reason, str] = {
     Reason.NOT_COMPARABLE: "run both sides in one run of the program, with one config and checkout",
     Reason.NOT_PLAUSIBLE: BY_TOPIC["plausible"],
     Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
-    Reason.WRONG_ENVIRONMENT: "mend what the row names, or choose the profile of this machine",
+    Reason.WRONG_ENVIRONMENT: "fix what the row names, or choose the profile of this machine",
     Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",
     Reason.MISSING_ARTIFACT: (
         "the row says what is missing: of a launch, read its console.log and check free disk "
         "space; of the machine, install the tool named or choose its profile; then rerun"
     ),
-    Reason.CRASH: "read the end of console.log and the culprit rank's stack, mend, rerun",
+    Reason.CRASH: "read the end of console.log and the culprit rank's stack, fix the cause, rerun",
     Reason.HANG: BY_TOPIC["stall"],
     Reason.TIMEOUT: "if it was making progress, run fewer steps (--steps-scale 0.5) or allow more",
     Reason.NON_FINITE: BY_TOPIC["loss"],
@@ -136,10 +136,10 @@ BY_REASON: dict[Reason, str] = {
 def remedy_for(topic: str, code: Reason) -> str:
     """The remedy of a topic, or of a reason where the topic is about something else.
 
-    A launch that never ended well, or was compared with another one's settings, is mended first;
+    A launch that never ended well, or was compared with another one's settings, is fixed first;
     only then the topic's own advice applies.
     """
-    mended_first = {
+    fixed_first = {
         Reason.CRASH,
         Reason.HANG,
         Reason.TIMEOUT,
@@ -153,6 +153,6 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.TOO_FEW_SAMPLES,
         Reason.NOT_COMPARABLE,
     }
-    if topic in BY_TOPIC and code not in mended_first:
+    if topic in BY_TOPIC and code not in fixed_first:
         return BY_TOPIC[topic]
     return BY_REASON.get(code, "")

@@ -34,12 +34,12 @@ _SANITY = "sanity"
 
 
 class Preflight(RowPhase):
-    """Seed 000, "Preflight (Snapshot & Sync)"."""
+    """Requirements P1 to P14."""
 
     name = "preflight"
     order = 10
     title = "Preflight"
-    source = "seed 000, Preflight (Snapshot & Sync)"
+    source = "requirements P1 to P14"
     question = "Is this the right machine and checkout, in a state to be measured?"
     fixed = MACHINE
     collects = True
@@ -100,7 +100,7 @@ def _checkout_rows() -> tuple[Row, ...]:
         ),
         Row(
             what="clean_tree",
-            question="Does the checkout equal its commit?",
+            question="Does the checkout match its commit?",
             answer=clean_tree,
             topic="branch",
         ),
@@ -144,11 +144,7 @@ def _hardware_rows() -> tuple[Row, ...]:
             answer=nvlink,
             topic="hardware",
         ),
-        Row(
-            what="infiniband",
-            question="Is InfiniBand present?",
-            answer=_infiniband,
-        ),
+        Row(what="infiniband", question="Is InfiniBand present?", answer=_infiniband),
         Row(
             what="gpu_clean",
             question="Are the GPUs idle and healthy?",
@@ -162,16 +158,10 @@ def _machine_rows() -> tuple[Row, ...]:
     return (
         Row(what="disk_free", question="Is there disk space?", answer=_disk_free, topic="disk"),
         Row(
-            what="disk_speed",
-            question="Is the disk fast enough?",
-            answer=_disk_speed,
-            topic="disk",
+            what="disk_speed", question="Is the disk fast enough?", answer=_disk_speed, topic="disk"
         ),
         Row(
-            what="port",
-            question="Is a port free for the rendezvous?",
-            answer=_port,
-            topic="stall",
+            what="port", question="Is a port free for the rendezvous?", answer=_port, topic="stall"
         ),
         Row(
             what="leftovers",
@@ -257,5 +247,5 @@ def _port(case: Case) -> Finding:
     fact, value = case.known("port.free")
     if fact.value is True:
         return passed(f"{fact.note or 'a port'} is free", measurement=value)
-    reason = f"{fact.note or 'the default port'}; launches choose a free one by themselves"
+    reason = f"{fact.note or 'the default port'}; launches choose a free one on their own"
     return passed(reason, measurement=value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.ab import INTERLEAVED, ArmFault, arm_fault, tolerant
+from phases.common.arms import ArmFault, arm_fault, tolerant
 from phases.common.case import Case
-from phases.common.commands import environment, schedule, trainer_launch
+from phases.common.commands import INTERLEAVED, interleaved
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
+from phases.common.measure import in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -29,26 +30,24 @@ _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 
 
 class SdpaAudit(RowPhase):
-    """Seed 000, "SDPA Backend Audit (One-Time)"."""
+    """Requirements A1 to A7."""
 
     name = "sdpa_audit"
     order = 40
     title = "SDPA backend audit"
-    source = "seed 000, SDPA Backend Audit (One-Time)"
+    source = "requirements A1 to A7"
     question = "Which attention kernel really runs in each branch?"
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The default, flash only and no flash, in this order, in one launch."""
-        plan = schedule(context, self.name, _ARMS, shuffled=False)
-        names = ("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL")
         return [
-            trainer_launch(
+            interleaved(
                 context,
                 phase=self.name,
-                name=INTERLEAVED,
-                steps=plan.total_steps,
-                env={**environment(context, self.name, without=names), "NSA_SDPA_AUDIT": "1"},
-                schedule=plan,
+                arms=_ARMS,
+                without=("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL"),
+                extra=_ARMS[_DEFAULT],
+                shuffled=False,
                 purpose="audit the kernels: default, flash only, no flash",
             )
         ]
@@ -56,7 +55,7 @@ class SdpaAudit(RowPhase):
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """Audit present, kernels as expected, and which of the two settings is usable."""
         del context
-        shared = (*training_rows(_names), toggles_row(_names, but=("NSA_SDPA_AUDIT",)))
+        shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
             *tolerant(shared, _fault),
             Row(
@@ -73,13 +72,13 @@ class SdpaAudit(RowPhase):
             ),
             Row(
                 what="flash_only",
-                question="Can the run do with flash kernels only?",
+                question="Does it run with flash kernels only?",
                 answer=lambda case: _arm(case, _FLASH),
                 topic="kernels",
             ),
             Row(
                 what="no_flash",
-                question="Can the run do without flash kernels?",
+                question="Does it run without flash kernels?",
                 answer=lambda case: _arm(case, _NO_FLASH),
                 topic="kernels",
             ),
@@ -104,11 +103,6 @@ class SdpaAudit(RowPhase):
         return Judgement(checks=(), tables=(table,))
 
 
-def _names(case: Case) -> Sequence[str]:
-    del case
-    return [INTERLEAVED]
-
-
 def _fault(case: Case) -> ArmFault | None:
     if INTERLEAVED not in case.evidence.launches:
         return None
@@ -122,7 +116,7 @@ def _audit(case: Case) -> Mapping[str, Any]:
     if arms:
         return dict(arms)
     case.completed(INTERLEAVED)
-    reason = "the audit wrote nothing: no kernel is known"
+    reason = "the audit wrote nothing, so no kernel is known"
     raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.console_path,)))
 
 
@@ -132,15 +126,7 @@ def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
 
 
 def _measured(launch: LaunchEvidence, name: str, value: str) -> Measurement:
-    return Measurement(
-        name=name,
-        value=value,
-        unit="",
-        n=1,
-        window=None,
-        path=launch.audit_path,
-        sha256=launch.audit_sha256,
-    )
+    return in_file(launch.audit_path, launch.audit_sha256, name, value)
 
 
 def _kernel_map(case: Case, arm: str) -> dict[str, str]:
@@ -196,7 +182,7 @@ def _arm(case: Case, arm: str) -> Finding:
     rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} left no step"))
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} wrote no step"))
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
         return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))

@@ -1,4 +1,4 @@
-"""Single-GPU isolation: what the second GPU is worth."""
+"""Single-GPU isolation: what the second GPU adds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from nsa.toggles import TOGGLES
 from phases.common.case import Case
-from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.commands import repeated
 from phases.common.finding import Finding, invalid, passed, skipped
 from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
 from phases.common.plausible import alike, differences
@@ -29,7 +29,7 @@ _SPREAD = (
 
 
 class SingleGpu(RowPhase):
-    """Seed 000, "Single-GPU Isolation (Production Config)".
+    """Requirements S1 to S5.
 
     The production config fixes the *global* batch, so one GPU runs all of it: E = T_N / (N * T_1)
     is efficiency at the same global batch (strong scaling). One GPU gains from the larger batch
@@ -39,8 +39,8 @@ class SingleGpu(RowPhase):
     name = "single_gpu"
     order = 70
     title = "Single-GPU isolation"
-    source = "seed 000, Single-GPU Isolation (Production Config)"
-    question = "How near to linear is the scaling?"
+    source = "requirements S1 to S5"
+    question = "How close to linear is the scaling?"
     fixed = PAIRED
     reads = ("baseline",)
     needs = ("baseline",)
@@ -48,25 +48,8 @@ class SingleGpu(RowPhase):
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs."""
-        settings = context.profile.phases[self.name]
-        seed = context.protocol == "seed"
-        steps = settings.seed_steps if seed and settings.seed_steps else settings.steps
-        return [
-            trainer_launch(
-                context,
-                phase=self.name,
-                name=f"run{number}",
-                steps=scaled(steps, context),
-                env=environment(context, self.name, ddp=False),
-                ddp=False,
-                purpose=f"the same global batch on one device, launch {number}",
-            )
-            for number in range(1, (1 if seed else settings.launches) + 1)
-        ]
-
-    def names(self, case: Case) -> Sequence[str]:
-        """Names of the launches."""
-        return [launch.name for launch in self.plan(case.context)]
+        purpose = "the same global batch on one device"
+        return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
@@ -76,13 +59,13 @@ class SingleGpu(RowPhase):
             *training_rows(names),
             Row(
                 what="comparable",
-                question="Did all launches run the same thing?",
+                question="Did all launches run the same configuration?",
                 answer=lambda case: alike(case, names(case)),
             ),
             toggles_row(names),
             Row(
                 what="same_as_baseline",
-                question="Do both sides differ in the number of ranks only?",
+                question="Do the two sides differ only in the number of ranks?",
                 answer=self._same_as_baseline,
                 topic="scaling",
             ),

@@ -23,16 +23,16 @@ _BOUND = "v1_over_v2_ratio_lower_99"
 
 
 class V2Parity(RowPhase):
-    """Seed 000, "Selection V2 Parity & Performance (CUDA)"."""
+    """Requirements V1 to V3."""
 
     name = "v2_parity"
     order = 50
     title = "Selection v2 parity and speed"
-    source = "seed 000, Selection V2 Parity & Performance (CUDA)"
-    question = "Do the vectorised selection ranges give what the plain ones give, faster?"
+    source = "requirements V1 to V3"
+    question = "Do the vectorized selection ranges match the plain ones, only faster?"
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """The two shipped tests that the seed names."""
+        """The two shipped tests that requirements V1 and V3 name."""
         return [
             pytest_launch(
                 context,
@@ -69,12 +69,7 @@ class V2Parity(RowPhase):
                 answer=lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps),
                 topic="v2",
             ),
-            Row(
-                what="faster",
-                question="Is v2 faster than v1?",
-                answer=_faster,
-                topic="v2",
-            ),
+            Row(what="faster", question="Is v2 faster than v1?", answer=_faster, topic="v2"),
         )
 
 
@@ -114,7 +109,7 @@ def _with_ratio(case: Case, finding: Finding) -> Finding:
         measurement=value,
         comparator=Comparator.ABOVE,
         limit=1.0,
-        limit_source="seed 000, perf shows v2 faster; one-sided 99 % bound of alternated blocks",
+        limit_source="requirement V3; one-sided 99 % bound of alternated blocks",
     )
 
 

@@ -1,275 +1,193 @@
-"""A control arm must reproduce the baseline phase, or the comparison is worth nothing."""
+"""A phase that compares the values of one toggle, each value an arm."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from phases.common.case import Case, ending
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    incomplete,
-    inconclusive,
-    invalid,
-    passed,
-    skipped,
-    warned,
+from phases.common.arms import arm_table, launch_name, places, samples, source_log
+from phases.common.case import Case
+from phases.common.commands import (
+    environment,
+    interleaved,
+    launches_per_arm,
+    scaled,
+    trainer_launch,
 )
-from phases.common.measure import derived, effective_rate, last50
-from phases.common.plausible import differences
-from phases.common.rates import optional, rounded
-from phases.common.rows import Row
-from phases.limits import CONTROL_LEAST
-from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
-from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
+from phases.common.control import reproduces_baseline
+from phases.common.effects import effect_problem
+from phases.common.finding import Finding, invalid
+from phases.common.measure import decided, effective_rate, estimated
+from phases.common.plausible import alike
+from phases.common.rates import optional
+from phases.common.rows import Row, RowPhase
+from phases.common.training import require_sound, toggles_row
+from runbook.records import Launch, Measurement, Reason
+from runbook.records.evidence import TrainingLog
+from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-INTERLEAVED = "interleaved"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where one arm ran: the launch, the arm's name in its CSV (None: the whole launch)."""
-
-    arm: str
-    launch: str
-    inside: str | None
-    round: int
+    from runbook.stats import Decision
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmFault:
-    """An arm that ended its launch, or that the trainer refused."""
+class AbPhase(RowPhase):
+    """Arms that differ in `toggle` only, in turns inside one launch or in launches of their own.
 
-    arm: str
-    code: Reason
-    reason: str
-    evidence: tuple[str, ...] = ()
-
-
-def launch_name(arm: str, number: int) -> str:
-    """Name of an arm's own launch in round `number`."""
-    return f"{arm}_r{number}"
-
-
-def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
-    """Every place where an arm was planned to run, the interleaved launch once per arm."""
-    if case.context.protocol == "blocks":
-        for arm in arms:
-            yield Place(arm=arm, launch=INTERLEAVED, inside=arm, round=0)
-        return
-    rounds = 1 if case.context.protocol == "seed" else case.settings.launches
-    for number in range(1, rounds + 1):
-        for arm in arms:
-            yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
-
-
-def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
-    """Throughput of each arm in each complete round: columns arm, block, value.
-
-    Raises Unanswerable where a launch has no evidence or no round is complete.
+    `compared` is what the arms differ in, in words; `ratio` names the measured ratio and
+    `table_title` the table. `ordered_first` as in `schedule`. With `unset_is_control`, leaving
+    the toggle unset means the control arm.
     """
-    import pandas as pd
 
-    from runbook.stats import StatisticsError, block_throughputs, complete_rounds, effective
+    toggle: ClassVar[str]
+    compared: ClassVar[str]
+    ratio: ClassVar[str]
+    table_title: ClassVar[str]
+    table_column: ClassVar[str] = "arm"
+    ordered_first: ClassVar[bool] = False
+    unset_is_control: ClassVar[bool] = False
+    reads = ("baseline",)
 
-    try:
-        if case.context.protocol == "blocks":
-            frame = block_throughputs(case.log(INTERLEAVED))
-        else:
-            rows = [
-                (place.arm, place.round, float(effective(case.log(place.launch)).value))
-                for place in places(case, arms)
-            ]
-            frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
-    except StatisticsError as error:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
-    missing = [arm for arm in arms if arm not in set(frame["arm"])]
-    if missing:
-        reason = f"no complete block of arm {', '.join(missing)}"
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
-    whole, _ = complete_rounds(frame)
-    if whole.empty:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
-    return whole
+    @abstractmethod
+    def values(self, context: PlanContext) -> Mapping[str, str]:
+        """The toggle's value in each arm; an A/A has two arms of one value."""
 
+    @abstractmethod
+    def control(self, context: PlanContext) -> str:
+        """The arm that must reproduce the baseline phase."""
 
-def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
-    """The log that stands for the comparison: the interleaved one, or the first arm's first."""
-    return case.log(next(places(case, arms)).launch)
+    @abstractmethod
+    def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
+        """The decision from complete rounds: columns arm, block, value."""
 
+    @abstractmethod
+    def choice(self, case: Case) -> str | None:
+        """The toggle's value for later phases; not asked in an A/A."""
 
-def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
-    """The optional arm that ended a launch or was refused in it; None if none did.
+    def may_fail(self, context: PlanContext, arm: str) -> bool:
+        """Whether the comparison can do without this arm."""
+        del context, arm
+        return False
 
-    A launch that ended badly is put down to the arm whose turn it was, by the rows written. An
-    arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
-    """
-    launch = case.launch(name)
-    refused = _refused(launch, optional_arms)
-    if refused or launch.result.ok:
-        return refused
-    schedule = launch.launch.schedule
-    end = ending(launch)
-    if schedule is None or end.outcome is not Outcome.FAIL:
-        return None
-    turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
-    if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
-        return None
-    return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
+    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:
+        """Notes below the table."""
+        del last_50s
+        return []
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What may differ between the arms, as in `differences`."""
+        return (f"toggles.{self.toggle}",)
 
-def _refused(launch: LaunchEvidence, optional_arms: Sequence[str]) -> ArmFault | None:
-    for rank in launch.ranks:
-        for failure in rank.arm_failures:
-            if failure.get("arm") in optional_arms:
-                reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
-                return ArmFault(
-                    arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """Randomized blocks in one launch, else one launch per arm and round."""
+        arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
+        if context.protocol == "blocks":
+            return [
+                interleaved(
+                    context,
+                    phase=self.name,
+                    arms=arms,
+                    without=(self.toggle,),
+                    ordered_first=self.ordered_first,
+                    purpose=f"{self.compared}: the arms take turns in random order",
                 )
-    return None
-
-
-def _turn(schedule: ArmSchedule, rows: int) -> str | None:
-    """The arm whose block holds the row after `rows` written ones."""
-    order = [arm for arms in schedule.rounds for arm in arms]
-    block = rows // (schedule.steps + schedule.warmup_steps)
-    return order[block] if block < len(order) else None
-
-
-def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
-    """The same rows, where a fault of an optional arm is that arm's own affair.
-
-    Row `completed` then says so as a warning, the others have nothing left to judge.
-    """
-
-    def wrap(row: Row) -> Row:
-        def answer(case: Case) -> Finding:
-            found = fault(case)
-            if found is None or _ran_on(case, found):
-                return row.answer(case)
-            reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
-            if row.what == "completed":
-                return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
-            return skipped(found.code, reason, evidence=found.evidence)
-
-        return replace(row, answer=answer)
-
-    return tuple(wrap(row) for row in rows)
-
-
-def _ran_on(case: Case, fault: ArmFault) -> bool:
-    """Did the launches all end well in spite of the fault (the trainer went on without the arm)?"""
-    del fault
-    return all(launch.result.ok for launch in case.evidence.launches.values())
-
-
-def arm_table(
-    case: Case,
-    arms: Sequence[str],
-    *,
-    title: str,
-    column: str,
-    extra: Mapping[str, Mapping[str, Any]] | None = None,
-    note: str = "",
-) -> tuple[Table, dict[str, Measurement]]:
-    """The seeds' table: mean and stdev over each arm's last 50 steps, and tokens over time.
-
-    Returns the table and the last-50 measurement of each arm that has one.
-    """
-    from runbook.stats import StatisticsError, effective
-
-    more = extra or {}
-    heads = list(dict.fromkeys(key for cells in more.values() for key in cells))
-    rows: list[tuple[Any, ...]] = []
-    found: dict[str, Measurement] = {}
-    for place in places(case, arms):
-        log = optional(partial(case.log, place.launch, whole=False))
-        seed = optional(partial(last50, log, arm=place.inside)) if log else None
-        rate = None
-        if log is not None:
-            try:
-                rate = effective(log, arm=place.inside)
-            except StatisticsError:
-                rate = None
-        if seed is not None:
-            found.setdefault(place.arm, seed)
-        rows.append(
-            (
-                place.arm if place.inside else place.launch,
-                rounded(float(seed.value)) if seed else None,
-                rounded(seed.stdev) if seed else None,
-                seed.n if seed else None,
-                str(seed.window) if seed else "fewer than 50 steps",
-                rounded(float(rate.value)) if rate else None,
-                *(more.get(place.arm, {}).get(head) for head in heads),
-                log.path if log else "no evidence",
+            ]
+        settings = context.profile.phases[self.name]
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=launch_name(arm, number),
+                steps=scaled(settings.single_steps or settings.steps, context),
+                env={**environment(context, self.name), **values},
+                optional=self.may_fail(context, arm),
+                purpose=f"{self.compared}: {arm}, round {number}",
             )
+            for number in range(1, launches_per_arm(context, self.name) + 1)
+            for arm, values in arms.items()
+        ]
+
+    def alike_rows(self) -> tuple[Row, ...]:
+        """Rows `comparable` and `toggles_effective`."""
+        return (
+            Row(
+                what="comparable",
+                question=f"Do the arms differ only in the {self.compared}?",
+                answer=lambda case: alike(case, self.names(case), but=self.ignored),
+            ),
+            toggles_row(self.names, but=(self.toggle,)),
         )
-    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", *heads)
-    table = Table(title=title, columns=(*columns, "source"), rows=tuple(rows), note=note)
-    return table, found
 
+    def control_row(self, question: str) -> Row:
+        """Row `control`."""
+        return Row(what="control", question=question, answer=self._reproduces)
 
-# Two-sided error of the prediction interval.
-_ERROR = 0.01
+    def _reproduces(self, case: Case) -> Finding:
+        place = next(places(case, [self.control(case.context)]))
+        # The environment of an interleaved launch does not have the toggle of its arms.
+        ignored = self.ignored if place.inside or self.unset_is_control else ()
+        return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
 
+    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
+        """Stop when the sequential plan has decided."""
+        from runbook.stats import block_throughputs, complete_rounds
 
-def reproduces_baseline(
-    case: Case, *, launch: str, arm: str | None, but: Sequence[str] = ()
-) -> Finding:
-    """PASS if the control arm's throughput lies where one more baseline launch would.
+        if launch.schedule is None or not len(log.frame):
+            return False
+        whole, _ = complete_rounds(block_throughputs(log))
+        if whole.empty or whole["arm"].nunique() < len(self.values(context)):
+            return False
+        return not self.decide(context, whole, final=False).go_on
 
-    99 % prediction interval of one further launch, on the log scale. `but` as in `differences`.
-    """
-    if "baseline" not in case.evidence.earlier:
-        return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
-    control = effective_rate(case.log(launch), arm=arm)
-    if not case.profile.throughput_gated:
-        reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
-        return skipped(Reason.NOT_GATED, reason, measurement=control)
-    before = case.earlier("baseline")
-    names = list(before.evidence.launches)
-    unlike = differences(before.env(names[0]), case.env(launch), but=but)
-    paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
-    if unlike:
-        reason = f"not the baseline's settings: {'; '.join(unlike)}"
-        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    rates = [float(effective_rate(before.log(name)).value) for name in names]
-    if len(rates) < 2:
-        reason = "one baseline launch has no interval; the seed protocol cannot check its control"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
-    low, high = prediction_interval(rates)
-    value = derived(
-        control,
-        name="control",
-        value=float(control.value),
-        unit=TOKENS_PER_SECOND,
-        interval=(low, high),
-    )
-    expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
-    reason = f"control {float(control.value):.4g} tok/s, {expected}"
-    if low <= float(control.value) <= high:
-        return passed(reason, measurement=value, evidence=paths)
-    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
+    def effect_problems(self, case: Case) -> Iterator[str]:
+        """Why an arm is not proven to have run with its value, over all arms and rounds."""
+        values = self.values(case.context)
+        for place in places(case, list(values)):
+            launch = case.completed(place.launch)
+            problem = effect_problem(launch, self.toggle, values[place.arm], arm=place.inside)
+            if problem:
+                yield problem
 
+    def measured(self, case: Case) -> Measurement:
+        """The throughput of the log that stands for the comparison."""
+        return effective_rate(source_log(case, list(self.values(case.context))))
 
-def prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
-    """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-    from scipy.stats import t
+    def decision(self, case: Case) -> Decision:
+        """The decision on this evidence; raises Unanswerable where its launches do not count."""
+        require_sound(case, self.names(case), but=self.ignored)
+        return self.decide(case.context, samples(case, list(self.values(case.context))))
 
-    logs = [math.log(rate) for rate in rates]
-    count = len(logs)
-    mean = sum(logs) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
-    reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
-    half = max(reach, math.log1p(CONTROL_LEAST))
-    return math.exp(mean - half), math.exp(mean + half)
+    def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
+        """The decision as a finding; an A/A must not find a difference."""
+        from runbook.stats import Decided
+
+        value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
+        if case.context.aa and decision.outcome in (Decided.WINNER, Decided.DROP):
+            reason = f"an A/A run found a difference between equal arms: {decision.reason}"
+            return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+        text = f"{decision.outcome.value}: {decision.reason}{note}"
+        return replace(decided(decision, value), reason=text)
+
+    def details(self, case: Case) -> Judgement:
+        """The table of the arms, and the value for later phases."""
+        table, last_50s = arm_table(
+            case,
+            list(self.values(case.context)),
+            title=self.table_title,
+            column=self.table_column,
+            note="tok/s; last-50 is the documented statistic (W3), the decision rests on "
+            "tokens / time of randomized blocks",
+        )
+        choice = None if case.context.aa else optional(partial(self.choice, case))
+        return Judgement(
+            checks=(),
+            tables=(table,),
+            measurements=tuple(last_50s.values()),
+            choices={self.toggle: choice} if choice else {},
+            notes=self.notes(last_50s) if last_50s else [],
+        )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runbook.config.profile import PhaseSettings, Profile
 
 
-# (outcome, code) of a launch that did not run to its end. A fault of the trainer is FAIL; what we
+# (outcome, code) of a launch that did not finish. A fault of the trainer is FAIL; what we
 # cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
 _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
@@ -37,12 +37,12 @@ _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
 
 
 def ending(launch: LaunchEvidence) -> Finding:
-    """What the end of a launch says: PASS if it ran to its end."""
+    """What the end of a launch says: PASS if it finished."""
     result = launch.result
     paths = (*result.evidence, launch.console_path)
     name = launch.launch.name
     if result.ok:
-        return passed(f"{name} ran to its end in {result.duration_s:.0f} s", evidence=paths)
+        return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
     outcome, code = _ENDINGS[result.status]
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
@@ -80,7 +80,7 @@ def _impossible(log: TrainingLog) -> str:
         if not bool(fine.all()):
             row = int(fine.argmin())
             step = int(log.frame["step"].iloc[row])
-            return f"{log.path}: {column} is {values[row]} at step {step}, which is not possible"
+            return f"{log.path}: {column} is {values[row]} at step {step}, which is impossible"
     return ""
 
 
@@ -120,7 +120,7 @@ class Case:
         return found
 
     def completed(self, name: str) -> LaunchEvidence:
-        """A launch that ran to its end; else there is no evidence for the row that asks."""
+        """A launch that finished; else there is no evidence for the row that asks."""
         found = self.launch(name)
         end = ending(found)
         if end.outcome is not Outcome.PASS:
@@ -142,7 +142,7 @@ class Case:
             raise Unanswerable(
                 incomplete(
                     Reason.MISSING_ARTIFACT,
-                    f"{name} left no step in training.csv",
+                    f"{name} wrote no step to training.csv",
                     evidence=(found.console_path,),
                 )
             )
@@ -169,7 +169,7 @@ class Case:
             broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
             raise Unanswerable(broken)
         paths = (found.console_path,)
-        missing = incomplete(Reason.MISSING_ARTIFACT, f"{name} left no env.json", evidence=paths)
+        missing = incomplete(Reason.MISSING_ARTIFACT, f"{name} wrote no env.json", evidence=paths)
         raise Unanswerable(missing)
 
     def fact(self, name: str) -> Fact:

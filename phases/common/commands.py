@@ -1,4 +1,4 @@
-"""Launches as a person would type them: the seeds' commands, with this program's trainer."""
+"""Launches as a person would type them: the documented commands, with the profile's trainer."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def scaled(steps: int, context: PlanContext) -> int:
 def timeout(settings: PhaseSettings, context: PlanContext) -> float:
     """Seconds that a launch of this phase may take; more steps get more time, fewer no less."""
     return settings.timeout_s * max(1.0, context.steps_scale)
+
+
+# Name of the launch in which arms take turns.
+INTERLEAVED = "interleaved"
 
 
 def config_path(name: str) -> str:
@@ -100,6 +104,53 @@ def trainer_launch(
         optional=optional,
         purpose=purpose + note,
         retry_steps=retry_steps,
+    )
+
+
+def launches_per_arm(context: PlanContext, phase: str) -> int:
+    """How often the same launch is repeated: once under `--protocol single`."""
+    return 1 if context.protocol == "single" else context.profile.phases[phase].launches
+
+
+def repeated(context: PlanContext, *, phase: str, purpose: str, ddp: bool = True) -> list[Launch]:
+    """The same launch several times, or one long one under `--protocol single`."""
+    settings = context.profile.phases[phase]
+    single = settings.single_steps if context.protocol == "single" else None
+    return [
+        trainer_launch(
+            context,
+            phase=phase,
+            name=f"run{number}",
+            steps=scaled(single or settings.steps, context),
+            env=environment(context, phase, ddp=ddp),
+            ddp=ddp,
+            purpose=f"{purpose}, launch {number}",
+        )
+        for number in range(1, launches_per_arm(context, phase) + 1)
+    ]
+
+
+def interleaved(
+    context: PlanContext,
+    *,
+    phase: str,
+    arms: Mapping[str, Mapping[str, str]],
+    without: Sequence[str],
+    purpose: str,
+    extra: Mapping[str, str] | None = None,
+    shuffled: bool = True,
+    ordered_first: bool = False,
+) -> Launch:
+    """One launch in which the arms take turns; `without` are the toggles that differ."""
+    plan = schedule(context, phase, arms, shuffled=shuffled, ordered_first=ordered_first)
+    return trainer_launch(
+        context,
+        phase=phase,
+        name=INTERLEAVED,
+        steps=plan.total_steps,
+        env={**environment(context, phase, without=without), **(extra or {})},
+        schedule=plan,
+        purpose=purpose,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.ab import places, source_log
+from phases.common.arms import places, source_log
 from phases.common.case import Case
 from phases.common.finding import Unanswerable, incomplete
 from phases.common.measure import log_value

@@ -1,4 +1,4 @@
-"""Rows that hold a machine's facts against its profile: unlike hardware makes numbers INVALID."""
+"""Rows that compare a machine's facts with its profile: other hardware makes numbers INVALID."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _no_checkout(case: Case, name: str) -> Finding | None:
     fact = case.fact(name)
     if not name.startswith("git.") or fact.value is not None or case.profile.branch is not None:
         return None
-    return warned(f"no commit is known: {fact.note}", evidence=(fact.path,))
+    return warned(f"commit unknown: {fact.note}", evidence=(fact.path,))
 
 
 def answered(case: Case, name: str) -> Finding:
@@ -49,7 +49,7 @@ def _no_gpu(case: Case) -> Finding | None:
 
 
 def artifacts(case: Case) -> Finding:
-    """The seeds' three files; nvidia_smi.xml only where the profile has a GPU."""
+    """The three files of requirements P2 and P3; nvidia_smi.xml only where there is a GPU."""
     wanted = {"git_sha.txt": "git.sha", "collect_env.txt": "torch.version"}
     if case.profile.has_gpu:
         wanted["nvidia_smi.xml"] = "gpu.driver"
@@ -72,7 +72,7 @@ def branch(case: Case) -> Finding:
     if expected is None:
         fact = case.fact("git.branch")
         seen = fact.value or fact.note or "no checkout"
-        return skipped(Reason.NOT_ASKED_FOR, f"on {seen}; the profile expects no branch")
+        return skipped(Reason.NOT_ASKED_FOR, f"on {seen}; the profile does not require a branch")
     fact, value = case.known("git.branch")
     if fact.value == expected:
         return passed(f"on {expected}", measurement=value)
@@ -87,7 +87,7 @@ def clean_tree(case: Case) -> Finding:
         return unknown
     fact, value = case.known("git.dirty")
     if fact.value is False:
-        return passed("the checkout equals its commit", measurement=value)
+        return passed("the checkout matches its commit", measurement=value)
     reason = f"the checkout differs from its commit: {fact.note or 'see git_status.txt'}"
     paths = ("git_status.txt", "git_diff.patch")
     if case.profile.branch is None:
@@ -123,7 +123,9 @@ def gpu_memory(case: Case) -> Finding:
     """Memory of the smallest GPU against the profile's."""
     wanted = case.profile.hardware.gpu_memory_gib
     if not case.profile.has_gpu or wanted is None:
-        return _no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile names no memory")
+        return _no_gpu(case) or skipped(
+            Reason.NOT_ASKED_FOR, "the profile does not specify GPU memory"
+        )
     _, value = case.known("gpu.memory_total_mib")
     here = float(value.value) / _MIB_PER_GIB
     if here < MEMORY_SHARE * wanted:
@@ -135,7 +137,9 @@ def pcie(case: Case) -> Finding:
     """Generation that the link can reach (an idle one trains down), and its width."""
     hardware = case.profile.hardware
     if not case.profile.has_gpu or hardware.pcie_gen is None:
-        return _no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile expects no PCIe link")
+        return _no_gpu(case) or skipped(
+            Reason.NOT_ASKED_FOR, "the profile does not specify a PCIe link"
+        )
     _, best = case.known("gpu.pcie_gen_max")
     if float(best.value) != hardware.pcie_gen:
         reason = f"PCIe generation {float(best.value):g}, the profile is for {hardware.pcie_gen}"
@@ -151,7 +155,7 @@ def nvlink(case: Case) -> Finding:
     """NVLink changes what the throughput means, in either direction."""
     wanted = case.profile.hardware.nvlink
     if not case.profile.has_gpu or wanted is None:
-        return _no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile asks for no link")
+        return _no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile does not specify NVLink")
     fact, value = case.known("gpu.nvlink")
     text = f"{'NVLink' if fact.value else 'no NVLink'}{f' ({fact.note})' if fact.note else ''}"
     if fact.value is not wanted:

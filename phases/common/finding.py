@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from runbook.records import Comparator, Measurement, Outcome, Reason
 
@@ -12,7 +13,7 @@ from runbook.records import Comparator, Measurement, Outcome, Reason
 class Finding:
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
-    `topic` names the playbook entry that mends it; the row's own topic is the default.
+    `topic` names the playbook entry that fixes it; the row's own topic is the default.
     """
 
     outcome: Outcome
@@ -38,8 +39,9 @@ def _finding(
     outcome: Outcome,
     code: Reason,
     reason: str,
-    measurement: Measurement | None,
-    evidence: Iterable[str],
+    *,
+    measurement: Measurement | None = None,
+    evidence: Iterable[str] = (),
     topic: str = "",
 ) -> Finding:
     paths = dict.fromkeys(path for path in evidence if path)
@@ -55,13 +57,6 @@ def _finding(
     )
 
 
-def passed(
-    reason: str, *, measurement: Measurement | None = None, evidence: Iterable[str] = ()
-) -> Finding:
-    """The answer is yes."""
-    return _finding(Outcome.PASS, Reason.OK, reason, measurement, evidence)
-
-
 def warned(
     reason: str,
     *,
@@ -70,59 +65,25 @@ def warned(
     topic: str = "",
 ) -> Finding:
     """Nothing is wrong enough to stop, but a person should read it."""
-    text = f"WARNING: {reason}"
-    return _finding(Outcome.PASS, Reason.WARNING, text, measurement, evidence, topic)
+    return _finding(
+        Outcome.PASS,
+        Reason.WARNING,
+        f"WARNING: {reason}",
+        measurement=measurement,
+        evidence=evidence,
+        topic=topic,
+    )
 
 
-def failed(
-    code: Reason,
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    evidence: Iterable[str] = (),
-    topic: str = "",
-) -> Finding:
-    """A fault of the thing under test."""
-    return _finding(Outcome.FAIL, code, reason, measurement, evidence, topic)
-
-
-def invalid(
-    code: Reason,
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    evidence: Iterable[str] = (),
-    topic: str = "",
-) -> Finding:
-    """Not comparable, not plausible, or the environment is wrong."""
-    return _finding(Outcome.INVALID, code, reason, measurement, evidence, topic)
-
-
-def incomplete(
-    code: Reason, reason: str, *, evidence: Iterable[str] = (), topic: str = ""
-) -> Finding:
-    """No evidence: not run, or cut off."""
-    return _finding(Outcome.INCOMPLETE, code, reason, None, evidence, topic)
-
-
-def inconclusive(
-    code: Reason,
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    evidence: Iterable[str] = (),
-    topic: str = "",
-) -> Finding:
-    """Measured, but not decidable at the declared error rate."""
-    return _finding(Outcome.INCONCLUSIVE, code, reason, measurement, evidence, topic)
-
-
-def skipped(
-    code: Reason,
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    evidence: Iterable[str] = (),
-) -> Finding:
-    """The question does not arise here; the reason says why."""
-    return _finding(Outcome.SKIPPED, code, reason, measurement, evidence)
+# The answer is yes.
+passed = partial(_finding, Outcome.PASS, Reason.OK)
+# A fault of the thing under test.
+failed = partial(_finding, Outcome.FAIL)
+# Not comparable, not plausible, or the environment is wrong.
+invalid = partial(_finding, Outcome.INVALID)
+# No evidence: not run, or cut off.
+incomplete = partial(_finding, Outcome.INCOMPLETE)
+# Measured, but not decidable at the declared error rate.
+inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
+# The question does not arise here; the reason says why.
+skipped = partial(_finding, Outcome.SKIPPED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from phases.common.case import Case
 from phases.common.finding import Finding, Unanswerable, incomplete, skipped
-from phases.common.measure import against
+from phases.common.measure import against, in_file
 from phases.common.training import first_problem
 from phases.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
 from runbook.records import Measurement, Reason
@@ -65,15 +65,8 @@ def _means(frame: pd.DataFrame) -> dict[int, float]:
 def _value(
     launch: LaunchEvidence, frame: pd.DataFrame, name: str, value: float, unit: str
 ) -> Measurement:
-    return Measurement(
-        name=name,
-        value=value,
-        unit=unit,
-        n=len(frame),
-        window=None,
-        path=launch.gpu_samples_path,
-        sha256=launch.gpu_samples_sha256,
-    )
+    path, sha256 = launch.gpu_samples_path, launch.gpu_samples_sha256
+    return in_file(path, sha256, name, value, unit, n=len(frame))
 
 
 def _utilisation(case: Case, name: str) -> Finding:
@@ -89,7 +82,7 @@ def _balance(case: Case, name: str) -> Finding:
     launch, frame = _samples(case, name)
     means = _means(frame)
     if len(means) < 2:
-        return skipped(Reason.NEEDS_GPUS, "one GPU has nothing to be balanced with")
+        return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     spread = max(means.values()) - min(means.values())
     value = _value(launch, frame, "gpu_imbalance", spread, "percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())

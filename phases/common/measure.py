@@ -24,6 +24,30 @@ if TYPE_CHECKING:
     from runbook.stats import Decision
 
 
+def in_file(
+    path: str,
+    sha256: str,
+    name: str,
+    value: float | str,
+    unit: str = "",
+    *,
+    n: int = 1,
+    window: Window | None = None,
+    note: str = "",
+) -> Measurement:
+    """A value read from one file of the run."""
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=max(n, 1),
+        window=window,
+        path=path,
+        sha256=sha256,
+        note=note,
+    )
+
+
 def log_value(
     log: TrainingLog,
     name: str,
@@ -38,30 +62,14 @@ def log_value(
     steps = log.frame["step"]
     first, last = rows if rows else (0, len(steps) - 1)
     window = Window(first_step=int(steps.iloc[first]), last_step=int(steps.iloc[last]))
-    return Measurement(
-        name=name,
-        value=value,
-        unit=unit,
-        n=n if n is not None else last - first + 1,
-        window=window,
-        path=log.path,
-        sha256=log.sha256,
-        note=note,
-    )
+    count = n if n is not None else last - first + 1
+    return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
 
 
 def from_env(launch: LaunchEvidence, name: str, value: Any, unit: str = "") -> Measurement:
     """A value that the trainer wrote into env.json."""
     kept = value if isinstance(value, (bool, float, str)) else float(value)
-    return Measurement(
-        name=name,
-        value=kept,
-        unit=unit,
-        n=1,
-        window=None,
-        path=launch.env_path,
-        sha256=launch.env_sha256,
-    )
+    return in_file(launch.env_path, launch.env_sha256, name, kept, unit)
 
 
 def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:
@@ -69,28 +77,12 @@ def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> 
     window = None
     if rank.first_step is not None and rank.last_step is not None:
         window = Window(first_step=rank.first_step, last_step=rank.last_step)
-    return Measurement(
-        name=name,
-        value=value,
-        unit=unit,
-        n=max(rank.events, 1),
-        window=window,
-        path=rank.path,
-        sha256=rank.sha256,
-    )
+    return in_file(rank.path, rank.sha256, name, value, unit, n=rank.events, window=window)
 
 
 def count_of(report: JUnitReport, name: str, value: int, *, n: int = 1) -> Measurement:
     """A count from a launch's JUnit file."""
-    return Measurement(
-        name=name,
-        value=float(value),
-        unit="tests",
-        n=max(n, 1),
-        window=None,
-        path=report.path,
-        sha256=report.sha256,
-    )
+    return in_file(report.path, report.sha256, name, float(value), "tests", n=n)
 
 
 def derived(
@@ -121,8 +113,20 @@ def derived(
     )
 
 
+def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) -> Measurement:
+    """A decision's estimate with its interval, from the file of `base`."""
+    return derived(
+        base,
+        name=name,
+        value=decision.estimate if decision.estimate is not None else math.nan,
+        unit=unit,
+        n=max(decision.n, 1),
+        interval=decision.interval,
+    )
+
+
 def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
-    """The seeds' statistic; where the window is too short the row is INCONCLUSIVE, not shorter."""
+    """The last-50 statistic (W3); a window that is too short is INCONCLUSIVE, never shorter."""
     from runbook.stats import StatisticsError, last_window
 
     try:
@@ -140,7 +144,7 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     except StatisticsError as error:
         raise Unanswerable(_too_short(log, error)) from error
     if not 0.0 < float(rate.value) < math.inf:
-        reason = f"{log.path}: a throughput of {rate.value} tok/s is not possible"
+        reason = f"{log.path}: a throughput of {rate.value} tok/s is impossible"
         raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
     return rate
 
@@ -156,7 +160,7 @@ def against(
     *,
     beyond: Callable[[str], Finding] | None = None,
 ) -> Finding:
-    """PASS if the measured number keeps to the limit, FAIL (or what `beyond` makes) if not.
+    """PASS if the measured number is within the limit, FAIL (or what `beyond` makes) if not.
 
     `text` says what was measured. A limit that the profile only shows decides nothing, whatever
     the number is: SKIPPED.

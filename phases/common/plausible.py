@@ -1,4 +1,4 @@
-"""Are two launches alike in everything but what is being compared?"""
+"""Are two launches alike in everything except what is being compared?"""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
     losses = log.frame["loss"].to_numpy(dtype=float)
     vocabulary = int(effective.get("vocab_size") or 0)
     if vocabulary < 2:
-        return ["env.json names no vocabulary size"]
+        return ["env.json has no vocabulary size"]
     if not bool((abs(losses) < math.inf).all()):
         return ["the loss is not finite in every step"]
     problems, start = [], math.log(vocabulary)
@@ -126,7 +126,7 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-# What must be equal in env.json for numbers of two launches to be held against each other.
+# What must be equal in env.json for numbers of two launches to be compared.
 _SAME: tuple[str, ...] = (
     "git.sha",
     "git.diff_sha256",

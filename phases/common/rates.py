@@ -60,7 +60,7 @@ def launch_rate(case: Case, name: str) -> Measurement:
 
 
 def launch_last50(case: Case, name: str) -> Measurement:
-    """The seeds' statistic of one launch."""
+    """The last-50 statistic (W3) of one launch."""
     return last50(case.log(name))
 
 
@@ -97,8 +97,8 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
         return shown_only(pooled, limit, f"throughput: {pooled}")
     decision = meets_target([float(rate.value) for rate in rates], limit.value)
     shown = pooled.model_copy(update={"interval": decision.interval})
-    seed = optional(lambda: last50(case.log(names[0])))
-    beside = f"; last 50 steps {seed}" if seed else "; fewer than 50 measured steps in a launch"
+    last = optional(lambda: last50(case.log(names[0])))
+    beside = f"; last 50 steps {last}" if last else "; fewer than 50 measured steps in a launch"
     finding = decided(decision, shown, evidence=paths)
     return with_limit(
         Finding(**{**vars(finding), "reason": decision.reason + beside}), shown, limit
@@ -146,7 +146,7 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
     if per_token <= 0:
-        reason = f"{names[0]}: env.json names no FLOPs per token"
+        reason = f"{names[0]}: env.json has no FLOPs per token"
         raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
     peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
     share = float(pooled.value) * per_token / peak
@@ -190,7 +190,7 @@ def production_days(case: Case, names: Sequence[str]) -> Finding:
 
 
 def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
-    """Each launch by the seeds' last-50 statistic and by tokens over time."""
+    """Each launch by the last-50 statistic (W3) and by tokens over time."""
     return Table(
         title=title,
         columns=(
@@ -204,14 +204,14 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
             "source",
         ),
         rows=tuple(_rate_cells(case, name) for name in names),
-        note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is the seeds'",
+        note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown (W3)",
     )
 
 
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
     from runbook.stats import StatisticsError, time_lost, typical
 
-    seed = optional(lambda: last50(case.log(name)))
+    last = optional(lambda: last50(case.log(name)))
     rate = optional(lambda: effective_rate(case.log(name)))
     usual = pause = None
     if rate is not None:
@@ -221,11 +221,11 @@ def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
             usual = pause = None
     return (
         name,
-        rounded(float(seed.value)) if seed else None,
-        rounded(seed.stdev) if seed else None,
-        str(seed.window) if seed else "fewer than 50 steps",
+        rounded(float(last.value)) if last else None,
+        rounded(last.stdev) if last else None,
+        str(last.window) if last else "fewer than 50 steps",
         rounded(float(rate.value)) if rate else None,
         rounded(float(usual.value)) if usual else None,
         f"{float(pause.value):.1%}" if pause else None,
-        (seed or rate).path if (seed or rate) else "no evidence",  # type: ignore[union-attr]
+        (last or rate).path if (last or rate) else "no evidence",  # type: ignore[union-attr]
     )

@@ -42,6 +42,10 @@ class RowPhase(Phase):
     def rows(self, context: PlanContext) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
+    def names(self, case: Case) -> Sequence[str]:
+        """Names of the planned launches."""
+        return [launch.name for launch in self.plan(case.context)]
+
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
         del case
@@ -63,8 +67,8 @@ class RowPhase(Phase):
 
     def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:
         check_id = f"{self.name}.{row.what}"
-        mended = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
-        needs_advice = not mended or finding.code is Reason.WARNING
+        fine = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
+        needs_advice = not fine or finding.code is Reason.WARNING
         remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
         return Check(
             id=check_id,
@@ -79,7 +83,7 @@ class RowPhase(Phase):
             reason=finding.reason,
             evidence=finding.evidence,
             remedy=remedy,
-            rerun="" if mended else context.rerun(*self.needs, self.name),
+            rerun="" if fine else context.rerun(*self.needs, self.name),
             required=check_id in context.profile.required,
         )
 

@@ -49,10 +49,7 @@ def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
 
     return (
         Row(
-            what="completed",
-            question=f"Did {what} run to its end?",
-            answer=over(_completed),
-            topic="stall",
+            what="completed", question=f"Did {what} finish?", answer=over(_completed), topic="stall"
         ),
         Row(
             what="ranks_alive",
@@ -112,7 +109,7 @@ def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
         if found:
             return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
         return passed(
-            f"took effect: {', '.join(sorted(toggles)) or 'none asked for'}", evidence=paths
+            f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
         )
 
     return Row(
@@ -133,7 +130,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     paths = [rank.path for rank in launch.ranks]
     missing = [str(rank) for rank in range(wanted) if rank not in present]
     if not present:
-        return incomplete(Reason.MISSING_ARTIFACT, f"{name}: no rank left a heartbeat")
+        return incomplete(Reason.MISSING_ARTIFACT, f"{name}: no rank wrote a heartbeat")
     if missing:
         reason = f"{name}: no heartbeat of rank {', '.join(missing)} of {wanted}"
         end = ending(launch)

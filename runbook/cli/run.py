@@ -69,9 +69,10 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--protocol",
         default="blocks",
-        metavar="blocks|launches|seed",
+        metavar="blocks|launches|single",
         help="how arms are compared: in turns inside one launch (blocks, the default), in one "
-        "launch for each arm and round (launches), or in one launch for each arm (seed)",
+        "launch for each arm and round (launches), or one launch of each arm, as the documents "
+        "wrote it (single)",
     )
     group.add_argument(
         "--steps-scale",

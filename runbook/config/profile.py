@@ -80,8 +80,8 @@ class PhaseSettings(Record):
     """How much one phase runs, and with which settings.
 
     `steps` are those of one launch, or of one arm in one block where arms take turns; `warmup`
-    steps come before each block and count in no statistic. `seed_steps` is the length of the one
-    launch under `--protocol seed`. `typical_s` is how long one launch took on the machine of
+    steps come before each block and count in no statistic. `single_steps` is the length of the one
+    launch under `--protocol single`. `typical_s` is how long one launch took on the machine of
     `hardware.source`: a first estimate for `--dry-run`, never a limit.
     """
 
@@ -89,7 +89,7 @@ class PhaseSettings(Record):
     launches: int = Field(default=1, ge=1)
     rounds: int = Field(default=1, ge=1)
     warmup: int = Field(default=0, ge=0)
-    seed_steps: int | None = Field(default=None, ge=1)
+    single_steps: int | None = Field(default=None, ge=1)
     retry_steps: int | None = Field(default=None, ge=1)
     profile_steps: int = Field(default=0, ge=0)
     arms: tuple[str, ...] = ()

@@ -18,15 +18,12 @@ from runbook.config import (
 )
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
-from runbook.records.invocation import Invocation, lasting
+from runbook.records.invocation import DEFAULT_PROTOCOL, PROTOCOLS, Invocation, lasting
 from runbook.records.phase import Phase, PlanContext
 from runbook.registry import select
 
 if TYPE_CHECKING:
     from runbook.config import Profile, Settings
-
-
-PROTOCOLS = ("blocks", "launches", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class RunOptions:
     out: Path = Path("artifacts")
     settings: tuple[str, ...] = ()
     steps_scale: float = 1.0
-    protocol: str = "blocks"
+    protocol: str = DEFAULT_PROTOCOL
     aa: bool = False
     seed: int = 0
     command: str = ""

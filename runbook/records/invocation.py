@@ -14,7 +14,9 @@ from pathlib import Path
 from runbook.records.measurement import Scalar
 
 DEFAULT_OUT = "artifacts"
-DEFAULT_PROTOCOL = "blocks"
+# How arms are compared; the first is the default.
+PROTOCOLS = ("blocks", "launches", "single")
+DEFAULT_PROTOCOL = PROTOCOLS[0]
 
 
 @dataclass(frozen=True, kw_only=True)

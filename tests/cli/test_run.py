@@ -74,7 +74,7 @@ def test_the_report_command_finds_it(preflight: tuple[Path, int, str, str]) -> N
 
 WORDS = (
     *("run", "--phase", "single_gpu", "--profile", "cpu", "--steps-scale", "0.05"),
-    *("--protocol", "seed", "--set", "train.log_every=1"),
+    *("--protocol", "single", "--set", "train.log_every=1"),
 )
 
 

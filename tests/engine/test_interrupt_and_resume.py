@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -24,13 +25,12 @@ from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.engine.toys import Toy, run, setup, three_launches
-from tests.launch.helpers import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
 
 def start(out: Path, *words: str) -> subprocess.Popen[bytes]:
-    command = [PYTHON, "-m", "tests.engine.toys", *(words or ("run", str(out)))]
+    command = [sys.executable, "-m", "tests.engine.toys", *(words or ("run", str(out)))]
     return subprocess.Popen(command, cwd=ROOT)
 
 

@@ -337,7 +337,7 @@ _FACTS: dict[str, tuple[Any, str]] = {
 
 
 def facts(**changes: Any) -> dict[str, Fact]:
-    """The machine of the seeds; `gpu_count=1.0` changes the fact gpu.count."""
+    """The machine of the profile; `gpu_count=1.0` changes the fact gpu.count."""
     renamed = {key.replace("_", ".", 1): value for key, value in changes.items()}
     unknown = set(renamed) - set(_FACTS)
     assert not unknown, unknown

@@ -60,7 +60,7 @@ def test_throughput_too_near_to_the_floor_is_undecided() -> None:
 
 
 def test_one_long_launch_cannot_decide_near_the_floor() -> None:
-    where = builder.context(protocol="seed")
+    where = builder.context(protocol="single")
     for rate, outcome in ((40.0, Outcome.INCONCLUSIVE), (80.0, Outcome.PASS), (20.0, Outcome.FAIL)):
         assert run("throughput", rate, where=where).outcome is outcome
 
@@ -205,7 +205,7 @@ def test_without_config_digests_nothing_is_comparable() -> None:
     assert builder.row("baseline", "comparable", found, WHERE).outcome is Outcome.INVALID
 
 
-def test_the_table_shows_the_seeds_statistic_beside_ours() -> None:
+def test_the_table_shows_the_documented_statistic_beside_ours() -> None:
     judgement = builder.judge("baseline", builder.evidence("baseline", WHERE, rate=50.0), WHERE)
     (table,) = judgement.tables
     assert [row[0] for row in table.rows] == ["run1", "run2", "run3"]

@@ -23,13 +23,13 @@ def test_a_clearly_better_bucket_wins_and_is_chosen() -> None:
     assert best.measurement is not None and best.measurement.interval is not None
 
 
-def test_equal_buckets_tie_and_the_configured_one_stays_whatever_the_seeds_rule_says() -> None:
+def test_equal_buckets_tie_and_the_configured_one_stays_whatever_the_documented_rule_says() -> None:
     judgement = judged("bucket_sweep", {"25": 1.0005e5, "50": 1e5, "100": 1e5})
     best = get(judgement, "bucket_sweep.best")
     assert best.outcome is Outcome.PASS and best.reason.startswith("TIE")
     assert "the configured 50 MB stays" in best.reason
     assert judgement.choices == {"NSA_DDP_BUCKET_MB": "50"}
-    assert "by the seeds' rule alone" in judgement.notes[0]
+    assert "by the documented rule alone" in judgement.notes[0]
 
 
 def test_the_bucket_table_has_a_row_for_each_size_with_the_last_50_steps() -> None:
@@ -110,8 +110,8 @@ def test_one_launch_per_arm_and_round_is_judged_alike() -> None:
     assert len(judgement.tables[0].rows) == 12
 
 
-def test_the_seeds_protocol_gives_a_table_and_no_decision() -> None:
-    where = builder.context(protocol="seed")
+def test_the_single_protocol_gives_a_table_and_no_decision() -> None:
+    where = builder.context(protocol="single")
     judgement = builder.judge("bucket_sweep", builder.evidence("bucket_sweep", where), where)
     assert get(judgement, "bucket_sweep.best").outcome is Outcome.INCONCLUSIVE
     assert [row[3] for row in judgement.tables[0].rows] == [50, 50, 50]

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
 def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
     for name, phase in PHASES.items():
         assert phase.name == name and phase.title
-        assert phase.question.endswith("?") and phase.source.startswith("seed 000, ")
+        assert phase.question.endswith("?") and phase.source.startswith("requirements ")
 
 
 def test_check_ids_are_unique() -> None:

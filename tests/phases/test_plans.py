@@ -1,4 +1,4 @@
-"""The printed commands are the runbook: held against the seeds' own command lines."""
+"""The printed commands are the runbook: held against the documented command lines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.phases import builder
 
 PHASES = registry.phases()
 
-# Seed 000, section by section: (phase, the seed's command, steps in all).
-SEEDS = {
+# Requirement by requirement: (phase, the documented command, steps in all).
+DOCUMENTED = {
     "baseline": (
         "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=50 "
         "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 scripts/train_showcase.py "
@@ -71,23 +71,23 @@ def plan(phase: str, name: str = "a100x2_pcie4", **changes: object) -> list[Laun
     return PHASES[phase].plan(builder.context(name, **changes))
 
 
-@pytest.mark.parametrize("phase", SEEDS)
-def test_a_plan_holds_everything_that_the_seed_types(phase: str) -> None:
-    seed_env, seed_program, seed_flags = taken_apart(SEEDS[phase])
+@pytest.mark.parametrize("phase", DOCUMENTED)
+def test_a_plan_holds_everything_that_the_documents_type(phase: str) -> None:
+    wanted_env, wanted_program, wanted_flags = taken_apart(DOCUMENTED[phase])
     launches = plan(phase)
     for launch in launches:
         env, program, flags = taken_apart(launch.command_line())
-        assert seed_env.items() <= env.items()
-        assert program == seed_program
-        same = {key: value for key, value in seed_flags.items() if key != "--steps"}
+        assert wanted_env.items() <= env.items()
+        assert program == wanted_program
+        same = {key: value for key, value in wanted_flags.items() if key != "--steps"}
         assert same.items() <= flags.items()
         assert flags["--config"] == "configs/m7c_125m_2xa100_production.yaml"
-    total, wanted = sum(launch.steps for launch in launches), int(seed_flags["--steps"])
+    total, wanted = sum(launch.steps for launch in launches), int(wanted_flags["--steps"])
     schedule = launches[0].schedule
     if schedule is None:
         assert 0.95 * wanted <= total <= wanted
     else:
-        # Looks stop early: the seed's budget pays for the first ones, hard cases go on.
+        # Interim analyses stop early: the budget pays for the first ones, hard cases go on.
         per_round = schedule.total_steps // len(schedule.rounds)
         assert min(4, len(schedule.rounds)) * per_round <= wanted <= total
 
@@ -100,16 +100,16 @@ def test_baseline_is_printed_as_this() -> None:
     ] * 3
 
 
-def test_the_seed_protocol_is_one_launch_of_the_seeds_length() -> None:
-    assert [launch.steps for launch in plan("baseline", protocol="seed")] == [300]
-    assert [launch.steps for launch in plan("single_gpu", protocol="seed")] == [300]
-    sweep = plan("bucket_sweep", protocol="seed")
+def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:
+    assert [launch.steps for launch in plan("baseline", protocol="single")] == [300]
+    assert [launch.steps for launch in plan("single_gpu", protocol="single")] == [300]
+    sweep = plan("bucket_sweep", protocol="single")
     assert [(launch.env["NSA_DDP_BUCKET_MB"], launch.steps) for launch in sweep] == [
         ("25", 200),
         ("50", 200),
         ("100", 200),
     ]
-    fused = plan("fused_adamw", protocol="seed")
+    fused = plan("fused_adamw", protocol="single")
     assert [(launch.env["NSA_OPT_FUSED"], launch.steps) for launch in fused] == [
         ("0", 200),
         ("1", 200),
@@ -117,7 +117,7 @@ def test_the_seed_protocol_is_one_launch_of_the_seeds_length() -> None:
     assert [launch.optional for launch in fused] == [False, True]
 
 
-def test_parity_runs_the_seeds_two_test_commands() -> None:
+def test_parity_runs_the_two_documented_test_commands() -> None:
     parity, speed = plan("v2_parity")
     assert parity.command_line() == (
         "NSA_TEST_SEL_PACK=1 python -m pytest -q --pyargs nsa.tests.test_selection_v2_equiv "
@@ -129,7 +129,7 @@ def test_parity_runs_the_seeds_two_test_commands() -> None:
     )
 
 
-def test_preflight_runs_the_seeds_sanity_tests() -> None:
+def test_preflight_runs_the_sanity_tests() -> None:
     (sanity,) = plan("preflight")
     assert sanity.argv[-2:] == ("nsa.tests.test_equiv_small", "nsa.tests.test_group_consistency")
 
@@ -203,7 +203,7 @@ def test_settings_reach_every_launch_but_the_harness_keeps_its_csv() -> None:
 
 
 def test_steps_scale_multiplies_every_count_and_never_cuts_the_time_allowed() -> None:
-    for phase in SEEDS:
+    for phase in DOCUMENTED:
         whole, tenth, double = plan(phase), plan(phase, steps_scale=0.1), plan(phase, steps_scale=2)
         for one, small, big in zip(whole, tenth, double, strict=True):
             assert small.steps < one.steps < big.steps
@@ -212,7 +212,7 @@ def test_steps_scale_multiplies_every_count_and_never_cuts_the_time_allowed() ->
 
 
 @pytest.mark.parametrize("profile", ["a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu"])
-@pytest.mark.parametrize("protocol", ["blocks", "launches", "seed"])
+@pytest.mark.parametrize("protocol", ["blocks", "launches", "single"])
 def test_plans_are_sound_on_every_profile(profile: str, protocol: str) -> None:
     where = builder.context(profile, protocol=protocol)
     for phase in PHASES.values():

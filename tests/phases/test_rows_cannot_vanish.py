@@ -55,7 +55,7 @@ def test_with_no_evidence_at_all(phase: str, profile: str) -> None:
     assert judge_run(checks, required) is not Verdict.GO
 
 
-@pytest.mark.parametrize("protocol", ["blocks", "launches", "seed"])
+@pytest.mark.parametrize("protocol", ["blocks", "launches", "single"])
 @pytest.mark.parametrize("aa", [False, True])
 def test_with_no_evidence_under_every_protocol(protocol: str, aa: bool) -> None:
     where = builder.context("cpu", protocol=protocol, aa=aa)

@@ -39,7 +39,7 @@ def scaled(
         (1e5, 1.96e5, (Outcome.PASS, Reason.OK)),
         (1e5, 1.2e5, (Outcome.FAIL, Reason.BELOW_LIMIT)),
         (1e5, 1.81e5, (Outcome.INCONCLUSIVE, Reason.UNDECIDED)),
-        # The seeds' 847 on two against 334 on one: not possible.
+        # Report v4's 847 on two against 334 on one: not possible.
         (334.0, 847.0, (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
     ],
 )

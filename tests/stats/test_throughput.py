@@ -40,7 +40,7 @@ def steps(*times: float, first: int = 1, **fields: object) -> list[str]:
     return [row(first + i, dt_s=dt, **fields) for i, dt in enumerate(times)]  # type: ignore[arg-type]
 
 
-def test_last_window_is_the_seeds_statistic(tmp_path: Path) -> None:
+def test_last_window_is_the_documented_statistic(tmp_path: Path) -> None:
     times = [0.1 + 0.001 * (i % 7) for i in range(80)]
     got = last_window(log_of(tmp_path, *steps(*times)))
     rates = [512 / t for t in times][-50:]
@@ -68,7 +68,7 @@ def test_warm_up_rows_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_row_per_20_steps_has_no_50_step_window(tmp_path: Path) -> None:
-    """The seeds' recipe gave 11 rows of a 200-step run, warm-up included, as its last 50."""
+    """The documented recipe gave 11 rows of a 200-step run, warm-up included, as its last 50."""
     path = tmp_path / "training.csv"
     path.write_text(legacy(80))
     log = read_training_csv(path, relative_to=tmp_path)
@@ -101,7 +101,7 @@ def test_time_lost_is_no_stall(tmp_path: Path) -> None:
 
 
 def test_effective_is_not_the_mean_of_rates(tmp_path: Path) -> None:
-    """Three windows of seed 001's bucket table: 566 is the mean of its rates, 438 is the truth."""
+    """Three windows of report v4's bucket table: 566 is the mean of its rates, 438 is the truth."""
     rates = [297.0, 835.0]
     log = log_of(tmp_path, *[row(i, dt_s=512 / r) for i, r in enumerate(rates, start=1)])
     assert effective(log).value == pytest.approx(438.2, abs=0.1)

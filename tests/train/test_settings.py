@@ -35,7 +35,7 @@ def test_shipped_trainer_configs_are_valid(path: Path) -> None:
     load_config(path)
 
 
-def test_the_production_config_is_the_seeds() -> None:
+def test_the_production_config_is_the_documented_one() -> None:
     config = load_config(CONFIGS / "m7c_125m_2xa100_production.yaml").config
     train = config.train
     assert (train.seq_len, train.batch_size, train.accumulate_grad_batches) == (2048, 2, 2)

@@ -27,7 +27,7 @@ def test_the_table_is_exactly_the_contracts_list() -> None:
     assert sorted(TOGGLES) == sorted(f"NSA_{name}" for name in LISTED.split())
 
 
-def test_watchdog_defaults_are_the_seeds() -> None:
+def test_watchdog_defaults() -> None:
     found = {n.removeprefix("NSA_WATCH_"): t.default for n, t in TOGGLES.items() if "WATCH" in n}
     assert found == {
         "HEARTBEAT_STALL_S": 180,

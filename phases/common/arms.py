@@ -1,0 +1,203 @@
+"""Arms of one comparison: where each one ran, its throughput, and a fault of an optional arm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from phases.common.case import Case, ending
+from phases.common.commands import INTERLEAVED, launches_per_arm
+from phases.common.finding import Finding, Unanswerable, incomplete, skipped, warned
+from phases.common.measure import last50
+from phases.common.rates import optional, rounded
+from phases.common.rows import Row
+from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one arm ran: the launch, the arm's name in its CSV (None: the whole launch)."""
+
+    arm: str
+    launch: str
+    inside: str | None
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFault:
+    """An arm that ended its launch, or that the trainer refused."""
+
+    arm: str
+    code: Reason
+    reason: str
+    evidence: tuple[str, ...] = ()
+
+
+def launch_name(arm: str, number: int) -> str:
+    """Name of an arm's own launch in round `number`."""
+    return f"{arm}_r{number}"
+
+
+def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
+    """Every place where an arm was planned to run, the interleaved launch once per arm."""
+    if case.context.protocol == "blocks":
+        for arm in arms:
+            yield Place(arm=arm, launch=INTERLEAVED, inside=arm, round=0)
+        return
+    for number in range(1, launches_per_arm(case.context, case.phase) + 1):
+        for arm in arms:
+            yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
+
+
+def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
+    """Throughput of each arm in each complete round: columns arm, block, value.
+
+    Raises Unanswerable where a launch has no evidence or no round is complete.
+    """
+    import pandas as pd
+
+    from runbook.stats import StatisticsError, block_throughputs, complete_rounds, effective
+
+    try:
+        if case.context.protocol == "blocks":
+            frame = block_throughputs(case.log(INTERLEAVED))
+        else:
+            rows = [
+                (place.arm, place.round, float(effective(case.log(place.launch)).value))
+                for place in places(case, arms)
+            ]
+            frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
+    except StatisticsError as error:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
+    missing = [arm for arm in arms if arm not in set(frame["arm"])]
+    if missing:
+        reason = f"no complete block of arm {', '.join(missing)}"
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
+    whole, _ = complete_rounds(frame)
+    if whole.empty:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
+    return whole
+
+
+def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
+    """The log that stands for the comparison: the interleaved one, or the first arm's first."""
+    return case.log(next(places(case, arms)).launch)
+
+
+def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
+    """The optional arm that ended a launch or was refused in it; None if none did.
+
+    A launch that ended badly is blamed on the arm whose turn it was, by the rows written. An
+    arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
+    """
+    launch = case.launch(name)
+    refused = _refused(launch, optional_arms)
+    if refused or launch.result.ok:
+        return refused
+    schedule = launch.launch.schedule
+    end = ending(launch)
+    if schedule is None or end.outcome is not Outcome.FAIL:
+        return None
+    turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
+    if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
+        return None
+    return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
+
+
+def _refused(launch: LaunchEvidence, optional_arms: Sequence[str]) -> ArmFault | None:
+    for rank in launch.ranks:
+        for failure in rank.arm_failures:
+            if failure.get("arm") in optional_arms:
+                reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
+                return ArmFault(
+                    arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)
+                )
+    return None
+
+
+def _turn(schedule: ArmSchedule, rows: int) -> str | None:
+    """The arm whose block holds the row after `rows` written ones."""
+    order = [arm for arms in schedule.rounds for arm in arms]
+    block = rows // (schedule.steps + schedule.warmup_steps)
+    return order[block] if block < len(order) else None
+
+
+def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
+    """The same rows, where a fault of an optional arm is that arm's own affair.
+
+    Row `completed` then says so as a warning, the others have nothing left to judge.
+    """
+
+    def wrap(row: Row) -> Row:
+        def answer(case: Case) -> Finding:
+            found = fault(case)
+            if found is None or _ran_on(case, found):
+                return row.answer(case)
+            reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
+            if row.what == "completed":
+                return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
+            return skipped(found.code, reason, evidence=found.evidence)
+
+        return replace(row, answer=answer)
+
+    return tuple(wrap(row) for row in rows)
+
+
+def _ran_on(case: Case, fault: ArmFault) -> bool:
+    """Did the launches all end well in spite of the fault (the trainer went on without the arm)?"""
+    del fault
+    return all(launch.result.ok for launch in case.evidence.launches.values())
+
+
+def arm_table(
+    case: Case,
+    arms: Sequence[str],
+    *,
+    title: str,
+    column: str,
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
+    note: str = "",
+) -> tuple[Table, dict[str, Measurement]]:
+    """The table of W5 and F4: mean and stdev over each arm's last 50 steps, and tokens over time.
+
+    Returns the table and the last-50 measurement of each arm that has one.
+    """
+    from runbook.stats import StatisticsError, effective
+
+    more = extra or {}
+    heads = list(dict.fromkeys(key for cells in more.values() for key in cells))
+    rows: list[tuple[Any, ...]] = []
+    found: dict[str, Measurement] = {}
+    for place in places(case, arms):
+        log = optional(partial(case.log, place.launch, whole=False))
+        last = optional(partial(last50, log, arm=place.inside)) if log else None
+        rate = None
+        if log is not None:
+            try:
+                rate = effective(log, arm=place.inside)
+            except StatisticsError:
+                rate = None
+        if last is not None:
+            found.setdefault(place.arm, last)
+        rows.append(
+            (
+                place.arm if place.inside else place.launch,
+                rounded(float(last.value)) if last else None,
+                rounded(last.stdev) if last else None,
+                last.n if last else None,
+                str(last.window) if last else "fewer than 50 steps",
+                rounded(float(rate.value)) if rate else None,
+                *(more.get(place.arm, {}).get(head) for head in heads),
+                log.path if log else "no evidence",
+            )
+        )
+    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", *heads)
+    table = Table(title=title, columns=(*columns, "source"), rows=tuple(rows), note=note)
+    return table, found
