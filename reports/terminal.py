@@ -81,18 +81,18 @@ def _phase_facts(phase: PhaseView) -> str:
 def _acceptance_lines(view: ReportView, color: bool) -> list[str]:
     width = max(len(one_line(row.id)) for row in view.acceptance)
     return [
-        f"  {_word(row.outcome, color, width=12)}  {one_line(row.id):<{width}}  {_receipt(row)}"
+        f"  {_word(row.outcome, color, width=12)}  {one_line(row.id):<{width}}  {_provenance(row)}"
         for row in view.acceptance
     ]
 
 
-def _receipt(row: CheckRow) -> str:
+def _provenance(row: CheckRow) -> str:
     if not row.path:
         return one_line(row.reason)
     parts = [f"n={row.n}", row.window, row.path]
-    receipt = f"{row.value} ({', '.join(part for part in parts if part)})"
+    provenance = f"{row.value} ({', '.join(part for part in parts if part)})"
     limit = f"  {row.limit}" if row.limit else ""
-    return one_line(receipt) + limit
+    return one_line(provenance) + limit
 
 
 def _verdict_lines(view: ReportView, color: bool) -> list[str]:

@@ -20,7 +20,7 @@ from phases.common.commands import (
 from phases.common.control import reproduces_baseline
 from phases.common.effects import effect_problem
 from phases.common.finding import Finding, invalid
-from phases.common.measure import decided, effective_rate, estimated
+from phases.common.measure import decided, derived, effective_rate, estimated
 from phases.common.plausible import alike
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
@@ -154,8 +154,13 @@ class AbPhase(RowPhase):
                 yield problem
 
     def measured(self, case: Case) -> Measurement:
-        """The throughput of the log that stands for the comparison."""
-        return effective_rate(source_log(case, list(self.values(case.context))))
+        """The throughput of the log that stands for the comparison, with every compared file."""
+        arms = list(self.values(case.context))
+        first = effective_rate(source_log(case, arms))
+        names = dict.fromkeys(place.launch for place in places(case, arms))
+        logs = [effective_rate(case.log(name)) for name in names]
+        value = float(first.value)
+        return derived(first, name=first.name, value=value, unit=first.unit, also=logs)
 
     def decision(self, case: Case) -> Decision:
         """The decision on this evidence; raises Unanswerable where its launches do not count."""

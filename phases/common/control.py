@@ -37,7 +37,8 @@ def reproduces_baseline(
     if unlike:
         reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
         return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    rates = [float(effective_rate(before.log(name)).value) for name in names]
+    launches = [effective_rate(before.log(name)) for name in names]
+    rates = [float(rate.value) for rate in launches]
     if len(rates) < 2:
         reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
@@ -48,6 +49,7 @@ def reproduces_baseline(
         value=float(control.value),
         unit=TOKENS_PER_SECOND,
         interval=(low, high),
+        also=launches,
     )
     expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
     reason = f"control {float(control.value):.4g} tok/s, {expected}"

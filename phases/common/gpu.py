@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
-    """Mean utilisation of the least busy GPU over the later half of each launch."""
+    """Mean utilization of the least busy GPU over the later half of each launch."""
     return _needs_gpu(case) or first_problem(_utilisation, case, names)
 
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
-    """Difference of mean utilisation between the busiest and the least busy GPU."""
+    """Difference of mean utilization between the busiest and the least busy GPU."""
     return _needs_gpu(case) or first_problem(_balance, case, names)
 
 
@@ -54,7 +54,7 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
 
 
 def _means(frame: pd.DataFrame) -> dict[int, float]:
-    """Mean utilisation per GPU over the later half of the samples: start-up is not training."""
+    """Mean utilization per GPU over the later half of the samples: start-up is not training."""
     means = {}
     for index, rows in frame.groupby("index"):
         later = rows["utilization_percent"].to_numpy(dtype=float)[len(rows) // 2 :]

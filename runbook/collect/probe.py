@@ -65,7 +65,7 @@ class ToolResult:
 
     @property
     def ok(self) -> bool:
-        """True if the tool ran to its end without an error."""
+        """True if the tool finished without an error."""
         return not self.problem
 
 

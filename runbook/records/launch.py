@@ -162,5 +162,5 @@ class LaunchResult(Record):
 
     @property
     def ok(self) -> bool:
-        """True if the launch ran to its end."""
+        """True if the launch finished."""
         return self.status is LaunchStatus.COMPLETED

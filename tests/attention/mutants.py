@@ -46,7 +46,7 @@ def _mutant(name: str, path: str, old: str, new: str) -> Mutant:
 
 
 MUTANTS = (
-    # What the origin of the seeds really did.
+    # What the trainer behind the documents really did.
     _mutant(
         "compressed branch returns V of block 0",
         "attention/token.py",

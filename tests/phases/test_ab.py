@@ -81,3 +81,14 @@ def test_a_run_may_stop_when_the_answer_is_known(phase: str) -> None:
     early = replace(log, frame=log.frame.iloc[: 2 * row])
     assert not PHASES[phase].enough(early, launch, WHERE)
     assert not PHASES[phase].enough(replace(log, frame=log.frame.iloc[:0]), launch, WHERE)
+
+
+def test_a_ratio_of_launches_names_every_file_it_rests_on() -> None:
+    where = builder.context("a100x2_pcie4", protocol="launches")
+    baseline = builder.evidence("baseline", where)
+    found = builder.evidence("bucket_sweep", where, earlier={"baseline": baseline})
+    check = builder.row("bucket_sweep", "best", found, where)
+    assert check.measurement is not None
+    paths = {source.path for source in check.measurement.sources}
+    assert paths == {f"bucket_sweep/{name}/training.csv" for name in found.launches}
+    assert len(paths) == 12 and "and 11 more" in str(check.measurement)

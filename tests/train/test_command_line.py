@@ -65,7 +65,7 @@ def test_everything_wrong_is_in_one_message() -> None:
 
 
 def test_origin_batch_not_divisible_by_ranks_is_an_error_that_says_so() -> None:
-    """Seed 001 ran batch 1 on two ranks."""
+    """Report v4 ran batch 1 on two ranks."""
     text = refusal("--batch-size", "1", env=TWO)
     assert "train.batch_size=1 is the global batch and must be divisible by the 2 ranks" in text
     assert plan("--batch-size", "4", env=TWO).per_rank_batch == 2

@@ -1,4 +1,4 @@
-"""The seeds' reports, judged by their own runbook; and each rule switched on and off."""
+"""The hand-written reports, judged by their own rules; and each rule switched on and off."""
 
 from __future__ import annotations
 
