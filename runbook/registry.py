@@ -34,6 +34,16 @@ def phases() -> Mapping[str, Phase]:
     return in_order([entry.load()() for entry in _installed(PHASE_GROUP)])
 
 
+def standard_phases() -> list[str]:
+    """What `--phase all` runs, and every profile names: the shipped phases that are not optional.
+
+    A phase of another package runs when it is named, under a profile that has settings for it, so
+    that installing a package changes no verdict.
+    """
+    ours = {entry.name for entry in _installed(PHASE_GROUP) if _owner(entry) == _DISTRIBUTION}
+    return [name for name, phase in phases().items() if not phase.optional and name in ours]
+
+
 def in_order(found: Iterable[Phase]) -> dict[str, Phase]:
     """Phases by name, sorted by their `order`.
 
@@ -65,13 +75,13 @@ def report_names() -> tuple[str, ...]:
 
 
 def select(text: str) -> list[Phase]:
-    """Phases of `all` (every one that is not optional), of `a,b`, or of `all,a`, in running order.
+    """Phases of `all` (see `standard_phases`), of `a,b`, or of `all,a`, in running order.
 
     Raises UsageError that lists every unknown, empty or repeated name.
     """
     known = phases()
     names = [name.strip() for name in text.split(",")]
-    standard = [name for name, phase in known.items() if not phase.optional]
+    standard = standard_phases()
     if "all" in names:
         names = [*standard, *(name for name in names if name != "all" and name not in standard)]
     problems = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,7 +27,6 @@ PHASE = """\
         title = "Warp"
         source = "the neighbors"
         question = "Does it come from another package?"
-        optional = True
 
         def plan(self, context):
             return []
@@ -96,7 +96,24 @@ def test_a_phase_of_another_package_is_listed_in_its_place(tmp_path: Path) -> No
     ]
     assert [name for name in names if name != "warp"] == [
         line.split()[0] for line in before.splitlines()[1:]
-    ], "the shipped phases and profiles go on as before"
+    ]
+    planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(target))
+    assert planned.returncode == 0, planned.stderr
+    ran = [phase["name"] for phase in json.loads(planned.stdout)["phases"]]
+    assert len(ran) == 9 and "warp" not in ran, "installing a package changes no verdict"
+
+
+def test_a_phase_of_another_package_runs_when_it_is_named(tmp_path: Path) -> None:
+    target = install(tmp_path, name="warp-phases", entry="warp")
+    profile = tmp_path / "mine.yaml"
+    profile.write_text("extends: cpu\nname: mine\nphases: {warp: {timeout_s: 60, source: x}}\n")
+    words = ("run", "--phase", "warp", "--profile", str(profile), "--dry-run", "--json")
+    planned = start(*words, path=str(target))
+    assert planned.returncode == 0, planned.stderr
+    assert [phase["name"] for phase in json.loads(planned.stdout)["phases"]] == ["warp"]
+    refused = start("run", "--phase", "warp", "--profile", "cpu", "--dry-run", path=str(target))
+    assert refused.returncode == 2
+    assert "profile cpu says nothing of phase warp" in refused.stderr
 
 
 def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def _locate(name_or_path: str) -> Path:
 def _merge(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Mappings are merged key by key, the rest (lists too) is replaced; null removes a key."""
     merged = dict(base)
+    if "value" in change and "source" in base:
+        # The parent's reason does not stand beside another number.
+        del merged["source"]
     for key, value in change.items():
         if value is None:
             merged.pop(key, None)
@@ -139,8 +142,12 @@ def _unknown_references(profile: Profile) -> list[str]:
         for name in profile.phases
         if name not in known
     ]
-    needed = [name for name, phase in known.items() if not phase.optional]
-    problems += [f"phases.{name}: missing" for name in needed if name not in profile.phases]
+    needed = registry.standard_phases()
+    problems += [
+        f"phases.{name}: missing; it needs timeout_s and source"
+        for name in needed
+        if name not in profile.phases
+    ]
     problems += limit_problems(
         profile.limits,
         needed=registry.known_limits(profile.phases),

@@ -218,6 +218,7 @@ def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> N
             "extends: cpu\nlimits: {gate_entropy_min: {value: 0, source: x}}\n",
             "limits.gate_entropy_min: set NSA_WATCH_GATE_ENTROPY_MIN instead, which owns the value",
         ),
+        ("extends: cpu\nlimits: {drift: {value: 0.05}}\n", "limits.drift.source: missing"),
         (
             "extends: cpu\nenv: {NSA_DDP_BUKET_MB: {value: '1', source: x}}\n",
             "env.NSA_DDP_BUKET_MB: no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)",

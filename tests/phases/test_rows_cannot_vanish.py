@@ -39,7 +39,7 @@ def assert_whole(checks: tuple[Check, ...]) -> None:
         assert check.question and check.reason, check.id
         if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
             assert check.remedy, check.id
-            phases = "baseline,single_gpu" if check.phase == "single_gpu" else check.phase
+            phases = ",".join((*PHASES[check.phase].needs, check.phase))  # type: ignore[attr-defined]
             assert check.rerun.startswith(f"runbook run --phase {phases} --profile "), check.id
 
 
