@@ -8,7 +8,7 @@ from typing import Any
 from reports.view import CheckRow, ReportView, build_view
 from runbook.records import RunRecord
 from runbook.records.measurement import json_ready
-from runbook.records.report import Report, Screen
+from runbook.records.run import Report, Screen
 
 REPORT_SCHEMA_VERSION = 1
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 from reports.view import CheckRow, PhaseView, ReportView, build_view
 from runbook.console import printable
 from runbook.records import RunRecord, Verdict
-from runbook.records.report import Report, Screen
+from runbook.records.run import Report, Screen
 
 _TAGS = {"PASS": "", "SKIPPED": "skipped", "FAIL": "failure"}
 

@@ -13,7 +13,7 @@ from reports.view import ReportView, build_view, one_line, value_text
 from runbook.console import printable
 from runbook.records import RunRecord
 from runbook.records.measurement import duration_text, plain_number
-from runbook.records.report import Report, Screen
+from runbook.records.run import Report, Screen
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -9,7 +9,7 @@ from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.console import painted, style_of
 from runbook.records import Outcome, RunRecord, Verdict
 from runbook.records.measurement import duration_text
-from runbook.records.report import Report, Screen
+from runbook.records.run import Report, Screen
 
 # More checks than this are named by their phases.
 _LISTED = 3

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.records.phase import Phase, PlanContext
-from runbook.records.report import Report
+from runbook.records.run import Report
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec

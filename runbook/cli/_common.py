@@ -114,7 +114,7 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     that has no evidence would say so; the way to go on is what counts then.
     """
     from runbook.engine.rendering import render
-    from runbook.records.report import Screen
+    from runbook.records.run import Screen
 
     text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
     short = console.quiet or record.interrupted

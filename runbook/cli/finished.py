@@ -48,7 +48,7 @@ def _one_known_format(args: argparse.Namespace) -> list[str]:
 
 def _print(console: Console, record: RunRecord, fmt: str, location: str = "") -> None:
     from runbook.engine.rendering import render
-    from runbook.records.report import Screen
+    from runbook.records.run import Screen
 
     text = render(record, fmt, Screen(color=console.color_out, location=location))
     console.result(text.rstrip("\n"))

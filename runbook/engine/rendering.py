@@ -9,7 +9,7 @@ from runbook import registry
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import write_atomic
 from runbook.records import RunRecord
-from runbook.records.report import Screen
+from runbook.records.run import Screen
 
 
 def format_problems(names: Iterable[str]) -> list[str]:

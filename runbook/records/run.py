@@ -1,8 +1,9 @@
-"""`run.json`: everything a report says, and nothing it does not."""
+"""`run.json`: everything a report says, and nothing it does not; and the contract of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -127,3 +128,32 @@ class RunRecord(Record):
     def checks(self) -> tuple[Check, ...]:
         """All checks, in the order of the phases."""
         return tuple(check for phase in self.phases for check in phase.checks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How a report is shown to a person; a file is written with the defaults.
+
+    `color`: escape codes are welcome. `location`: the run's folder as the reader would type it.
+    `brief`: only what is left to say where the phases were shown while they ran.
+    """
+
+    color: bool = False
+    location: str = ""
+    brief: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One format, found through the entry points of the group `runbook.reports`.
+
+    `file_name` is where a run keeps it; `render` is a pure function of the record, and of the
+    screen if it is made for one. Raises nothing for what a record holds.
+    """
+
+    file_name: str
+    render: Callable[[RunRecord, Screen], str]
+
+    def text(self, record: RunRecord, screen: Screen | None = None) -> str:
+        """The rendered report."""
+        return self.render(record, screen or Screen())

@@ -14,7 +14,7 @@ from runbook import registry
 from runbook.engine import rendering
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
-from runbook.records.report import Screen
+from runbook.records.run import Screen
 from tests.reports.samples import SAMPLES, go, incomplete, no_go, run
 
 IDS = st.from_regex(r"[a-z0-9_]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True)
