@@ -135,7 +135,7 @@ def _toggles(args: argparse.Namespace, console: Console) -> int:
     try:
         chosen = parse_toggles(os.environ)
     except NSAError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error.problems) from error
     names = ("name", "default", "meaning", "requirement", "arm", "reader")
     rows = [
         {name: getattr(toggle, name) for name in names}
