@@ -155,7 +155,7 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
         "no phase 'basline' (did you mean 'baseline'?); there are: ",
         "no phase 'nope'; there are: ",
         "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
-        "there are: blocks, launches, seed",
+        "there are: blocks, launches, single",
     )
     assert len(rest) == len(expected)
     for line, start in zip(rest, expected, strict=True):
