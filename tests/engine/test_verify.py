@@ -157,7 +157,7 @@ def test_judging_again_under_other_limits_starts_and_writes_nothing(folder: Path
     rows = {check.id: check for check in again.checks()}
     assert rows["baseline.rate"].limit == 1e6
     assert rows["long_run.steady"].outcome is Outcome.INCOMPLETE
-    assert "--profile strict.yaml" in rows["long_run.steady"].rerun
+    assert f"--profile {Path('strict.yaml').absolute()}" in rows["long_run.steady"].rerun
     same = judge_again(record, folder, own, phases=PHASES)
     assert (
         json.loads(same.model_dump_json())["phases"]
