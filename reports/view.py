@@ -20,9 +20,6 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-MISSING = "no row"
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
     """One check as text; `check` is None for a required id that the run never reported."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from nsa.contract import NSAError
 from nsa.toggles import TOGGLES, Value
 from runbook.records import Launch
+from runbook.records.launch import with_option
 
 PARITY_ARGV = (
     "python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_selection_v2_equiv",
@@ -157,7 +158,7 @@ def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -
         update={
             "name": name,
             "phase": "triage",
-            "argv": tuple(_with_option(argv, "--steps", str(steps))),
+            "argv": tuple(with_option(argv, "--steps", str(steps))),
             "env": env,
             "run_dir": name,
             "nproc": nproc,
@@ -173,16 +174,4 @@ def _single(argv: list[str]) -> list[str]:
     if argv[0] != "torchrun":
         return argv
     rest = argv[argv.index("-m") :] if "-m" in argv else argv[1:]
-    return _with_option(["python", *rest], "--ddp", "0")
-
-
-def _with_option(argv: list[str], flag: str, value: str) -> list[str]:
-    words = list(argv)
-    for index, word in enumerate(words):
-        if word == flag and index + 1 < len(words):
-            words[index + 1] = value
-            return words
-        if word.startswith(f"{flag}="):
-            words[index] = f"{flag}={value}"
-            return words
-    return [*words, flag, value]
+    return with_option(["python", *rest], "--ddp", "0")
