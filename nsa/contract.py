@@ -232,8 +232,10 @@ class Event(StrEnum):
     BOOT = "boot"
     DATA_START = "data_start"
     INIT_DONE = "init_done"
+    PROOF = "proof"
     STEP_START = "step_start"
     FETCHED = "fetched"
+    PROFILER = "profiler"
     PROGRESS = "progress"
     STEP_END = "step_end"
     EVAL_START = "eval_start"
@@ -256,6 +258,12 @@ COMMON_FIELDS = (
 )  # fmt: skip
 # What an event carries besides; those that are not listed carry nothing.
 EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
+    Event.PROOF: (
+        "loss", "positions", "own_gradient", "mean_low", "mean_high", "wire", "missing",
+        "oracle",
+    ),
+    Event.STEP_END: ("embedded", "data", "mem_mib"),
+    Event.PROFILER: ("active",),
     Event.PROGRESS: (
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
     ),
@@ -267,7 +275,10 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.ARM_FAILED: ("arm", "block", "error"),
     Event.NONFINITE: ("value",),
     Event.HALT: ("reason",),
-    Event.EXIT: ("code", "reason", "steps_done", "param_hash"),
+    Event.EXIT: (
+        "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
+        "largest_lr",
+    ),
 }  # fmt: skip
 
 

@@ -51,6 +51,9 @@ PYTHON_SHARE = _gate("python_share", "<=", "", "share of the profiled time spent
 PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
 DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
 STALL_SHARE = _gate("stall_share", "<=", "", "share of time in steps beyond twice the median")
+LEARNED_SHARE = _gate(
+    "learned_share", ">=", "", "of the way from ln(V) to the entropy rate of the long run's data"
+)
 # What the watchdog halts on while a launch runs is what its gates are judged by afterwards.
 GATE_ENTROPY_MIN = _gate(
     "gate_entropy_min",
@@ -85,6 +88,8 @@ GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the r
 # A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
 # any sane initialization, narrow enough to see a resumed or a wrong model.
 START_TOLERANCE = 0.15
+# The same weights and the same rows, in two batch shapes: only rounding differs.
+FIRST_LOSS_TOLERANCE = 0.002
 # Least slack under the loss floor, in nats: sampling noise of a mean over a window.
 FLOOR_SLACK = 0.01
 # toks_per_s is written with finite digits.
@@ -144,6 +149,11 @@ SWEEP = (
     ),
 )
 PAIRED = (
+    _fixed(
+        "first loss of one rank",
+        f"within {FIRST_LOSS_TOLERANCE:.1%} of that of all ranks, which read the same rows",
+        "only rounding differs",
+    ),
     _fixed("scaling", "at most 1.05", "more is not possible for like runs"),
     _fixed("scaling", "bound of E = T_N / (N x T_1)", "one-sided 1 %"),
 )

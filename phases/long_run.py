@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phases.common.case import Case
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.curves import columns, gate_entropy
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from phases.common.measure import (
     against,
     decided,
@@ -20,6 +22,7 @@ from phases.common.measure import (
     shown_only,
     with_limit,
 )
+from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -28,11 +31,13 @@ from phases.limits import (
     GATE_COLLAPSE_READINGS,
     GATE_ENTROPY_MIN,
     GATE_MAX_SHARE,
+    LEARNED_SHARE,
     MEMORY,
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Reason, Series, Window
+from runbook.records import Launch, Outcome, Reason, Series, Window
+from runbook.records.evidence import RankLog
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
@@ -59,6 +64,7 @@ class LongRun(RowPhase):
     limits = (
         DRIFT,
         STALL_SHARE,
+        LEARNED_SHARE,
         GATE_ENTROPY_MIN,
         GATE_MAX_SHARE,
         GATE_COLLAPSE_READINGS,
@@ -77,7 +83,9 @@ class LongRun(RowPhase):
                 name=_LAUNCH,
                 steps=scaled(settings.steps, context),
                 env=environment(context, self.name, extra=chosen),
-                purpose=f"stability; chosen by earlier phases: {said or 'nothing'}",
+                # Noise cannot be learned: only a source with structure shows that a model learns.
+                dataset="markov",
+                purpose=f"stability and learning; chosen by earlier phases: {said or 'nothing'}",
             )
         ]
 
@@ -98,6 +106,12 @@ class LongRun(RowPhase):
                 question="Is the throughput steady from beginning to end?",
                 answer=_steady,
                 topic="steady",
+            ),
+            Row(
+                what="learns",
+                question="Does the loss fall towards the entropy rate of the data?",
+                answer=_learns,
+                topic="learns",
             ),
             Row(what="gates", question="Are the gates healthy?", answer=_gates, topic="gates"),
             Row(
@@ -199,15 +213,59 @@ def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
     return start, longest
 
 
+def _learns(case: Case) -> Finding:
+    """How far the loss came from knowing nothing, ln(V), to the data's entropy rate.
+
+    Held against the limit is the loss of the last window plus four standard errors.
+    """
+    log, env = case.log(_LAUNCH), case.env(_LAUNCH)
+    effective = env.get("effective") or {}
+    dataset, floor = effective.get("dataset"), effective.get("loss_floor")
+    start = math.log(max(2, int(effective.get("vocab_size") or 0)))
+    if dataset != "markov" or not isinstance(floor, int | float) or not 0 < floor < start:
+        reason = f"{_LAUNCH} trained on {dataset} with a floor of {floor}: nothing to learn there"
+        raise Unanswerable(invalid(Reason.MISMATCH, reason))
+    last = log.frame["loss"].iloc[-LOSS_WINDOW:]
+    if not all(map(math.isfinite, last)):
+        raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite at the end"))
+    loss = float(last.mean()) + 4 * float(last.std(ddof=0)) / math.sqrt(len(last))
+    value = log_value(
+        log,
+        "learned_share",
+        (start - loss) / (start - floor),
+        "share",
+        rows=(len(log.frame) - len(last), len(log.frame) - 1),
+    )
+    text = f"loss {loss:.3f}, from ln(V) {start:.3f} towards the entropy rate {floor:.3f}"
+    found = against(value, case.limit(LEARNED_SHARE), text)
+    if found.outcome is not Outcome.FAIL:
+        return found
+    if case.context.steps_scale < 1:  # cut short on purpose: the limit is for the whole run
+        return replace(found, outcome=Outcome.INCONCLUSIVE, code=Reason.TOO_FEW_SAMPLES)
+    return replace(found, code=Reason.NOT_LEARNING)
+
+
 def _memory_plateau(case: Case) -> Finding:
+    """Of the rank whose memory looks worst."""
+    launch = case.completed(_LAUNCH)
+    silent = [str(rank.rank) for rank in launch.ranks if _no_memory(rank)]
+    if silent or not launch.ranks:
+        reason = f"{_LAUNCH}: no memory readings of rank {', '.join(silent) or 'any'}"
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+    return min((_plateau(case, rank) for rank in launch.ranks), key=lambda f: f.outcome.rank)
+
+
+def _no_memory(rank: RankLog) -> bool:
+    return rank.steps is None or bool(rank.steps["mem_mib"].isna().all())
+
+
+def _plateau(case: Case, rank: RankLog) -> Finding:
     from runbook.stats import memory_plateau
 
-    log = case.log(_LAUNCH)
-    frame = log.frame
-    if "mem_mib" not in frame or frame["mem_mib"].isna().all():
-        reason = f"{log.path} has no memory readings"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(log.path,)))
-    rows = frame[frame["mem_mib"].notna()]
+    steps = rank.steps
+    if steps is None:
+        raise AssertionError("a rank without readings does not come here")
+    rows = steps[steps["mem_mib"].notna()]
     limit = case.limit(MEMORY)
     decision = memory_plateau(
         rows["step"].to_numpy(dtype=float),
@@ -215,11 +273,11 @@ def _memory_plateau(case: Case) -> Finding:
         float(case.profile.workload.production_steps),
         limit.value * _MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
     )
-    readings = log_value(log, "mem_mib", 0.0, "MiB")
+    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
     value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
     finding = decided(decision, value)
     code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
-    return Finding(**{**vars(finding), "code": code})
+    return replace(finding, code=code, reason=f"rank {rank.rank}: {finding.reason}")
 
 
 def _memory_limit(case: Case) -> Finding:

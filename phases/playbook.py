@@ -73,6 +73,22 @@ BY_TOPIC: dict[str, str] = {
         "do not use these numbers; check which config, data and trainer really ran (env.json) "
         "and whether the attention is causal (the parity tests)"
     ),
+    "accounts": (
+        "do not use these numbers: the row names two sources in the launch's folder that tell "
+        "different things; read both, and fix the one in the trainer that is wrong"
+    ),
+    "gradients": (
+        "the row names the rank, the parameters or the type: look at how the trainer wraps the "
+        "model, registers its hook and steps the optimizer, and at the learning rate"
+    ),
+    "learns": (
+        "look at train.lr and its warm-up in env.json, at the row `gradients`, and at the loss in "
+        "the report's curve: a flat one means that nothing is learned, whatever the throughput"
+    ),
+    "oracle": (
+        "run `pytest --pyargs nsa.tests.test_whole_model` to see which part differs from the "
+        "equations; do not train until it agrees"
+    ),
     "gates": (
         "lower the learning rate, check the gate shares in gates.csv for the branch that died, "
         "and resume from a checkpoint before the collapse"
@@ -108,6 +124,8 @@ BY_REASON: dict[Reason, str] = {
     Reason.TOO_FEW_SAMPLES: "run more steps (--steps-scale 2) or more launches",
     Reason.NOT_COMPARABLE: "run both sides in one run of the program, with one config and checkout",
     Reason.NOT_PLAUSIBLE: BY_TOPIC["plausible"],
+    Reason.UNBALANCED: BY_TOPIC["accounts"],
+    Reason.NOT_LEARNING: BY_TOPIC["gradients"],
     Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
     Reason.WRONG_ENVIRONMENT: "fix what the row names, or choose the profile of this machine",
     Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",

@@ -8,13 +8,14 @@ from functools import partial
 from nsa.toggles import TOGGLES
 from phases.common.case import Case
 from phases.common.commands import repeated
-from phases.common.finding import Finding, invalid, passed, skipped
+from phases.common.finding import Finding, failed, incomplete, invalid, passed, skipped
 from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
 from phases.common.plausible import alike, differences
 from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
-from phases.limits import PAIRED, SCALING
+from phases.limits import FIRST_LOSS_TOLERANCE, PAIRED, SCALING
+from runbook.read.accounts import union_of_data
 from runbook.records import Launch, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
@@ -87,7 +88,29 @@ class SingleGpu(RowPhase):
             if unlike:
                 reason = f"baseline against one device: {'; '.join(unlike)}"
                 return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-        return passed("config, checkout, versions and device are those of the baseline")
+        return self._same_data(before, case) or passed(
+            "config, checkout, versions, device, data and first loss are those of the baseline"
+        )
+
+    def _same_data(self, before: Case, case: Case) -> Finding | None:
+        """All ranks together read what one rank reads, and begin with the loss that it has."""
+        first, name = next(iter(before.evidence.launches)), self.names(case)[0]
+        many, one = before.completed(first), case.completed(name)
+        paths = [rank.path for rank in (*many.ranks, *one.ranks)]
+        together, alone = union_of_data(many.ranks), union_of_data(one.ranks)
+        if together is None or alone is None:
+            reason = "the ranks do not say which data they read"
+            return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
+        steps = together.index.intersection(alone.index)
+        unlike = steps[(together[steps] != alone[steps]).to_numpy()]
+        if len(unlike) or not len(steps):
+            reason = f"the ranks together read other data than one rank in {len(unlike)} steps"
+            return failed(Reason.UNBALANCED, reason, evidence=paths, topic="accounts")
+        losses = [float(log.frame["loss"].iloc[0]) for log in (before.log(first), case.log(name))]
+        if not abs(losses[0] / losses[1] - 1) <= FIRST_LOSS_TOLERANCE:
+            reason = f"the first loss of all ranks is {losses[0]:.5f}, of one rank {losses[1]:.5f}"
+            return failed(Reason.UNBALANCED, reason, evidence=paths, topic="accounts")
+        return None
 
     def _scaling(self, case: Case) -> Finding:
         from runbook.stats import SCALING_PLAN, scaling

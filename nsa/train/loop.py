@@ -18,12 +18,14 @@ from nsa.contract import (
 )
 from nsa.data.source import Batch, Source
 from nsa.train import checkpoint
+from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
 from nsa.train.clock import StepClock
 from nsa.train.ddp import peak_cuda_mib
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evidence import BlockEvidence, EffectLog
+from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.output import say
@@ -62,6 +64,10 @@ class Loop:
             halt_file=run_dir / HALT_FILE,
         )
         self.log = EffectLog(heartbeat, run_dir)
+        self.meter = TokenMeter(engine.model)
+        self.movement = Movement(engine.model)
+        self.largest_lr = 0.0
+        self._proven = False
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self._early = first_batch
@@ -76,6 +82,8 @@ class Loop:
         for block in self.plan.blocks:
             if not self.enter(block):
                 continue
+            if not self._proven:
+                self._prove()
             self._run_block(block)
             if self.settler.end is not None:
                 return self._finish(self.settler.end)
@@ -100,6 +108,20 @@ class Loop:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
         say(f"[arms] {block.arm} cannot run: {text}", rank=self.ranks.rank)
         return False
+
+    def _prove(self) -> None:
+        """Once for each launch, before its first step: does every rank's gradient arrive?"""
+        self._proven = True
+        if self._early is None:
+            self._early = self.source.fetch()
+        self.heartbeat.phase = Phase.FIRST_STEP
+        proof = first_pass(self.engine, self._early)
+        self.heartbeat.write(Event.PROOF, **proof)
+
+    def accounts(self) -> dict[str, Any]:
+        """What the exit event says beside the end: tokens by two counts, how far weights moved."""
+        moved = plain_floats(self.movement.by_group())
+        return {**self.meter.sums(), "moved": moved, "largest_lr": self.largest_lr}
 
     def _probe(self, block: Block) -> str | None:
         if block.toggles.values["NSA_USE_TRITON_SEL"]:
@@ -159,19 +181,23 @@ class Loop:
         beat.write(Event.STEP_START)
         self._memory_dump("pre")
         if self.profiler and self.profiler.before_step():
+            beat.write(Event.PROFILER, active=True)
             clock.restart()
         with clock.part("fetch"):
             batches = self._fetch()
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
+        self.meter.begin(batches)
         outcome = self.engine.compute(batches, clock, evidence.watch())
         posted = self._post(outcome)
         rate = self.engine.update(self.step, clock)
+        self.largest_lr = max(self.largest_lr, rate)
         if self.settler.lag == 0 or (self.profiler and self.profiler.active):
             with clock.part("wait"):
                 posted.wait()
         self.position = batches[-1].position
         self.done += 1
+        mem_mib = peak_cuda_mib() if self.settler.lag else beat.memory.mib()
         self.settler.add(
             Pending(
                 step=self.step,
@@ -180,14 +206,15 @@ class Loop:
                 warmup=warmup,
                 mark=clock.tick(),
                 posted=posted,
-                mem_mib=peak_cuda_mib() if self.settler.lag else beat.memory.mib(),
+                mem_mib=mem_mib,
             )
         )
         if self.profiler and self.profiler.after_step():
+            beat.write(Event.PROFILER, active=False)
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
         self._memory_dump("post")
-        beat.write(Event.STEP_END)
+        beat.write(Event.STEP_END, **self.meter.take(), mem_mib=round(mem_mib, 1))
         if evidence.step_done():
             clock.restart()
 

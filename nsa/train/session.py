@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,6 +39,7 @@ class _Ending:
     end: End
     steps_done: int = 0
     param_hash: str | None = None
+    accounts: dict[str, Any] = field(default_factory=dict)
 
 
 def train(plan: LaunchPlan, termination: Termination) -> int:
@@ -101,6 +103,7 @@ def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
             reason=ending.end.reason,
             steps_done=ending.steps_done,
             param_hash=ending.param_hash,
+            **ending.accounts,
         )
         beat.sync()
     except OSError as error:
@@ -158,6 +161,7 @@ class _Session:
             self.ending.steps_done = loop.done
         tables.sync()
         source.close()
+        self.ending.accounts = loop.accounts()
         self._check_equal(engine)
         ranks.end()
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-
-_WINDOW = 50
+# So many steps on different data cannot all have the same loss.
+_ALIKE = 3
+# Steps at the end whose mean loss is judged.
+LOSS_WINDOW = 50
 
 
 def check_plausible(case: Case, name: str) -> Finding:
@@ -102,6 +104,8 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
     if not bool((abs(losses) < math.inf).all()):
         return ["the loss is not finite in every step"]
     problems, start = [], math.log(vocabulary)
+    if len(losses) >= _ALIKE and len(set(losses.tolist())) == 1:
+        problems.append(f"the loss is {losses[0]} in each of {len(losses)} steps")
     if not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
         problems.append(f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}")
     floor = effective.get("loss_floor")
@@ -112,7 +116,7 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
 
 def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
     """A mean over the last window below the floor by more than its noise: the future was seen."""
-    last = losses[-_WINDOW:]
+    last = losses[-LOSS_WINDOW:]
     noise = 4.0 * float(last.std()) / math.sqrt(len(last))
     mean = float(last.mean())
     if mean < floor - max(FLOOR_SLACK, noise):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phases.common.balance import as_written, balanced, learned_from
 from phases.common.case import Case, ending
 from phases.common.effects import effect_problem, toggles_in_force
 from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
@@ -42,7 +43,7 @@ def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Fi
 
 
 def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
-    """Rows `completed`, `ranks_alive`, `as_planned`, `loss_finite` and `plausible`."""
+    """The rows `completed` to `oracle` of a phase with training launches."""
 
     def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
         return lambda case: first_problem(answer, case, names(case))
@@ -75,6 +76,24 @@ def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
             answer=over(check_plausible),
             topic="plausible",
         ),
+        Row(
+            what="accounts",
+            question="Do two sources tell the same time, tokens, data and loss?",
+            answer=over(balanced),
+            topic="accounts",
+        ),
+        Row(
+            what="gradients",
+            question="Does every rank's gradient arrive, and every parameter move?",
+            answer=over(learned_from),
+            topic="gradients",
+        ),
+        Row(
+            what="oracle",
+            question="Does the model compute what the equations say?",
+            answer=over(as_written),
+            topic="oracle",
+        ),
     )
 
 
@@ -87,6 +106,7 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
     found = (
         first_problem(_as_planned, case, names),
         first_problem(check_plausible, case, names),
+        first_problem(balanced, case, names),
         alike(case, names, but=but),
     )
     for finding in found:

@@ -12,10 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
 from runbook.records.evidence import Effect, RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BLOCK_BYTES = 2 << 20
 _KEPT_PER_KIND = 4096
@@ -23,6 +26,9 @@ _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()
 _KNOWN = frozenset(Event)
 _STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
+# What a step is made of: any other event between two steps' ends is time of its own.
+_IN_A_STEP = frozenset({*_STEPPING, Event.FETCHED})
+_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", "mem_mib")
 
 
 @dataclass(kw_only=True)
@@ -47,6 +53,7 @@ class RankFold:
     first_step: int | None = None
     last_step: int | None = None
     steps_back: int = 0
+    first_mono: float | None = None
     mono: float | None = None
     ts: float | None = None
     clock_back: int = 0
@@ -90,6 +97,7 @@ class RankFold:
             if self.mono is not None and writer == self._writer and mono < self.mono:
                 self.clock_back += 1
             self.mono = float(mono)
+            self.first_mono = self.mono if self.first_mono is None else self.first_mono
         self._writer = writer
         if isinstance(now, int | float):
             if self.ts is not None:
@@ -106,6 +114,11 @@ class RankFold:
         if self.event in _STEPPING or self.event not in _KNOWN:
             self.first_step = step if self.first_step is None else min(self.first_step, step)
             self.last_step = step
+
+    @property
+    def clock_s(self) -> float | None:
+        """Seconds from the first record to the last, on the rank's monotonic clock."""
+        return None if self.mono is None else self.mono - (self.first_mono or 0.0)
 
     def strangers(self) -> list[str]:
         """What in the file is not the word of one process of this rank in one launch."""
@@ -129,6 +142,9 @@ class RankHistory(RankFold):
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     gates: dict[str, float] = field(default_factory=dict)
+    ended: list[tuple[Any, ...]] = field(default_factory=list)
+    progress: list[tuple[Any, ...]] = field(default_factory=list)
+    _alone: bool = False
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record in, and keep it if it is a rare one."""
@@ -136,6 +152,7 @@ class RankHistory(RankFold):
         if not self.event:
             return
         self.counts[self.event] += 1
+        self._take_account(record)
         for name in ("rss_mib", "cuda_mib"):
             value = record.get(name)
             if isinstance(value, float | int) and value > self.peaks.get(name, -1.0):
@@ -149,6 +166,31 @@ class RankHistory(RankFold):
             self._keep_effect(record)
         elif self.event not in _STEPPING:
             self._keep(record)
+
+    def _take_account(self, record: Mapping[str, Any]) -> None:
+        """What this step says, to be held against the CSV's row of it."""
+        if self.event == Event.STEP_END:
+            numbers = (record.get("embedded"), record.get("data"), record.get("mem_mib"))
+            self.ended.append((self.step, self.mono, self._alone, *numbers))
+            self._alone = True
+        elif self.event == Event.PROGRESS:
+            self.progress.append((self.step, record.get("loss"), record.get("toks_per_s")))
+        elif self.event not in _IN_A_STEP:
+            self._alone = False
+
+    def steps_frame(self) -> pd.DataFrame | None:
+        """The columns of `RankLog.steps`, or None where no step ended."""
+        import pandas as pd
+
+        if not self.ended:
+            return None
+        ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
+        said = pd.DataFrame(self.progress, columns=("step", "loss", "toks_per_s"))
+        for name in ("mono", "embedded", "mem_mib"):
+            ended[name] = pd.to_numeric(ended[name], errors="coerce")
+        for name in ("loss", "toks_per_s"):
+            said[name] = pd.to_numeric(said[name], errors="coerce")
+        return ended.merge(said.drop_duplicates("step"), on="step", how="left")
 
     def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:
@@ -217,6 +259,11 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
         nonfinite=history.last(Event.NONFINITE) or None,
         halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
+        pids=tuple(history.pids),
+        clock_s=history.clock_s,
+        proof=history.last(Event.PROOF) or None,
+        ending=history.last(Event.EXIT),
+        steps=history.steps_frame(),
         gate_entropy_last=history.gates.get("gate_entropy"),
         max_gate_last=history.gates.get("max_gate"),
         dropped_lines=dropped + bool(torn),

@@ -48,7 +48,12 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLog:
-    """A heartbeat file of one rank."""
+    """A heartbeat file of one rank.
+
+    `steps` has a row for each optimizer step that the rank ended: step, mono (s), alone (nothing
+    but the step since the one before), embedded (tokens), data (digest), mem_mib, and, where the
+    step reported progress, loss and toks_per_s.
+    """
 
     rank: int
     path: str
@@ -68,6 +73,11 @@ class RankLog:
     arm_failures: tuple[Mapping[str, Any], ...] = ()
     nonfinite: Mapping[str, Any] | None = None
     halt_reason: str | None = None
+    pids: tuple[int, ...] = ()
+    clock_s: float | None = None
+    proof: Mapping[str, Any] | None = None
+    ending: Mapping[str, Any] = field(default_factory=dict)
+    steps: pd.DataFrame | None = None
     gate_entropy_last: float | None = None
     max_gate_last: float | None = None
     dropped_lines: int = 0

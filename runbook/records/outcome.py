@@ -48,6 +48,8 @@ class Reason(StrEnum):
     BELOW_LIMIT = "below_limit"
     ABOVE_LIMIT = "above_limit"
     MISMATCH = "mismatch"
+    UNBALANCED = "unbalanced"
+    NOT_LEARNING = "not_learning"
     UNDECIDED = "undecided"
     TOO_FEW_SAMPLES = "too_few_samples"
     NOT_COMPARABLE = "not_comparable"

@@ -37,6 +37,7 @@ SHA = "5" * 64
 TOKEN = "ab" * 16
 VOCABULARY = 256
 FLOOR = math.log(VOCABULARY)
+ENTROPY = 1.1063
 
 Change = Callable[[LaunchEvidence], LaunchEvidence]
 
@@ -78,7 +79,7 @@ def frame(
     return pd.DataFrame(
         {
             "step": np.arange(1, len(rows) + 1),
-            "loss": FLOOR + 0.02 + noise,
+            "loss": (_learned(len(rows)) if "markov" in launch.argv else FLOOR + 0.02) + noise,
             "lr": 2e-4,
             "toks_per_s": speeds,
             "tokens": tokens,
@@ -92,6 +93,12 @@ def frame(
             "host_s": 0.0001,
         }
     )
+
+
+def _learned(steps: int) -> Any:
+    """From knowing nothing most of the way to the entropy rate, in a tenth of the steps."""
+    share = np.minimum(1.0, np.arange(steps) / max(1, steps // 10))
+    return FLOOR - 0.9 * share * (FLOOR - ENTROPY)
 
 
 def jittered(log: TrainingLog, share: float, *, seed: int = 1) -> TrainingLog:
@@ -127,7 +134,10 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "name": profile.hardware.gpu_name or "some processor",
             "count": launch.nproc,
         },
-        "config": {"train": {"seq_len": work.seq_len, "steps": launch.steps, "out_dir": "x"}},
+        "config": {
+            "train": {"seq_len": work.seq_len, "steps": launch.steps, "out_dir": "x"},
+            "nsa": {"l": 16},
+        },
         "config_sha256": "c" * 64,
         "effective": {
             "seq_len": work.seq_len,
@@ -139,9 +149,11 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "n_params": 78_400_000,
             "vocab_size": VOCABULARY,
             "dtype": work.dtype,
+            "device": profile.hardware.device,
+            "dataset": "markov" if "markov" in launch.argv else "synthetic",
             "gradient_checkpointing": False,
             "model_flops_per_token": 5e8,
-            "loss_floor": FLOOR,
+            "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
         },
         "toggles": toggles,
         "notes": [],
@@ -180,7 +192,64 @@ def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def ranks(launch: Launch, profile: Profile) -> tuple[RankLog, ...]:
+GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
+PROOF: Mapping[str, Any] = {
+    "loss": FLOOR,
+    "mean_low": 0.998,
+    "mean_high": 1.0,
+    "missing": [],
+    "own_gradient": dict.fromkeys(GROUPS, 1e-3),
+}
+SPOTS: Mapping[str, Any] = {
+    "positions": [0, 9, 99],
+    "embedding": 0.0,
+    "attention": 2e-6,
+    "layer": 2e-6,
+    "logits": 2e-6,
+    "blocks_illegal": 0.0,
+    "blocks_shortfall": 0.0,
+}
+
+
+def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
+    """What a rank's heartbeats tell of the steps that are in the CSV: it reads 2 rows, or 1."""
+    rows = range(2) if nproc == 1 else (rank,)
+    return pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": 1000.0 + table["dt_s"].cumsum(),
+            "alone": True,
+            "embedded": table["tokens"] / nproc,
+            "data": [f"{sum(step * 64 + row for row in rows):016x}" for step in table["step"]],
+            "mem_mib": table["mem_mib"],
+            "loss": table["loss"],
+            "toks_per_s": table["toks_per_s"],
+        }
+    )
+
+
+def proof(launch: Launch, profile: Profile, rank: int) -> Mapping[str, Any]:
+    """The first pass of a rank: a pass has the tokens of one micro-batch."""
+    work = profile.workload
+    wire = launch.env.get("NSA_DDP_COMPRESS", "off") if launch.nproc > 1 else "off"
+    return {
+        **PROOF,
+        "positions": work.seq_len * work.global_batch // launch.nproc,
+        "wire": "fp32" if wire == "off" else wire,
+        "mean_low": 1.0 if wire == "off" else PROOF["mean_low"],
+        "oracle": SPOTS if rank == 0 else None,
+    }
+
+
+def told(made: LaunchEvidence) -> LaunchEvidence:
+    """The same launch whose ranks tell of the steps what its CSV tells."""
+    assert made.training is not None
+    table, nproc = made.training.frame, made.launch.nproc
+    logs = tuple(replace(log, steps=beats(table, log.rank, nproc)) for log in made.ranks)
+    return replace(made, ranks=logs)
+
+
+def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
     return tuple(
         RankLog(
@@ -199,6 +268,16 @@ def ranks(launch: Launch, profile: Profile) -> tuple[RankLog, ...]:
             counts={"exit": 1},
             effects=effects(launch, rank),
             ddp_buckets=buckets(launch),
+            pids=(100 + rank,),
+            clock_s=float(table["dt_s"].sum()),
+            proof=proof(launch, profile, rank),
+            ending={
+                "fetched_sum": 7,
+                "embedded_sum": 7,
+                "moved": dict.fromkeys(GROUPS, 1e-2),
+                "largest_lr": 2e-4,
+            },
+            steps=beats(table, rank, launch.nproc),
         )
         for rank in range(launch.nproc)
     )
@@ -276,7 +355,7 @@ def junit(name: str, run_dir: str) -> JUnitReport:
 def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     """A launch that ran well; `rate` and `rates` as in `frame`."""
     where = launch.run_dir
-    done = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, duration_s=1e7, run_token=TOKEN)
+    done = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token=TOKEN)
     base = LaunchEvidence(
         launch=launch,
         result=done,
@@ -287,14 +366,16 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     if launch.kind == "pytest":
         return replace(base, junit=junit(launch.name, where))
     table = frame(launch, profile, **speed)
+    done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
     samples = gpu_samples(launch.nproc) if profile.has_gpu else None
     return replace(
         base,
+        result=done,
         training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=SHA),
         gates=gates(launch.steps),
         gates_path=f"{where}/gates.csv",
         gates_sha256=SHA,
-        ranks=ranks(launch, profile),
+        ranks=ranks(launch, profile, table),
         env=env(launch, profile),
         env_path=f"{where}/env.json",
         env_sha256=SHA,
@@ -364,7 +445,7 @@ def evidence(
     for launch in PHASES[phase].plan(where):
         made = healthy(launch, where.profile, **speed)
         if change is not None and (only is None or launch.name in only):
-            made = change(made)
+            made = _changed(made, change)
         found[launch.name] = made
     machine = H200_FACTS if where.profile.name == "h200x1" else {}
     return PhaseEvidence(
@@ -372,6 +453,13 @@ def evidence(
         facts=facts(**machine) if phase == "preflight" else {},
         earlier=earlier or {},
     )
+
+
+def _changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
+    """Changed; the heartbeats follow a changed CSV, unless they are what was changed."""
+    after = change(made)
+    moved = after.training is not None and after.training is not made.training
+    return told(after) if moved and after.ranks is made.ranks else after
 
 
 def judge(phase: str, found: PhaseEvidence, where: PlanContext) -> Judgement:

@@ -1,0 +1,140 @@
+"""The launch's real first batch, at its real shape, against the oracle at a few positions.
+
+The paths that train are proven on small shapes elsewhere. What this launch computes, with its
+length, precision, device and kernels, is seen only here: inputs and outputs of the first and the
+last layer and of the head are noted during one pass, then computed again in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from nsa import oracle
+from nsa.model import NSALanguageModel
+
+# Positions of the first sequence that are computed again; spread over it, the ends included.
+POSITIONS = 8
+
+Array = NDArray[np.float64]
+
+
+@dataclass(kw_only=True)
+class SpotCheck:
+    """Inputs and outputs by module name, of the first sequence of one pass."""
+
+    model: NSALanguageModel
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    blocks: dict[str, Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Note what goes into and comes out of the watched modules in the enclosed pass."""
+        handles = [
+            self.model.get_submodule(name).register_forward_hook(self._note(name))
+            for name in self._names()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _names(self) -> list[str]:
+        ends = dict.fromkeys((0, self.model.cfg.n_layers - 1))
+        layers = [f"layers.{number}{part}" for number in ends for part in ("", ".attention")]
+        return ["embedding", *layers, "norm", "head"]
+
+    def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if name not in self.outputs:  # checkpointing runs a layer a second time
+                self.inputs[name], self.outputs[name] = inputs[0][:1].detach(), output[:1].detach()
+                if name.endswith(".attention"):
+                    self.blocks[name] = module.last_blocks[:1].detach()  # type: ignore[index,union-attr]
+
+        return hook
+
+    def result(self) -> dict[str, Any]:
+        """Errors at the position that is furthest off, as shares of a root mean square.
+
+        attention, layer: of the worse of the two layers; `layer` relative to what the layer adds.
+        blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
+        which a block that was taken scores below one that was left out, over the mean score.
+        """
+        seq_len = self.inputs["embedding"].shape[1]
+        at = np.unique(np.linspace(0, seq_len - 1, POSITIONS).round().astype(np.int64))
+        found: dict[str, Any] = {"positions": at.tolist(), "embedding": self._embedding(at)}
+        errors: dict[str, list[float]] = {}
+        for name in self._names():
+            if name.endswith(".attention"):
+                for what, value in self._layer(name.removesuffix(".attention"), at).items():
+                    errors.setdefault(what, []).append(value)
+        found |= {what: max(values) for what, values in errors.items()}
+        found["logits"] = self._logits(at)
+        return {n: v if isinstance(v, list) else float(f"{v:.4g}") for n, v in found.items()}
+
+    def _weights(self, prefix: str) -> dict[str, Array]:
+        state = self.model.get_submodule(prefix).state_dict()
+        return {name: _array(value) for name, value in state.items()}
+
+    def _embedding(self, at: NDArray[np.int64]) -> float:
+        tokens = self.inputs["embedding"][0].cpu().numpy()[at]
+        rows = self.model.embedding.weight.detach()[torch.from_numpy(tokens)]
+        return _share(_array(self.inputs["layers.0"])[0, at], _array(rows))
+
+    def _layer(self, name: str, at: NDArray[np.int64]) -> dict[str, float]:
+        cfg, own = self.model.cfg, self._weights(name)
+        x, blocks = _array(self.inputs[name]), self.blocks[f"{name}.attention"].cpu().numpy()
+        attended = oracle.attention(
+            cfg.attention,
+            oracle.below(own, "attention."),
+            oracle.rms_norm(x, own["attention_norm.weight"], cfg.norm_eps),
+            rope_base=cfg.rope_base,
+            positions=at,
+            blocks=blocks[:, at],
+        )
+        choice = oracle.judge_choice(cfg.attention, attended, blocks[:, at])
+        middle = x[:, at] + attended.out
+        inner = oracle.rms_norm(middle, own["mlp_norm.weight"], cfg.norm_eps)
+        y = middle + oracle.swiglu(inner, own["mlp.gate_up.weight"], own["mlp.down.weight"])
+        got = _array(self.outputs[f"{name}.attention"])[:, at]
+        added = _array(self.outputs[name])[:, at] - x[:, at]
+        return {
+            "attention": _share(got, attended.out),
+            "layer": _share(added, y - x[:, at]),
+            "blocks_illegal": float(choice.illegal),
+            "blocks_shortfall": max(0.0, choice.shortfall) / _mean_score(attended.scores),
+        }
+
+    def _logits(self, at: NDArray[np.int64]) -> float:
+        last = f"layers.{self.model.cfg.n_layers - 1}"
+        x = _array(self.outputs[last])[:, at]
+        weight = _array(self.model.norm.weight.detach())
+        tied = self.model.cfg.tie_embeddings
+        head = self.model.embedding.weight if tied else self.model.head.weight
+        logits = oracle.rms_norm(x, weight, self.model.cfg.norm_eps) @ _array(head.detach()).T
+        return _share(_array(self.outputs["head"])[:, at], logits)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.double().cpu().numpy()
+
+
+def _mean_score(scores: Array) -> float:
+    """Of the blocks that have one; 1 where none has."""
+    return float(scores[scores > 0].mean()) if bool((scores > 0).any()) else 1.0
+
+
+def _share(got: Array, wanted: Array) -> float:
+    """Error [...,D] of the worst position over what was wanted, both as root mean squares."""
+    scale = float(np.sqrt((wanted * wanted).mean()))
+    error = float(np.sqrt(((got - wanted) ** 2).mean(-1)).max())
+    return error / scale if scale > 0 else error

@@ -1,0 +1,96 @@
+"""Rows from accounts that must balance: what the trainer says, against a second source."""
+
+from __future__ import annotations
+
+from phases.common.case import Case
+from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.measure import log_value, rank_value
+from runbook.read.accounts import (
+    Workload,
+    copy_account,
+    data_account,
+    gradient_account,
+    movement_account,
+    oracle_account,
+    oracle_tolerance,
+    process_account,
+    time_account,
+    token_account,
+)
+from runbook.records import Reason
+from runbook.records.evidence import LaunchEvidence
+
+
+def balanced(case: Case, name: str) -> Finding:
+    """PASS if time, tokens, data, processes and the CSV's numbers have a second source."""
+    log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
+    problems = [
+        *process_account(launch.ranks),
+        *time_account(log.frame, launch.ranks, launch.result.duration_s),
+        *token_account(log.frame, launch.ranks, work),
+        *data_account(launch.ranks, work),
+        *copy_account(log.frame, launch.ranks),
+    ]
+    value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
+    paths = (log.path, *(rank.path for rank in launch.ranks))
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
+    reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def learned_from(case: Case, name: str) -> Finding:
+    """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
+    launch, work = _every_rank(case, name), _workload(case, name)
+    problems = [*gradient_account(launch.ranks, work), *movement_account(launch.ranks)]
+    paths = [rank.path for rank in launch.ranks]
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return failed(Reason.NOT_LEARNING, reason, evidence=paths)
+    proof = launch.ranks[0].proof or {}
+    groups = len(proof.get("own_gradient") or ())
+    value = rank_value(launch.ranks[0], "gradient_mean", float(proof["mean_high"]), "of the mean")
+    reason = (
+        f"the gradients of {work.nproc} rank(s) arrive as {proof.get('wire')}, "
+        f"all {groups} groups of parameters got one and moved"
+    )
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def as_written(case: Case, name: str) -> Finding:
+    """PASS if the model computed for its first batch what the equations say."""
+    launch, work = _every_rank(case, name), _workload(case, name)
+    paths = [rank.path for rank in launch.ranks[:1]]
+    problems = oracle_account(launch.ranks, work)
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return failed(Reason.UNBALANCED, reason, evidence=paths, topic="oracle")
+    spots = (launch.ranks[0].proof or {})["oracle"]
+    value = rank_value(launch.ranks[0], "attention_error", float(spots["attention"]), "share")
+    count = len(spots["positions"])
+    reason = (
+        f"attention, layer and logits at {count} positions of the first batch, S={work.seq_len}: "
+        f"off by at most {max(spots[n] for n in ('attention', 'layer', 'logits')):.2g} of "
+        f"themselves, allowed {oracle_tolerance(work):.2g}"
+    )
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def _every_rank(case: Case, name: str) -> LaunchEvidence:
+    """The launch, if each of its ranks left heartbeats: nothing balances against silence."""
+    launch = case.completed(name)
+    found = sorted(rank.rank for rank in launch.ranks)
+    if found != list(range(launch.launch.nproc)):
+        reason = f"{name}: heartbeats of ranks {found}, planned are {launch.launch.nproc}"
+        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+    return launch
+
+
+def _workload(case: Case, name: str) -> Workload:
+    try:
+        return Workload.of(case.env(name))
+    except (KeyError, TypeError, ValueError) as error:
+        path = case.launch(name).env_path
+        reason = f"{path} does not say what was trained: {error!r}"
+        raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))) from error

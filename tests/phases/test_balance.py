@@ -1,0 +1,169 @@
+"""The rows that need a second source, and what they are worth: unbalanced numbers do not count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from tests.phases import builder
+
+ROWS = ("accounts", "gradients", "oracle")
+TRAINING = ("baseline", "bucket_sweep", "sdpa_audit", "nvtx", "single_gpu", "fused_adamw", "long_run")
+
+
+@pytest.mark.parametrize("name", ["a100x2_pcie4", "h200x1", "cpu"])
+@pytest.mark.parametrize("phase", TRAINING)
+def test_every_training_phase_requires_them(phase: str, name: str) -> None:
+    where = builder.context(name)
+    required = set(where.profile.required)
+    assert {f"{phase}.{row}" for row in ROWS} <= required or f"{phase}.completed" not in required
+
+
+def _proof(made: LaunchEvidence, number: int, **values: Any) -> LaunchEvidence:
+    proof = {**(made.ranks[number].proof or {}), **values}
+    return builder.rank(number, proof=proof)(made)
+
+
+def _same_data(made: LaunchEvidence) -> LaunchEvidence:
+    first, second = made.ranks[0].steps, made.ranks[1].steps
+    assert first is not None
+    assert second is not None
+    return builder.rank(1, steps=second.assign(data=first["data"]))(made)
+
+
+def _faster(made: LaunchEvidence) -> LaunchEvidence:
+    """The trainer writes half of each step's time; its heartbeats keep the clock's."""
+    assert made.training is not None
+    table = made.training.frame.assign(
+        dt_s=lambda t: t["dt_s"] / 2, toks_per_s=lambda t: t["toks_per_s"] * 2
+    )
+    ranks = made.ranks
+    return replace(
+        made, training=replace(made.training, frame=table), ranks=tuple(replace(r) for r in ranks)
+    )
+
+
+SPOILED = [
+    ("accounts", _same_data, Reason.UNBALANCED, "ranks 0 and 1 read the same data"),
+    ("accounts", _faster, Reason.UNBALANCED, "dt_s sums to 0.500"),
+    (
+        "gradients",
+        lambda made: _proof(made, 1, mean_high=0.5),
+        Reason.NOT_LEARNING,
+        "the mean of known gradients came out as",
+    ),
+    (
+        "gradients",
+        builder.every_rank(ending={"moved": {"norm": 0.0}, "largest_lr": 0.0}),
+        Reason.NOT_LEARNING,
+        "did not move: norm",
+    ),
+    (
+        "oracle",
+        lambda made: _proof(made, 0, oracle={**builder.SPOTS, "attention": 0.5}),
+        Reason.UNBALANCED,
+        "attention is off by 0.5",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "code", "text"), SPOILED, ids=[entry[3][:24] for entry in SPOILED]
+)
+def test_a_launch_that_does_not_balance_fails(
+    what: str, change: builder.Change, code: Reason, text: str
+) -> None:
+    where = builder.context()
+    check = builder.row("baseline", what, builder.evidence("baseline", where, change=change), where)
+    assert check.outcome is Outcome.FAIL
+    assert check.code is code
+    assert text in check.reason
+    assert check.remedy
+
+
+def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:
+    where = builder.context()
+    spoiled = builder.evidence("baseline", where, change=_faster)
+    check = builder.row("baseline", "throughput", spoiled, where)
+    assert check.outcome is not Outcome.PASS
+    assert "these launches do not count" in check.reason
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_rank_without_heartbeats_balances_nothing(what: str) -> None:
+    where = builder.context()
+
+    def lost(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, ranks=made.ranks[:1])
+
+    spoiled = builder.evidence("baseline", where, change=lost)
+    check = builder.row("baseline", what, spoiled, where)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> None:
+    where = builder.context()
+    spoiled = builder.evidence("baseline", where, change=builder.parts(env={"world_size": 2}))
+    check = builder.row("baseline", what, spoiled, where)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+
+
+def _learns(change: builder.Change, **context: Any) -> Any:
+    where = builder.context(**context)
+    spoiled = builder.evidence("long_run", where, change=change)
+    return builder.row("long_run", "learns", spoiled, where)
+
+
+def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
+    stuck = builder.columns(loss=lambda t: builder.FLOOR + 0.01 * np.sin(t["step"]))
+    check = _learns(stuck)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
+    assert check.limit == 0.1
+    short = _learns(stuck, steps_scale=0.1)
+    assert (short.outcome, short.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+
+
+def test_noise_teaches_nothing_however_low_its_loss() -> None:
+    check = _learns(builder.effective(dataset="synthetic", loss_floor=builder.FLOOR))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+
+
+def test_memory_that_grows_on_the_second_rank_only_is_a_leak() -> None:
+    where = builder.context()
+
+    def leak(made: LaunchEvidence) -> LaunchEvidence:
+        steps = made.ranks[1].steps
+        assert steps is not None
+        return builder.rank(1, steps=steps.assign(mem_mib=30_000 + 1.0 * steps["step"]))(made)
+
+    spoiled = builder.evidence("long_run", where, change=leak)
+    check = builder.row("long_run", "memory_plateau", spoiled, where)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.LEAK)
+    assert check.reason.startswith("rank 1: ")
+
+
+def test_one_rank_must_read_what_all_ranks_read_together() -> None:
+    where = builder.context()
+    before = builder.evidence("baseline", where)
+
+    def other(made: LaunchEvidence) -> LaunchEvidence:
+        steps = made.ranks[0].steps
+        assert steps is not None
+        return builder.rank(0, steps=steps.assign(data="1"))(made)
+
+    def answer(change: builder.Change | None) -> Any:
+        alone = builder.evidence("single_gpu", where, change=change, earlier={"baseline": before})
+        return builder.row("single_gpu", "same_as_baseline", alone, where)
+
+    assert answer(None).outcome is Outcome.PASS
+    check = answer(other)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
+    assert "read other data" in check.reason
+    higher = answer(builder.columns(loss=lambda t: t["loss"] + 0.1))
+    assert "the first loss of all ranks" in higher.reason

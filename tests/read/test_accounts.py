@@ -1,0 +1,305 @@
+"""Two sources for each fact: an honest launch balances, and each dishonest one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from runbook.read import accounts
+from runbook.read.accounts import Workload
+from runbook.records.evidence import RankLog
+
+STEPS, RANKS, PER_RANK = 60, 2, 128
+WORK = Workload(
+    nproc=RANKS,
+    step_tokens=PER_RANK,
+    pass_tokens=PER_RANK,
+    seq_len=128,
+    block=16,
+    wire="bf16",
+    generated=True,
+    dtype="bf16",
+    device="cuda",
+)
+Ranks = tuple[RankLog, ...]
+
+
+def rows() -> pd.DataFrame:
+    """A CSV with step times of 10 ms that jitter by a fifth."""
+    dt = np.random.default_rng(3).uniform(0.008, 0.012, STEPS)
+    return pd.DataFrame(
+        {
+            "step": range(1, STEPS + 1),
+            "loss": np.linspace(5.6, 2.0, STEPS),
+            "toks_per_s": RANKS * PER_RANK / dt,
+            "tokens": RANKS * PER_RANK,
+            "dt_s": dt,
+            "block": 0,
+        }
+    )
+
+
+def rank(number: int, table: pd.DataFrame) -> RankLog:
+    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then."""
+    late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
+    steps = pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": 500.0 + table["dt_s"].cumsum() + late,
+            "alone": True,
+            "embedded": PER_RANK,
+            "data": [f"{step * 8 + number:016x}" for step in table["step"]],
+            "mem_mib": 300.0,
+            "loss": table["loss"],
+            "toks_per_s": table["toks_per_s"],
+        }
+    )
+    return RankLog(
+        rank=number,
+        path=f"heartbeat_rank{number}.jsonl",
+        sha256="",
+        events=3 * STEPS,
+        tokens=frozenset({"t"}),
+        first_step=1,
+        last_step=STEPS,
+        exit_code=0,
+        exit_reason="",
+        param_hash="h",
+        peak_rss_mib=300.0,
+        peak_cuda_mib=None,
+        counts={},
+        pids=(40 + number,),
+        clock_s=float(table["dt_s"].sum()),
+        proof={
+            "positions": PER_RANK,
+            "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
+            "mean_low": 0.998,
+            "mean_high": 1.0,
+            "wire": "bf16",
+            "missing": [],
+            "oracle": dict.fromkeys(
+                ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
+                0.0,
+            )
+            if number == 0
+            else None,
+        },
+        ending={
+            "fetched_sum": 9,
+            "embedded_sum": 9,
+            "moved": {"embedding": 0.01, "norm": 0.02},
+            "largest_lr": 3e-3,
+        },
+        steps=steps,
+    )
+
+
+def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> list[str]:
+    """Everything that does not balance."""
+    return [
+        *accounts.process_account(ranks),
+        *accounts.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0),
+        *accounts.token_account(table, ranks, work),
+        *accounts.data_account(ranks, work),
+        *accounts.copy_account(table, ranks),
+        *accounts.gradient_account(ranks, work),
+        *accounts.movement_account(ranks),
+        *accounts.oracle_account(ranks, work),
+    ]
+
+
+def honest() -> tuple[pd.DataFrame, Ranks]:
+    table = rows()
+    return table, tuple(rank(number, table) for number in range(RANKS))
+
+
+def changed(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return tuple(replace(log, **values) if log.rank == number else log for log in ranks)
+
+
+def steps_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    steps = ranks[number].steps
+    assert steps is not None
+    return changed(ranks, number, steps=steps.assign(**values))
+
+
+def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, proof={**(ranks[number].proof or {}), **values})
+
+
+def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, ending={**ranks[number].ending, **values})
+
+
+def oracle_of(ranks: Ranks, **values: Any) -> Ranks:
+    found = (ranks[0].proof or {})["oracle"]
+    return proof_of(ranks, 0, oracle={**found, **values})
+
+
+def test_an_honest_launch_balances() -> None:
+    assert all_accounts(*honest()) == []
+
+
+def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert steps is not None
+    late = steps["mono"] + np.where(steps["step"] == 30, 0.05, 0.0)
+    assert all_accounts(table, steps_of(ranks, 1, mono=late)) == []
+
+
+def test_time_beside_the_steps_is_left_out() -> None:
+    """An evaluation of 9 s before step 31, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
+    assert accounts._step_clock(table, ranks[0]) == []
+
+
+CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
+    "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
+    "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
+    "3 % less": (lambda t: t.assign(dt_s=t["dt_s"] * 0.97), "0.970"),
+    "one long stall hidden": (
+        lambda t: t.assign(dt_s=np.where(t["step"] == 20, 0.01, t["dt_s"])),
+        "",
+    ),
+    "loss of the step before": (
+        lambda t: t.assign(loss=t["loss"].shift(fill_value=5.6)),
+        "59 steps differ",
+    ),
+    "constant loss": (lambda t: t.assign(loss=2.0), "loss of step 1"),
+    "rate alone": (lambda t: t.assign(toks_per_s=t["toks_per_s"] * 1.2), "toks_per_s of step 1"),
+    "tokens doubled": (lambda t: t.assign(tokens=t["tokens"] * 2), "column tokens"),
+    "a row missing": (lambda t: t[t["step"] != 30], "59 steps, rank 0 ended 60"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, text) in CSV.items() if text])
+def test_a_csv_that_the_heartbeats_contradict(name: str) -> None:
+    change, text = CSV[name]
+    table, ranks = honest()
+    assert text in "; ".join(all_accounts(change(table), ranks))
+
+
+def test_a_hidden_stall_is_noticed_by_the_clock() -> None:
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        ranks = steps_of(
+            ranks, number, mono=steps["mono"] + np.where(steps["step"] >= 20, 2.0, 0.0)
+        )
+    assert "of what rank 0's clock shows" in "; ".join(all_accounts(table, ranks))
+
+
+HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
+    "one process writes for two": (lambda r: changed(r, 1, pids=(40,)), "ranks 0 and 1 are one"),
+    "no pid": (lambda r: changed(r, 1, pids=()), "rank 1 names no process"),
+    "no steps": (lambda r: changed(r, 1, steps=None), "rank 1: no step_end"),
+    "clock longer than the launch": (lambda r: changed(r, 0, clock_s=99.0), "counts 99.0 s in a"),
+    "half of each sequence": (lambda r: steps_of(r, 1, embedded=64), "rank 1 embedded 64 tokens"),
+    "loss on half": (lambda r: proof_of(r, 1, positions=64), "rank 1 takes the loss at 64"),
+    "other tokens embedded": (lambda r: ending_of(r, 1, embedded_sum=8), "embeds other tokens"),
+    "sums absent": (lambda r: ending_of(r, 1, fetched_sum=None), "embeds other tokens"),
+    "rank 1 reads rank 0's data": (
+        lambda r: steps_of(r, 1, data=r[0].steps["data"]),  # type: ignore[index]
+        "ranks 0 and 1 read the same data in 60 steps, first in step 1",
+    ),
+    "the same batch again": (
+        lambda r: steps_of(r, 0, data=["1"] * STEPS),
+        "rank 0 reads in step 2 what it read before",
+    ),
+    "no digest": (lambda r: steps_of(r, 0, data=None), "rank 0 does not say which data"),
+    "no progress": (lambda r: steps_of(r, 1, loss=np.nan), "rank 1 reports no progress"),
+    "no proof": (lambda r: changed(r, 1, proof=None), "rank 1 proves nothing"),
+    "a rank's gradient is lost": (lambda r: proof_of(r, 0, mean_low=0.333), "came out as 0.333"),
+    "fp32 on the wire": (lambda r: proof_of(r, 0, wire="fp32"), "travel as fp32, not as bf16"),
+    "no gradient": (lambda r: proof_of(r, 0, missing=["norm.weight"]), "no gradient for norm"),
+    "an idle group": (
+        lambda r: proof_of(r, 1, own_gradient={"a": 1.0, "b": 0.0}),
+        "no gradient reaches b",
+    ),
+    "lr 0": (
+        lambda r: ending_of(r, 0, moved={"a": 0.0, "b": 0.0}, largest_lr=0.0),
+        "2 of 2 groups of parameters did not move",
+    ),
+    "one group frozen": (lambda r: ending_of(r, 0, moved={"a": 1.0, "b": 0.0}), "1 of 2 groups"),
+    "nothing about movement": (lambda r: ending_of(r, 0, moved=None), "how far its parameters"),
+    "attention off": (lambda r: oracle_of(r, attention=0.3), "attention is off by 0.3"),
+    "attention NaN": (lambda r: oracle_of(r, attention=float("nan")), "attention is off by nan"),
+    "logits off": (lambda r: oracle_of(r, logits=0.3), "logits is off by 0.3"),
+    "forbidden blocks": (lambda r: oracle_of(r, blocks_illegal=3.0), "3.0 choices of blocks"),
+    "worse blocks": (lambda r: oracle_of(r, blocks_shortfall=0.5), "blocks_shortfall is off"),
+    "no oracle": (lambda r: proof_of(r, 0, oracle=None), "rank 0 did not hold"),
+}
+
+
+@pytest.mark.parametrize("name", HEARTBEATS)
+def test_heartbeats_that_do_not_balance(name: str) -> None:
+    change, text = HEARTBEATS[name]
+    table, ranks = honest()
+    assert text in "; ".join(all_accounts(table, change(ranks)))
+
+
+def test_a_document_may_be_read_again_but_not_at_once() -> None:
+    table, ranks = honest()
+    digests = [f"{step % 20:016x}" for step in table["step"]]
+    again = steps_of(ranks, 0, data=digests)
+    assert all_accounts(table, again, replace(WORK, generated=False)) == []
+    stuck = steps_of(ranks, 0, data=["1", *["1"], *digests[2:]])
+    assert "what it read before" in "; ".join(
+        all_accounts(table, stuck, replace(WORK, generated=False))
+    )
+
+
+def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
+    _, ranks = honest()
+    idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})
+    assert accounts.gradient_account(idle[:1], replace(WORK, seq_len=31)) == []
+    assert "k_cmp" in accounts.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
+
+
+def test_the_ranks_together_read_what_one_reads() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    both = [f"{(step * 8) + (step * 8 + 1):016x}" for step in steps["step"]]
+    alone = steps_of(ranks, 0, data=both)[:1]
+    together, single = accounts.union_of_data(ranks), accounts.union_of_data(alone)
+    assert together is not None
+    assert single is not None
+    assert together.tolist() == single.tolist()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "least", "most"),
+    [
+        ("bf16", "cuda", 0.02, 0.05),
+        ("fp16", "cuda", 0.002, 0.005),
+        ("fp32", "cuda", 0.002, 0.005),
+        ("fp32", "cpu", 1e-5, 2e-4),
+    ],
+)
+def test_what_a_type_explains(dtype: str, device: str, least: float, most: float) -> None:
+    assert least < accounts.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
+
+
+def test_arms_that_differ_in_compression_have_no_single_wire() -> None:
+    env: dict[str, Any] = {
+        "world_size": 2,
+        "effective": {"per_rank_batch": 1, "seq_len": 8, "accumulation": 1, "dtype": "fp32"},
+        "toggles": [{"name": "NSA_DDP_COMPRESS", "value": "bf16"}],
+    }
+    assert Workload.of(env).wire == "bf16"
+    assert Workload.of(env | {"arms": {"set": {"NSA_DDP_COMPRESS": "off"}}}).wire is None
+    assert Workload.of(env | {"toggles": []}).wire == "fp32"
+    assert Workload.of(env | {"world_size": 1}).wire == "fp32"
