@@ -51,6 +51,7 @@ def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
     handles = [
         group[0].parameter.register_hook(partial(_swap, seen, group, weight))
         for group in by_parameter.values()
+        if group[0].parameter.requires_grad
     ]
     handles.append(engine.model.head.register_forward_hook(_counting(seen)))
     spots = SpotCheck(model=engine.model) if engine.ranks.rank == 0 else None

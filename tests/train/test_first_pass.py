@@ -1,0 +1,227 @@
+"""The pass over the first batch, the token meter and the movement see what they are there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa import layer as layers
+from nsa.data.source import Batch
+from nsa.model import Layer, SwiGLU
+from nsa.train.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.train.engine import Engine
+from nsa.train.first_pass import first_pass
+from nsa.train.launch import plan_launch
+from nsa.train.ranks import choose_device, start_ranks
+from tests.train.launching import SMOKE, run
+
+S = 128
+TOLERANCE = 1e-4
+
+
+def engine() -> Engine:
+    plan = plan_launch(["--config", str(SMOKE), "--ddp", "0"], {"NSA_PREFILL_BATCHED": "1"})
+    made = Engine(plan, start_ranks(plan, choose_device(plan)))
+    made.configure(plan.toggles)
+    return made
+
+
+def batch(seed: int = 5) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(tokens=torch.randint(0, 256, (2, S + 1), generator=generator))
+
+
+def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
+    trainer = engine()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    proof = first_pass(trainer, batch())
+    assert proof["positions"] == 2 * S
+    assert proof["wire"] == "fp32"
+    assert proof["missing"] == []
+    assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=1e-6)
+    assert all(value > 0 for value in proof["own_gradient"].values())
+    spots = proof["oracle"]
+    assert spots["embedding"] == 0
+    assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
+    assert spots["blocks_illegal"] == 0
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert all(torch.equal(p, b) for p, b in zip(trainer.model.parameters(), before, strict=True))
+    assert not trainer.optimizer.state
+    assert not any(p._backward_hooks for p in trainer.model.parameters())
+
+
+def test_the_loss_is_that_of_the_first_step() -> None:
+    trainer, tokens = engine(), batch()
+    assert first_pass(trainer, tokens)["loss"] == pytest.approx(
+        float(trainer.loss(tokens.tokens).detach()), abs=1e-6
+    )
+
+
+def _half_a_loss(patch: pytest.MonkeyPatch) -> None:
+    whole = Engine.loss
+    patch.setattr(Engine, "loss", lambda self, tokens: whole(self, tokens[:, : S // 2 + 1]))
+
+
+def _loss_at_half(patch: pytest.MonkeyPatch) -> None:
+    def loss(self: Engine, tokens: Tensor) -> Tensor:
+        logits = self.model(tokens[:, :-1])[:, : S // 2]
+        targets = tokens[:, 1 : S // 2 + 1]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    patch.setattr(Engine, "loss", loss)
+
+
+@pytest.mark.parametrize("cheat", [_half_a_loss, _loss_at_half])
+def test_half_of_each_sequence_is_seen(
+    cheat: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheat(monkeypatch)
+    assert first_pass(engine(), batch())["positions"] == S
+
+
+def _attention_off(patch: pytest.MonkeyPatch) -> None:
+    real = layers.NSAAttention.forward
+    patch.setattr(layers.NSAAttention, "forward", lambda self, x: 0 * real(self, x))
+
+
+def _attention_left_out(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: Layer, x: Tensor) -> Tensor:
+        x = x + 0 * self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+    patch.setattr(Layer, "forward", forward)
+
+
+def _mlp_swapped(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: SwiGLU, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        out: Tensor = self.down(gate * torch.nn.functional.silu(up))
+        return out
+
+    patch.setattr(SwiGLU, "forward", forward)
+
+
+def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A part of the projection changed on its way into attention."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        from dataclasses import replace
+
+        real = layers.split_projection
+
+        def changed(*args: Any) -> Any:
+            parts = real(*args)
+            return replace(parts, **{name: change(getattr(parts, name))})
+
+        patch.setattr(layers, "split_projection", changed)
+
+    return plant
+
+
+WRONG = {
+    "attention times 0": (_attention_off, "attention"),
+    "residual without attention": (_attention_left_out, "layer"),
+    "mlp halves swapped": (_mlp_swapped, "layer"),
+    "compressed branch zero": (_part("v_cmp", lambda x: x * 0), "attention"),
+    "selected branch zero": (_part("v_sel", lambda x: x * 0), "attention"),
+    "window zero": (_part("v_win", lambda x: x * 0), "attention"),
+    "gates constant": (_part("gates", lambda x: x * 0 + 0.5), "attention"),
+    "keys of the window shifted": (_part("k_win", lambda x: x.roll(1, 2)), "attention"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_model_that_is_not_the_equations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, where = WRONG[name]
+    plant(monkeypatch)
+    # More than bf16 explains, so that it is noticed in every precision.
+    assert first_pass(engine(), batch())["oracle"][where] > 0.0313
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    trainer = engine()
+    trainer.model.norm.weight.requires_grad_(False)
+    assert first_pass(trainer, batch())["missing"] == ["norm.weight"]
+
+
+def test_pieces_are_every_element_once() -> None:
+    trainer = engine()
+    found = list(pieces(trainer.model))
+    assert sum(p.of(p.parameter).numel() for p in found) == trainer.model.n_parameters()
+    assert {"attention.q", "attention.gates", "embedding", "mlp.down", "norm"} <= {
+        p.group for p in found
+    }
+
+
+def test_movement_names_the_group_whose_worst_layer_stood_still() -> None:
+    trainer = engine()
+    movement = Movement(trainer.model)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            if name != "layers.1.mlp.down.weight":
+                parameter.add_(0.25)
+    moved = movement.by_group()
+    assert moved.pop("mlp.down") == 0
+    assert list(moved.values()) == pytest.approx([0.25] * len(moved), abs=1e-6)
+
+
+def test_the_meter_counts_what_enters_the_embedding_in_a_step_only() -> None:
+    trainer, tokens = engine(), batch()
+    meter = TokenMeter(trainer.model)
+    trainer.loss(tokens.tokens)  # before the first step: primed, proven
+    meter.begin([tokens])
+    trainer.loss(tokens.tokens)
+    with torch.no_grad():
+        trainer.model(tokens.tokens[:, :-1])
+    said = meter.take()
+    assert said["embedded"] == 2 * S
+    assert said["data"] == f"{batch_digest(tokens.tokens):016x}"
+    sums = meter.sums()
+    assert sums["fetched_sum"] == sums["embedded_sum"] == int(tokens.tokens[:, :-1].sum())
+    meter.begin([tokens])
+    trainer.loss(batch(6).tokens)
+    assert meter.sums()["fetched_sum"] != meter.sums()["embedded_sum"]
+
+
+def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
+    rows = batch().tokens
+    parts = batch_digest(rows[:1]) + batch_digest(rows[1:])
+    assert parts % 2**64 == batch_digest(rows) == batch_digest(rows.flip(0))
+    assert batch_digest(rows) != batch_digest(rows.roll(1, 1))
+
+
+MODES: dict[str, tuple[list[str], dict[str, str], str, float]] = {
+    "bf16, static graph, accumulation": (
+        ["--accum", "2"],
+        {"NSA_DDP_STATIC_GRAPH": "1", "NSA_DDP_COMPRESS": "bf16"},
+        "bf16",
+        0.01,
+    ),
+    "fp16, looking for unused": (
+        [],
+        {"NSA_DDP_FIND_UNUSED": "1", "NSA_DDP_COMPRESS": "fp16"},
+        "fp16",
+        2e-3,
+    ),
+    "fp32": ([], {}, "fp32", 1e-6),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) -> None:
+    args, toggles, wire, error = MODES[mode]
+    launch = run(tmp_path, ["--steps", "3", *args], ranks=2, toggles=toggles)
+    assert launch.process.returncode == 0, launch.text()
+    for number in range(2):
+        (proof,) = launch.beats(number, "proof")
+        assert proof["wire"] == wire
+        assert proof["missing"] == []
+        assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=error)
+        assert (proof["oracle"] is None) == (number == 1)
