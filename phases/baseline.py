@@ -61,69 +61,45 @@ class Baseline(RowPhase):
         """Three launches of the profile's steps, or one long one (`--protocol single`)."""
         return repeated(context, phase=self.name, purpose="throughput of the production config")
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The runbook's baseline judgements."""
-        del context
-        names = self.names
         return (
-            *training_rows(names),
+            *training_rows(self.names),
+            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            toggles_row(self.names, but=("NSA_DDP_COMPRESS",)),
             Row(
-                what="comparable",
-                question="Did all launches run the same configuration?",
-                answer=lambda case: alike(case, names(case)),
-            ),
-            toggles_row(names, but=("NSA_DDP_COMPRESS",)),
-            Row(
-                what="compression",
-                question="Is gradient compression active?",
-                answer=lambda case: compression_active(case, names(case)),
+                "compression",
+                "Is gradient compression active?",
+                self.over(compression_active),
                 topic="compression",
             ),
             Row(
-                what="throughput",
-                question="Does the throughput reach the floor?",
-                answer=lambda case: throughput(case, names(case)),
+                "throughput",
+                "Does the throughput reach the floor?",
+                self.over(throughput),
                 topic="throughput",
             ),
+            Row("throughput_aim", "Is the throughput in the target band?", self.over(aim)),
             Row(
-                what="throughput_aim",
-                question="Is the throughput in the target band?",
-                answer=lambda case: aim(case, names(case)),
-            ),
-            Row(
-                what="target_fresh",
-                question="Can the floor catch anything?",
-                answer=lambda case: stale_target(case, names(case)),
+                "target_fresh",
+                "Can the floor catch anything?",
+                self.over(stale_target),
                 topic="target",
             ),
             Row(
-                what="mfu",
-                question="What share of the device's peak is used?",
-                answer=lambda case: mfu(case, names(case)),
-                topic="plausible",
+                "mfu", "What share of the device's peak is used?", self.over(mfu), topic="plausible"
             ),
             Row(
-                what="gpu_utilisation",
-                question="Are the GPUs busy?",
-                answer=lambda case: utilisation(case, names(case)),
-                topic="throughput",
+                "gpu_utilisation", "Are the GPUs busy?", self.over(utilisation), topic="throughput"
+            ),
+            Row("gpu_balance", "Are the GPUs equally busy?", self.over(balance), topic="balance"),
+            Row(
+                "memory_headroom", "Is enough GPU memory left?", self.over(headroom), topic="memory"
             ),
             Row(
-                what="gpu_balance",
-                question="Are the GPUs equally busy?",
-                answer=lambda case: balance(case, names(case)),
-                topic="balance",
-            ),
-            Row(
-                what="memory_headroom",
-                question="Is enough GPU memory left?",
-                answer=lambda case: headroom(case, names(case)),
-                topic="memory",
-            ),
-            Row(
-                what="production_time",
-                question="How long will the production run take, and what will it cost?",
-                answer=lambda case: production_days(case, names(case)),
+                "production_time",
+                "How long will the production run take, and what will it cost?",
+                self.over(production_days),
             ),
         )
 

@@ -51,26 +51,20 @@ class BucketSweep(AbPhase):
         same = [arm for arm, value in values.items() if _equal(value, current)]
         return same[0] if same else next(iter(values))
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Did the sizes differ, is the control the baseline, which is best."""
-        del context
         return (
             *training_rows(self.names),
-            Row(
-                what="arms_complete",
-                question="Did every arm run?",
-                answer=self._arms_complete,
-                topic="stall",
-            ),
+            Row("arms_complete", "Did every arm run?", self._arms_complete, topic="stall"),
             *self.alike_rows(),
             Row(
-                what="buckets_differ",
-                question="Did DDP's buckets really differ between the arms?",
-                answer=self._buckets_differ,
+                "buckets_differ",
+                "Did DDP's buckets really differ between the arms?",
+                self._buckets_differ,
                 topic="bucket",
             ),
             self.control_row("Does the configured size reproduce the baseline phase?"),
-            Row(what="best", question="Which bucket size is best?", answer=self._best),
+            Row("best", "Which bucket size is best?", self._best),
         )
 
     def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:

@@ -55,32 +55,16 @@ class FineWeb(RowPhase):
         )
         return [smoke, train]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Loader and progress, or why there is neither here."""
-        del context
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
         return (
-            Row(
-                what="loader",
-                question="Is the loader responsive?",
-                answer=_or_missing(_loader),
-                topic="data",
-            ),
+            Row("loader", "Is the loader responsive?", _or_missing(_loader), topic="data"),
             *(
-                Row(
-                    what=row.what,
-                    question=row.question,
-                    answer=_or_missing(row.answer),
-                    topic=row.topic,
-                )
+                Row(row.what, row.question, _or_missing(row.answer), topic=row.topic)
                 for row in shared
             ),
-            Row(
-                what="progress",
-                question="Does training progress?",
-                answer=_or_missing(_progress),
-                topic="data",
-            ),
+            Row("progress", "Does training progress?", _or_missing(_progress), topic="data"),
         )
 
 

@@ -57,31 +57,22 @@ class FusedAdamW(AbPhase):
         """A fault of the variant is an answer: DROP."""
         return arm == self.variant(context)
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The comparison, in which a fault of the fused arm only drops that arm."""
-        del context
         shared = (
             *training_rows(self.names),
             *self.alike_rows(),
             Row(
-                what="took_effect",
-                question="Was the optimizer really fused in one arm and not in the other?",
-                answer=self._took_effect,
+                "took_effect",
+                "Was the optimizer really fused in one arm and not in the other?",
+                self._took_effect,
             ),
             Row(
-                what="loss_parity",
-                question="Do both arms reach the same loss?",
-                answer=self._loss_parity,
-                topic="fused",
+                "loss_parity", "Do both arms reach the same loss?", self._loss_parity, topic="fused"
             ),
             self.control_row("Does the plain arm reproduce the baseline phase?"),
         )
-        keep = Row(
-            what="keep",
-            question="Is fused AdamW stable and not slower?",
-            answer=self._keep,
-            topic="fused",
-        )
+        keep = Row("keep", "Is fused AdamW stable and not slower?", self._keep, topic="fused")
         return (*tolerant(shared, self._fault), keep)
 
     def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:

@@ -81,35 +81,21 @@ class LongRun(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
-        del context
         return (
             *training_rows(self.names),
             toggles_row(self.names),
+            Row("no_halt", "Did the run go without a watchdog halt?", _no_halt, topic="stall"),
             Row(
-                what="no_halt",
-                question="Did the run go without a watchdog halt?",
-                answer=_no_halt,
-                topic="stall",
+                "steady", "Is the throughput steady from beginning to end?", _steady, topic="steady"
             ),
+            Row("gates", "Are the gates healthy?", _gates, topic="gates"),
+            Row("memory_plateau", "Has memory stopped growing?", _memory_plateau, topic="memory"),
             Row(
-                what="steady",
-                question="Is the throughput steady from beginning to end?",
-                answer=_steady,
-                topic="steady",
-            ),
-            Row(what="gates", question="Are the gates healthy?", answer=_gates, topic="gates"),
-            Row(
-                what="memory_plateau",
-                question="Has memory stopped growing?",
-                answer=_memory_plateau,
-                topic="memory",
-            ),
-            Row(
-                what="memory_limit",
-                question="Does every rank stay under the memory limit?",
-                answer=_memory_limit,
+                "memory_limit",
+                "Does every rank stay under the memory limit?",
+                _memory_limit,
                 topic="memory",
             ),
         )

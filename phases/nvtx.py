@@ -50,36 +50,20 @@ class Nvtx(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The range is there, the trace is kept, Python's share is named and small."""
-        del context
         return (
             *training_rows(self.names),
             toggles_row(self.names, but=("NSA_NVTX",)),
+            Row("range_present", f"Did the range {_RANGE} run?", _range_present, topic="nvtx"),
+            Row("trace_kept", "Is the profiler's trace kept?", _trace_kept, topic="nvtx"),
             Row(
-                what="range_present",
-                question=f"Did the range {_RANGE} run?",
-                answer=_range_present,
-                topic="nvtx",
-            ),
-            Row(
-                what="trace_kept",
-                question="Is the profiler's trace kept?",
-                answer=_trace_kept,
-                topic="nvtx",
-            ),
-            Row(
-                what="python_share",
-                question="What share of the step is spent in Python?",
-                answer=_python_share,
+                "python_share",
+                "What share of the step is spent in Python?",
+                _python_share,
                 topic="python",
             ),
-            Row(
-                what="python_hotspot",
-                question="Does one Python function dominate?",
-                answer=_hotspot,
-                topic="python",
-            ),
+            Row("python_hotspot", "Does one Python function dominate?", _hotspot, topic="python"),
         )
 
     def details(self, case: Case) -> Judgement:

@@ -52,42 +52,28 @@ class SdpaAudit(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Audit present, kernels as expected, and which of the two settings is usable."""
-        del context
         shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
             *tolerant(shared, _fault),
+            Row("audited", "Did the audit see every branch?", _audited, topic="audit"),
             Row(
-                what="audited",
-                question="Did the audit see every branch?",
-                answer=_audited,
-                topic="audit",
+                "kernels", "Did the expected kernel run in every branch?", _kernels, topic="kernels"
             ),
             Row(
-                what="kernels",
-                question="Did the expected kernel run in every branch?",
-                answer=_kernels,
+                "flash_only",
+                "Does it run with flash kernels only?",
+                lambda case: _arm(case, _FLASH),
                 topic="kernels",
             ),
             Row(
-                what="flash_only",
-                question="Does it run with flash kernels only?",
-                answer=lambda case: _arm(case, _FLASH),
+                "no_flash",
+                "Does it run without flash kernels?",
+                lambda case: _arm(case, _NO_FLASH),
                 topic="kernels",
             ),
-            Row(
-                what="no_flash",
-                question="Does it run without flash kernels?",
-                answer=lambda case: _arm(case, _NO_FLASH),
-                topic="kernels",
-            ),
-            Row(
-                what="stable",
-                question="Is at least one of the two settings usable?",
-                answer=_stable,
-                topic="kernels",
-            ),
+            Row("stable", "Is at least one of the two settings usable?", _stable, topic="kernels"),
         )
 
     def details(self, case: Case) -> Judgement:

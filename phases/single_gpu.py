@@ -51,28 +51,22 @@ class SingleGpu(RowPhase):
         purpose = "the same global batch on one device"
         return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
-        del context
-        names = self.names
         return (
-            *training_rows(names),
+            *training_rows(self.names),
+            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            toggles_row(self.names),
             Row(
-                what="comparable",
-                question="Did all launches run the same configuration?",
-                answer=lambda case: alike(case, names(case)),
-            ),
-            toggles_row(names),
-            Row(
-                what="same_as_baseline",
-                question="Do the two sides differ only in the number of ranks?",
-                answer=self._same_as_baseline,
+                "same_as_baseline",
+                "Do the two sides differ only in the number of ranks?",
+                self._same_as_baseline,
                 topic="scaling",
             ),
             Row(
-                what="scaling",
-                question="Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
-                answer=self._scaling,
+                "scaling",
+                "Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
+                self._scaling,
                 topic="scaling",
             ),
         )

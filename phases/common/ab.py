@@ -116,16 +116,16 @@ class AbPhase(RowPhase):
         """Rows `comparable` and `toggles_effective`."""
         return (
             Row(
-                what="comparable",
-                question=f"Do the arms differ only in the {self.compared}?",
-                answer=lambda case: alike(case, self.names(case), but=self.ignored),
+                "comparable",
+                f"Do the arms differ only in the {self.compared}?",
+                lambda case: alike(case, self.names(case), but=self.ignored),
             ),
             toggles_row(self.names, but=(self.toggle,)),
         )
 
     def control_row(self, question: str) -> Row:
         """Row `control`."""
-        return Row(what="control", question=question, answer=self._reproduces)
+        return Row("control", question, self._reproduces)
 
     def _reproduces(self, case: Case) -> Finding:
         place = next(places(case, [self.control(case.context)]))

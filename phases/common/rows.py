@@ -19,9 +19,12 @@ from runbook.records.phase import Judgement, Phase, PlanContext
 IMPOSSIBLE = (RunbookError, ArithmeticError)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
-    """One question of the acceptance table, and how to answer it from a case."""
+    """One question of the acceptance table, and how to answer it from a case.
+
+    `what` ends the id of its check; `topic` is the playbook's entry that fixes it.
+    """
 
     what: str
     question: str
@@ -32,19 +35,22 @@ class Row:
 class RowPhase(Phase):
     """A phase whose checks are exactly its declared rows, in their order.
 
-    `needs` names the phases without which
-    running this one again answers nothing.
+    `needs` names the phases without which running this one again answers nothing.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
     def names(self, case: Case) -> Sequence[str]:
         """Names of the planned launches."""
         return [launch.name for launch in self.plan(case.context)]
+
+    def over(self, answer: Callable[[Case, Sequence[str]], Finding]) -> Callable[[Case], Finding]:
+        """The answer from all planned launches together."""
+        return lambda case: answer(case, self.names(case))
 
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
@@ -53,12 +59,13 @@ class RowPhase(Phase):
 
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of all rows."""
-        return tuple(f"{self.name}.{row.what}" for row in self.rows(context))
+        del context
+        return tuple(f"{self.name}.{row.what}" for row in self.rows())
 
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
-        checks = [self._check(row, _answer(row, case), context) for row in self.rows(context)]
+        checks = [self._check(row, _answer(row, case), context) for row in self.rows()]
         try:
             details = self.details(case)
         except (Unanswerable, *IMPOSSIBLE) as missing:

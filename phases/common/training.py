@@ -48,31 +48,24 @@ def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
         return lambda case: first_problem(answer, case, names(case))
 
     return (
+        Row("completed", f"Did {what} finish?", over(_completed), topic="stall"),
         Row(
-            what="completed", question=f"Did {what} finish?", answer=over(_completed), topic="stall"
-        ),
-        Row(
-            what="ranks_alive",
-            question="Did every rank report every step, to the same parameters?",
-            answer=over(_ranks_alive),
+            "ranks_alive",
+            "Did every rank report every step, to the same parameters?",
+            over(_ranks_alive),
             topic="stall",
         ),
         Row(
-            what="as_planned",
-            question="Did the planned config, toggles and device really run?",
-            answer=over(_as_planned),
+            "as_planned",
+            "Did the planned config, toggles and device really run?",
+            over(_as_planned),
             topic="plausible",
         ),
+        Row("loss_finite", "Is the loss finite in every step?", over(_loss_finite), topic="loss"),
         Row(
-            what="loss_finite",
-            question="Is the loss finite in every step?",
-            answer=over(_loss_finite),
-            topic="loss",
-        ),
-        Row(
-            what="plausible",
-            question="Are loss, tokens and times possible?",
-            answer=over(check_plausible),
+            "plausible",
+            "Are loss, tokens and times possible?",
+            over(check_plausible),
             topic="plausible",
         ),
     )
@@ -113,9 +106,9 @@ def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
         )
 
     return Row(
-        what="toggles_effective",
-        question="Did every toggle of the plan take effect?",
-        answer=lambda case: first_problem(one, case, names(case)),
+        "toggles_effective",
+        "Did every toggle of the plan take effect?",
+        lambda case: first_problem(one, case, names(case)),
     )
 
 
