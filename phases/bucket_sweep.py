@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from phases.common.ab import AbPhase
 from phases.common.arms import places, samples
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import environment
-from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import derived, rank_value
 from phases.common.rows import Row
 from phases.common.training import training_rows

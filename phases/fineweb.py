@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from phases.common.case import Case, ending
+from phases.common.case import Case, Finding, ending, failed, invalid, passed, skipped
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.finding import Finding, failed, invalid, passed, skipped
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows

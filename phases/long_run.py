@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, incomplete, missing, passed
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.curves import columns, gate_entropy
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, passed
 from phases.common.measure import (
     against,
     decided,
@@ -20,7 +18,7 @@ from phases.common.measure import (
     shown_only,
     with_limit,
 )
-from phases.common.rates import gather, optional, rate_table
+from phases.common.rates import columns, gather, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
@@ -32,7 +30,7 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Reason, Series, Window
+from runbook.records import Launch, Reason, Series, Window, thin_points
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
@@ -138,8 +136,7 @@ def _steady(case: Case) -> Finding:
 def _gate_frame(case: Case) -> pd.DataFrame:
     launch = case.completed(_LAUNCH)
     if launch.gates is None or launch.gates.empty:
-        reason = "no gate health was recorded"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+        raise missing("no gate health was recorded")
     return launch.gates
 
 
@@ -191,8 +188,7 @@ def _memory_plateau(case: Case) -> Finding:
     log = case.log(_LAUNCH)
     frame = log.frame
     if "mem_mib" not in frame or frame["mem_mib"].isna().all():
-        reason = f"{log.path} has no memory readings"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(log.path,)))
+        raise missing(f"{log.path} has no memory readings", log.path)
     rows = frame[frame["mem_mib"].notna()]
     limit = case.limit(MEMORY)
     decision = memory_plateau(
@@ -227,4 +223,26 @@ def _memory_limit(case: Case) -> Finding:
 def _curves(case: Case) -> tuple[Series, ...]:
     limit = case.limit(MEMORY).value * _MIB_PER_GIB
     kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
-    return (*kept, *gate_entropy(case, _LAUNCH, limit=case.limit(GATE_ENTROPY_MIN).value))
+    return (*kept, *_gate_entropy(case, limit=case.limit(GATE_ENTROPY_MIN).value))
+
+
+def _gate_entropy(case: Case, *, limit: float) -> tuple[Series, ...]:
+    """Gate entropy over the steps, if it was recorded."""
+    found = optional(lambda: case.launch(_LAUNCH))
+    if found is None or found.gates is None:
+        return ()
+    rows = found.gates[found.gates["entropy"].notna()]
+    if rows.empty:
+        return ()
+    points = thin_points(rows["step"].tolist(), rows["entropy"].tolist())
+    return (
+        Series(
+            name=f"{_LAUNCH} gate entropy",
+            unit="share",
+            points=points,
+            n=len(rows),
+            limit=limit,
+            path=found.gates_path,
+            sha256=found.gates_sha256,
+        ),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import pytest_launch
 from phases.common.facts import (
     answered,
@@ -21,7 +21,6 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
-from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import against
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase

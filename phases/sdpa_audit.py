@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phases.common.arms import ArmFault, arm_fault, tolerant
-from phases.common.case import Case
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    failed,
+    invalid,
+    missing,
+    passed,
+    warned,
+)
 from phases.common.commands import INTERLEAVED, interleaved
-from phases.common.effects import effect_problem
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
 from phases.common.measure import in_file
+from phases.common.proofs import effect_problem
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -168,7 +176,7 @@ def _arm(case: Case, arm: str) -> Finding:
     rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} wrote no step"))
+        raise missing(f"arm {arm} wrote no step")
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
         return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case
+from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
-from phases.common.finding import Finding, invalid, passed, skipped
 from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
 from phases.common.plausible import alike, differences
 from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, invalid, skipped
 from phases.common.commands import pytest_launch
-from phases.common.finding import Finding, invalid, skipped
 from phases.common.measure import derived
 from phases.common.proofs import judge_cases, report_of
 from phases.common.rows import Row, RowPhase

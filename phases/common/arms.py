@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phases.common.case import Case, ending
+from phases.common.case import Case, Finding, Unanswerable, ending, incomplete, skipped, warned
 from phases.common.commands import INTERLEAVED, launches_per_arm
-from phases.common.finding import Finding, Unanswerable, incomplete, skipped, warned
 from phases.common.measure import last50
 from phases.common.rates import optional, rounded
 from phases.common.rows import Row

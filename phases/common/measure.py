@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    failed,
-    inconclusive,
-    invalid,
-    passed,
-    skipped,
-)
+from phases.common.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Comparator, Measurement, Outcome, Reason, Window
-from runbook.records.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
     from runbook.config.limits import Limit
@@ -78,11 +70,6 @@ def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> 
     if rank.first_step is not None and rank.last_step is not None:
         window = Window(first_step=rank.first_step, last_step=rank.last_step)
     return in_file(rank.path, rank.sha256, name, value, unit, n=rank.events, window=window)
-
-
-def count_of(report: JUnitReport, name: str, value: int, *, n: int = 1) -> Measurement:
-    """A count from a launch's JUnit file."""
-    return in_file(report.path, report.sha256, name, float(value), "tests", n=n)
 
 
 def derived(

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case
-from phases.common.finding import Finding, invalid, passed
+from phases.common.case import Case, Finding, invalid, passed
 from phases.common.measure import log_value
 from phases.limits import FLOOR_SLACK, RATE_TOLERANCE, START_TOLERANCE
 from runbook.records import Reason

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from phases.common.case import Case
-from phases.common.finding import (
+from phases.common.case import (
+    Case,
     Finding,
     Unanswerable,
-    incomplete,
     invalid,
+    missing,
     passed,
     skipped,
     warned,
@@ -27,7 +27,7 @@ from phases.common.measure import (
 )
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
-from runbook.records import Measurement, Reason, Table
+from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 T = TypeVar("T")
@@ -146,8 +146,7 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
     if per_token <= 0:
-        reason = f"{names[0]}: env.json has no FLOPs per token"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+        raise missing(f"{names[0]}: env.json has no FLOPs per token")
     peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
     share = float(pooled.value) * per_token / peak
     size = f"{float((env['effective']).get('n_params') or 0) / 1e6:.1f}M parameters"
@@ -229,3 +228,30 @@ def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
         f"{float(pause.value):.1%}" if pause else None,
         (last or rate).path if (last or rate) else "no evidence",  # type: ignore[union-attr]
     )
+
+
+_UNITS = {"toks_per_s": TOKENS_PER_SECOND, "loss": "nats", "mem_mib": "MiB"}
+
+
+def columns(case: Case, launch: str, wanted: Mapping[str, float | None]) -> tuple[Series, ...]:
+    """Columns of a training.csv over the steps, each with the limit to draw, if any."""
+    log = optional(lambda: case.log(launch, whole=False))
+    curves = []
+    for name, limit in wanted.items():
+        if log is None or name not in log.frame:
+            continue
+        rows = log.frame[log.frame[name].notna()]
+        if rows.empty:
+            continue
+        curves.append(
+            Series(
+                name=f"{launch} {name}",
+                unit=_UNITS[name],
+                points=thin_points(rows["step"].tolist(), rows[name].tolist()),
+                n=len(rows),
+                limit=limit,
+                path=log.path,
+                sha256=log.sha256,
+            )
+        )
+    return tuple(curves)

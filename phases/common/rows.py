@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, invalid
+from phases.common.case import Case, Finding, Unanswerable, invalid
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
 from runbook.records import Check, Outcome, Reason

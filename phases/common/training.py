@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phases.common.case import Case, ending
-from phases.common.effects import effect_problem, toggles_in_force
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    failed,
+    incomplete,
+    invalid,
+    passed,
+)
 from phases.common.measure import from_env, log_value, rank_value
 from phases.common.plausible import alike, check_plausible
+from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
