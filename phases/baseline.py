@@ -15,10 +15,8 @@ from phases.common.proofs import effect_problem, proof_text
 from phases.common.rates import (
     aim,
     columns,
-    gather,
-    launch_last50,
+    last50s,
     mfu,
-    optional,
     production_days,
     rate_table,
     stale_target,
@@ -126,10 +124,9 @@ class Baseline(RowPhase):
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rate_table(case, names, title="Throughput of each launch")
-        found = [optional(partial(launch_last50, case, name)) for name in names]
         curves = [curve for name in names for curve in columns(case, name, {"toks_per_s": None})]
         return Judgement(
-            checks=(), tables=(table,), measurements=gather(found), series=tuple(curves)
+            checks=(), tables=(table,), measurements=last50s(case, names), series=tuple(curves)
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phases.common.case import Case, Finding, failed, incomplete, missing, passed
@@ -12,13 +13,12 @@ from phases.common.measure import (
     decided,
     estimated,
     in_file,
-    last50,
     log_value,
     rank_value,
     shown_only,
     with_limit,
 )
-from phases.common.rates import columns, gather, optional, rate_table
+from phases.common.rates import columns, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
@@ -100,11 +100,10 @@ class LongRun(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
-        last_50 = optional(lambda: last50(case.log(_LAUNCH)))
         return Judgement(
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
-            measurements=gather([last_50]),
+            measurements=last50s(case, [_LAUNCH]),
             series=_curves(case),
         )
 
@@ -200,8 +199,7 @@ def _memory_plateau(case: Case) -> Finding:
     readings = log_value(log, "mem_mib", 0.0, "MiB")
     value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
     finding = decided(decision, value)
-    code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
-    return Finding(**{**vars(finding), "code": code})
+    return replace(finding, code=Reason.LEAK) if finding.code is Reason.BELOW_LIMIT else finding
 
 
 def _memory_limit(case: Case) -> Finding:

@@ -8,9 +8,17 @@ from functools import partial
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
-from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
+from phases.common.measure import decided, derived, shown_only, with_limit
 from phases.common.plausible import alike, differences
-from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table
+from phases.common.rates import (
+    cell,
+    gather,
+    last50s,
+    launch_rate,
+    launch_rates,
+    optional,
+    rate_table,
+)
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import PAIRED, SCALING
@@ -89,9 +97,9 @@ class SingleGpu(RowPhase):
         if ranks < 2:
             return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
         require_sound(case, self.names(case))
-        alone = [effective_rate(case.log(name)) for name in self.names(case)]
+        alone = launch_rates(case, self.names(case))
         before = case.earlier("baseline")
-        together = [effective_rate(before.log(name)) for name in before.evidence.launches]
+        together = launch_rates(before, list(before.evidence.launches))
         pairs = min(len(alone), len(together))
         limit = case.limit(SCALING)
         decision = scaling(
@@ -124,9 +132,8 @@ class SingleGpu(RowPhase):
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
         names = self.names(case)
-        found = [optional(partial(launch_last50, case, name)) for name in names]
         tables = (rate_table(case, names, title="Throughput on one device"), self._sides(case))
-        return Judgement(checks=(), tables=gather(tables), measurements=gather(found))
+        return Judgement(checks=(), tables=gather(tables), measurements=last50s(case, names))
 
     def _sides(self, case: Case) -> Table | None:
         before = optional(lambda: case.earlier("baseline"))
@@ -141,9 +148,9 @@ class SingleGpu(RowPhase):
                 rows.append(
                     (
                         f"{first} / {second}",
-                        round(float(many.value), 1),
+                        cell(many),
                         round(each, 1),
-                        round(float(one.value), 1),
+                        cell(one),
                         round(each / float(one.value), 3),
                     )
                 )

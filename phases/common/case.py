@@ -136,27 +136,7 @@ def ending(launch: LaunchEvidence) -> Finding:
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
     reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
-    if outcome is Outcome.FAIL:
-        return failed(code, reason, evidence=paths)
-    if outcome is Outcome.INVALID:
-        return invalid(code, reason, evidence=paths)
-    return incomplete(code, reason, evidence=paths)
-
-
-def fact_measurement(fact: Fact) -> Measurement | None:
-    """A fact as a measurement; None where the machine has no such thing."""
-    if fact.value is None:
-        return None
-    return Measurement(
-        name=fact.name,
-        value=fact.value,
-        unit=fact.unit,
-        n=1,
-        window=None,
-        path=fact.path,
-        sha256=fact.sha256,
-        note=fact.note,
-    )
+    return _finding(outcome, code, reason, evidence=paths)
 
 
 def _impossible(log: TrainingLog) -> str:
@@ -258,9 +238,18 @@ class Case:
     def known(self, name: str) -> tuple[Fact, Measurement]:
         """A fact that has a value."""
         found = self.fact(name)
-        measurement = fact_measurement(found)
-        if measurement is None:
+        if found.value is None:
             raise missing(f"{name} is unknown: {found.note or 'no reason recorded'}", found.path)
+        measurement = Measurement(
+            name=found.name,
+            value=found.value,
+            unit=found.unit,
+            n=1,
+            window=None,
+            path=found.path,
+            sha256=found.sha256,
+            note=found.note,
+        )
         return found, measurement
 
     def earlier(self, phase: str) -> Case:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from phases.common.case import (
@@ -46,9 +48,17 @@ def gather(found: Iterable[T | None]) -> tuple[T, ...]:
     return tuple(item for item in found if item is not None)
 
 
-def rounded(value: float | None, digits: int = 1) -> float | None:
+def cell(measured: Measurement | None) -> float | None:
     """A number for a table's cell."""
-    return None if value is None else round(value, digits)
+    return None if measured is None else round(float(measured.value), 1)
+
+
+def last50_cells(last: Measurement | None) -> tuple[float | None, float | None, str]:
+    """Mean, standard deviation and window of a last-50 statistic for a table."""
+    if last is None:
+        return None, None, "fewer than 50 steps"
+    spread = None if last.stdev is None else round(last.stdev, 1)
+    return cell(last), spread, str(last.window)
 
 
 _SECONDS_PER_DAY = 86_400.0
@@ -59,14 +69,15 @@ def launch_rate(case: Case, name: str) -> Measurement:
     return effective_rate(case.log(name))
 
 
-def launch_last50(case: Case, name: str) -> Measurement:
-    """The last-50 statistic (W3) of one launch."""
-    return last50(case.log(name))
+def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
+    """The last-50 statistic (W3) of every launch that has one."""
+    logs = gather(optional(partial(case.log, name)) for name in names)
+    return gather(optional(partial(last50, log)) for log in logs)
 
 
 def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
     """Tokens over time of every launch after warm-up; raises where one has no evidence."""
-    return [effective_rate(case.log(name)) for name in names]
+    return [launch_rate(case, name) for name in names]
 
 
 def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
@@ -99,10 +110,8 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     shown = pooled.model_copy(update={"interval": decision.interval})
     last = optional(lambda: last50(case.log(names[0])))
     beside = f"; last 50 steps {last}" if last else "; fewer than 50 measured steps in a launch"
-    finding = decided(decision, shown, evidence=paths)
-    return with_limit(
-        Finding(**{**vars(finding), "reason": decision.reason + beside}), shown, limit
-    )
+    finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
+    return with_limit(finding, shown, limit)
 
 
 def aim(case: Case, names: Sequence[str]) -> Finding:
@@ -210,23 +219,22 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
     from runbook.stats import StatisticsError, time_lost, typical
 
-    last = optional(lambda: last50(case.log(name)))
-    rate = optional(lambda: effective_rate(case.log(name)))
+    log = optional(partial(case.log, name))
+    last = optional(partial(last50, log)) if log else None
+    rate = optional(partial(effective_rate, log)) if log else None
     usual = pause = None
-    if rate is not None:
+    if log is not None and rate is not None:
         try:
-            usual, pause = typical(case.log(name)), time_lost(case.log(name))
+            usual, pause = typical(log), time_lost(log)
         except StatisticsError:
             usual = pause = None
     return (
         name,
-        rounded(float(last.value)) if last else None,
-        rounded(last.stdev) if last else None,
-        str(last.window) if last else "fewer than 50 steps",
-        rounded(float(rate.value)) if rate else None,
-        rounded(float(usual.value)) if usual else None,
+        *last50_cells(last),
+        cell(rate),
+        cell(usual),
         f"{float(pause.value):.1%}" if pause else None,
-        (last or rate).path if (last or rate) else "no evidence",  # type: ignore[union-attr]
+        log.path if log and (last or rate) else "no evidence",
     )
 
 
