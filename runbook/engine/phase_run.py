@@ -112,7 +112,7 @@ class PhaseRun:
         facts = collect_preflight(
             state.run_root,
             expected_branch=profile.branch,
-            observer=state.observer,
+            note=state.observer.note,
             trainer=profile.trainer,
         )
         with state.stop.deferred():

@@ -1,10 +1,14 @@
-"""`run_plan`: the phases in order, the journal after each, the record and reports at the end."""
+"""A run: the phases in order, the journal after each, the record and reports at the end.
+
+`run_plan` begins one; `resume_run` goes on where one was cut off, without repeating what had
+finished.
+"""
 
 from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,17 +16,27 @@ from pathlib import Path
 from runbook import __version__, registry
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
-from runbook.engine.manifest import artifact_records, write_manifest
-from runbook.engine.options import RunOptions, Setup, prepare
+from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
+from runbook.engine.outputs import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    artifact_records,
+    record_text,
+    report_files,
+    write_manifest,
+    write_reports,
+)
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.engine.rendering import report_files, write_reports
+from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.records import PhaseRecord, RunRecord, Verdict
+from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
 _SHORT_SHA = 7
 _TRIES = 100
+_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 
 
 def create_run_folder(out: Path) -> Path:
@@ -43,9 +57,6 @@ def create_run_folder(out: Path) -> Path:
             continue
         return folder
     raise FileExistsError(f"{out} has {_TRIES} runs of the same second: {name}")
-
-
-RECORD_FILE = "run.json"
 
 
 def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
@@ -72,10 +83,80 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
             phases=[phase.name for phase in setup.phases],
             known=_known_phases(setup),
         )
-        return continue_run(setup, run_root, journal, observer)
+        return _continue(setup, run_root, journal, observer)
 
 
-def continue_run(
+def resume_run(
+    run_root: Path,
+    *,
+    observer: Observer,
+    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+) -> RunRecord:
+    """Continue a run after an interruption or a crash of harness or machine.
+
+    Phases that had finished stay byte for byte as they are; in the phase that was cut off,
+    launches that had ended are not repeated. Raises `UsageError` if there is nothing to continue
+    or another version of the program made the run, `RunbookError` if its journal is damaged.
+    """
+    run_root = run_root.resolve()
+    if not (run_root / EVENTS_FILE).is_file():
+        raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
+    with Journal.reopen(run_root) as journal:
+        if not journal.events:
+            raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
+        record = derive_record(journal.events)
+        _refuse_if_pointless(record, journal)
+        setup = make_setup(record)
+        done = _finished_phases(journal)
+        state = RunState(
+            setup=setup,
+            run_root=run_root,
+            journal=journal,
+            observer=observer,
+            stop=StopRequest(),
+            finished_launches=_finished_launches(journal, done),
+        )
+        _restore(state, done)
+        journal.append("run_resumed", sync=True)
+        (run_root / MANIFEST_FILE).unlink(missing_ok=True)
+        return _continue(setup, run_root, journal, observer, state=state)
+
+
+def _refuse_if_pointless(record: RunRecord, journal: Journal) -> None:
+    if any(event["event"] == "run_finished" for event in journal.events):
+        raise UsageError(
+            f"{record.run_id} is finished: {record.verdict}", hint="start a new run instead"
+        )
+    if record.tool_version != __version__:
+        raise UsageError(
+            f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
+            hint="continue it with the version that began it",
+        )
+
+
+def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
+    if "preflight" in done:
+        state.facts |= read_facts(state.run_root)
+    for name, record in done.items():
+        state.choices[name] = record.choices
+        state.evidence[name] = read_phase(
+            state.run_root, record.launches, facts=state.facts, earlier={}
+        )
+
+
+def _finished_launches(
+    journal: Journal, done: dict[str, PhaseRecord]
+) -> dict[tuple[str, str], LaunchResult]:
+    found = {}
+    for event in journal.events:
+        if event["event"] == "launch_finished" and event["phase"] not in done:
+            result = LaunchResult.model_validate(event["result"])
+            if result.status not in _NOT_FINISHED:
+                found[(event["phase"], event["launch"])] = result
+    return found
+
+
+def _continue(
     setup: Setup,
     run_root: Path,
     journal: Journal,
@@ -99,7 +180,7 @@ def continue_run(
 
 
 def _run_phases(state: RunState, stop: StopRequest) -> None:
-    done = finished_phases(state.journal)
+    done = _finished_phases(state.journal)
     for phase in state.setup.phases:
         if phase.name in done:
             continue
@@ -125,7 +206,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     return record
 
 
-def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
+def _finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     """Records of the phases that ran to their end; an interrupted one is not among them."""
     whole = {
         event["record"]["name"]
@@ -134,11 +215,6 @@ def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     }
     records = phase_records(journal.events)
     return {name: record for name, record in records.items() if name in whole}
-
-
-def record_text(record: RunRecord) -> str:
-    """run.json as it is written: one form only, so that an edit anywhere shows."""
-    return record.model_dump_json(indent=2) + "\n"
 
 
 def _keep_phase(state: RunState, record: PhaseRecord) -> None:

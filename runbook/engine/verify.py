@@ -10,11 +10,17 @@ from typing import Any
 
 from runbook import registry
 from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
-from runbook.engine.manifest import MANIFEST_FILE, check_manifest, run_files
 from runbook.engine.options import Setup, setup_of_record
+from runbook.engine.outputs import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    check_manifest,
+    record_text,
+    render,
+    report_files,
+    run_files,
+)
 from runbook.engine.rejudge import rejudge
-from runbook.engine.rendering import render, report_files
-from runbook.engine.run import RECORD_FILE, record_text
 from runbook.errors import RunbookError
 from runbook.read import file_sha256
 from runbook.records import PhaseRecord, RunRecord

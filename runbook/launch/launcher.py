@@ -8,13 +8,11 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
-from runbook.launch.anomaly import Thresholds
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
-from runbook.launch.observer import Observer
-from runbook.launch.stop import StopRequest
-from runbook.launch.watchdog import Budgets
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.watchdog import Budgets, Thresholds
 from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
