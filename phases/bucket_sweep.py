@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phases.common.ab import AbPhase
-from phases.common.arms import places, samples
+from phases.common.arms import places, refused, samples
 from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import environment
 from phases.common.measure import derived, rank_value
@@ -75,13 +75,11 @@ class BucketSweep(AbPhase):
         return best_arm(frame)
 
     def _arms_complete(self, case: Case) -> Finding:
-        for name in self.names(case):
-            for rank in case.launch(name).ranks:
-                if rank.arm_failures:
-                    failure = rank.arm_failures[0]
-                    reason = f"arm {failure.get('arm')} failed: {failure.get('error')}"
-                    return failed(Reason.CRASH, reason, evidence=(rank.path,))
         arms = list(self.values(case.context))
+        for name in self.names(case):
+            fault = refused(case.launch(name), arms)
+            if fault:
+                return failed(fault.code, fault.reason, evidence=fault.evidence)
         frame = samples(case, arms)
         rounds = int(frame["block"].nunique())
         value = derived(

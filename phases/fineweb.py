@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from phases.common.case import Case, Finding, ending, failed, invalid, passed, skipped
-from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
@@ -30,13 +30,11 @@ class FineWeb(RowPhase):
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader (D1), then the training launch (D2)."""
-        settings = context.profile.phases[self.name]
         smoke = trainer_launch(
             context,
             phase=self.name,
             name=_SMOKE,
             steps=3,
-            env=environment(context, self.name, ddp=False),
             ddp=False,
             dataset="fineweb_edu",
             extra=("--seq-len", "1024", "--batch-size", "1", "--loader-timeout", "60"),
@@ -46,8 +44,6 @@ class FineWeb(RowPhase):
             context,
             phase=self.name,
             name=_TRAIN,
-            steps=scaled(settings.steps, context),
-            env=environment(context, self.name),
             dataset="fineweb_edu",
             extra=("--loader-timeout", "120"),
             purpose="training on streamed text",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from phases.common.case import Case, Finding, failed, incomplete, missing, passed
-from phases.common.commands import environment, scaled, trainer_launch
+from phases.common.commands import environment, trainer_launch
 from phases.common.measure import (
     against,
     decided,
@@ -32,10 +31,6 @@ from phases.limits import (
 )
 from runbook.records import Launch, Reason, Series, Window, thin_points
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _LAUNCH = "run"
 _MIB_PER_GIB = 1024.0
@@ -67,13 +62,11 @@ class LongRun(RowPhase):
         """One launch with the bucket and optimizer that the earlier phases chose."""
         chosen = {name: context.choices[name] for name in _CHOSEN if name in context.choices}
         said = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        settings = context.profile.phases[self.name]
         return [
             trainer_launch(
                 context,
                 phase=self.name,
                 name=_LAUNCH,
-                steps=scaled(settings.steps, context),
                 env=environment(context, self.name, extra=chosen),
                 purpose=f"stability; chosen by earlier phases: {said or 'nothing'}",
             )
@@ -127,21 +120,17 @@ def _steady(case: Case) -> Finding:
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
-    if not (case.profile.throughput_gated and drift.gated and stall.gated):
+    if not case.gates_throughput(drift, stall):
         return shown_only(value, drift, decision.reason)
     return with_limit(decided(decision, value), value, drift)
 
 
-def _gate_frame(case: Case) -> pd.DataFrame:
-    launch = case.completed(_LAUNCH)
-    if launch.gates is None or launch.gates.empty:
-        raise missing("no gate health was recorded")
-    return launch.gates
-
-
 def _gates(case: Case) -> Finding:
     """Collapsed: entropy too low or one gate too large in N readings one after the other."""
-    frame, launch = _gate_frame(case), case.launch(_LAUNCH)
+    launch = case.completed(_LAUNCH)
+    frame = launch.gates
+    if frame is None or frame.empty:
+        raise missing("no gate health was recorded")
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     entropy = frame["entropy"].to_numpy(dtype=float)

@@ -42,16 +42,14 @@ class Nvtx(RowPhase):
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
         settings = context.profile.phases[self.name]
-        steps, retry = scaled(settings.steps, context), settings.retry_steps
         return [
             trainer_launch(
                 context,
                 phase=self.name,
                 name=_LAUNCH,
-                steps=steps,
                 env=environment(context, self.name, extra=_ENV),
                 extra=("--profile-steps", str(settings.profile_steps)),
-                retry_steps=scaled(retry, context) if retry else None,
+                retry_steps=scaled(settings.retry_steps, context) if settings.retry_steps else None,
                 purpose="profiler trace with the ranges of the attention",
             )
         ]

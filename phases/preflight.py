@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import pytest_launch
@@ -26,7 +26,6 @@ from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
 from phases.limits import DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY, MACHINE
 from runbook.records import Launch, Reason, Table
-from runbook.records.evidence import JUnitCase
 from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
@@ -149,23 +148,23 @@ def _sanity_rows() -> tuple[Row, ...]:
         Row(
             "equivalence",
             "Do all attention paths agree on small inputs?",
-            lambda case: judge_cases(case, _SANITY, "path equivalence", _in("equiv_small")),
+            lambda case: judge_cases(
+                case, _SANITY, "path equivalence", lambda test: "test_equiv_small" in test.classname
+            ),
             topic="sanity",
         ),
         Row(
             "group_consistency",
             "Do all heads of a group read the same blocks?",
-            lambda case: judge_cases(case, _SANITY, "group consistency", _in("group_consistency")),
+            lambda case: judge_cases(
+                case,
+                _SANITY,
+                "group consistency",
+                lambda test: "test_group_consistency" in test.classname,
+            ),
             topic="sanity",
         ),
     )
-
-
-def _in(module: str) -> Callable[[JUnitCase], bool]:
-    def inside(test: JUnitCase) -> bool:
-        return f"test_{module}" in test.classname
-
-    return inside
 
 
 def _imports(case: Case) -> Finding:

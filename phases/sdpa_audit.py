@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.arms import ArmFault, arm_fault, tolerant
+from phases.common.arms import ArmFault, arm_fault, refused, tolerant
 from phases.common.case import (
     Case,
     Finding,
@@ -166,13 +166,11 @@ def _kernels(case: Case) -> Finding:
 
 def _arm(case: Case, arm: str) -> Finding:
     """Usable, or not usable with the reason: an answer either way; no proof is INVALID."""
-    fault = _fault(case)
-    if fault is not None and fault.arm == arm:
+    launch, fault = case.launch(INTERLEAVED), _fault(case)
+    if fault is None or fault.arm != arm:
+        fault = refused(launch, [arm])
+    if fault is not None:
         return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
-    refusals = _refusals(case, arm)
-    if refusals:
-        return warned(f"not usable: {refusals}")
-    launch = case.launch(INTERLEAVED)
     rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
@@ -183,14 +181,6 @@ def _arm(case: Case, arm: str) -> Finding:
     kernels = _kernel_map(case, arm)
     text = f"usable, {rows} steps; {_said(kernels)}"
     return passed(text, measurement=_measured(launch, f"kernels_{arm}", _said(kernels)))
-
-
-def _refusals(case: Case, arm: str) -> str:
-    for rank in case.launch(INTERLEAVED).ranks:
-        for failure in rank.arm_failures:
-            if failure.get("arm") == arm:
-                return str(failure.get("error") or "the arm failed without a message")
-    return ""
 
 
 def _stable(case: Case) -> Finding:

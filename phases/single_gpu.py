@@ -119,7 +119,7 @@ class SingleGpu(RowPhase):
             note=f"T_{ranks} from the baseline phase, T_1 from this one",
             also=[*together[1:pairs], *alone[:pairs]],
         )
-        if not (case.profile.throughput_gated and limit.gated):
+        if not case.gates_throughput(limit):
             return shown_only(value, limit, f"efficiency at the same global batch: {value}")
         same = self._same_as_baseline(case)
         if same.code is Reason.NOT_COMPARABLE:

@@ -97,9 +97,9 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
     """
     launch = case.launch(name)
-    refused = _refused(launch, optional_arms)
-    if refused or launch.result.ok:
-        return refused
+    fault = refused(launch, optional_arms)
+    if fault or launch.result.ok:
+        return fault
     schedule = launch.launch.schedule
     end = ending(launch)
     if schedule is None or end.outcome is not Outcome.FAIL:
@@ -110,10 +110,11 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
 
 
-def _refused(launch: LaunchEvidence, optional_arms: Sequence[str]) -> ArmFault | None:
+def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
+    """The first of the arms that the trainer refused."""
     for rank in launch.ranks:
         for failure in rank.arm_failures:
-            if failure.get("arm") in optional_arms:
+            if failure.get("arm") in arms:
                 reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
                 return ArmFault(
                     arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)

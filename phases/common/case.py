@@ -180,6 +180,10 @@ class Case:
         source = f"toggle {spec.toggle}" + ("" if given is not None else ", its default")
         return Limit(spec=spec, value=float(str(value)), source=source, gated=True)
 
+    def gates_throughput(self, *limits: Limit) -> bool:
+        """Do the profile's throughputs, and all of these limits, decide?"""
+        return self.profile.throughput_gated and all(limit.gated for limit in limits)
+
     def launch(self, name: str) -> LaunchEvidence:
         """A launch that was started, however it ended."""
         found = self.evidence.launches.get(name)

@@ -104,7 +104,7 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     paths = tuple(rate.path for rate in rates)
     pooled = pooled_rate(case, names)
     limit = case.limit(THROUGHPUT)
-    if not (case.profile.throughput_gated and limit.gated):
+    if not case.gates_throughput(limit):
         return shown_only(pooled, limit, f"throughput: {pooled}")
     decision = meets_target([float(rate.value) for rate in rates], limit.value)
     shown = pooled.model_copy(update={"interval": decision.interval})
@@ -130,7 +130,7 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     """A floor under half of what is measured can catch nothing: STALE TARGET."""
     pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
     value = float(pooled.value)
-    if not (case.profile.throughput_gated and limit.gated):
+    if not case.gates_throughput(limit):
         return skipped(
             Reason.NOT_GATED,
             f"no floor is gated on profile {case.profile.name}",

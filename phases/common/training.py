@@ -49,14 +49,14 @@ def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Fi
         return unanswerable.finding
 
 
-def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
+def training_rows(names: Names) -> tuple[Row, ...]:
     """Rows `completed`, `ranks_alive`, `as_planned`, `loss_finite` and `plausible`."""
 
     def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
         return lambda case: first_problem(answer, case, names(case))
 
     return (
-        Row("completed", f"Did {what} finish?", over(_completed), topic="stall"),
+        Row("completed", "Did the launch finish?", over(_completed), topic="stall"),
         Row(
             "ranks_alive",
             "Did every rank report every step, to the same parameters?",
