@@ -186,7 +186,8 @@ class PhaseRun:
                 remedy=remedy,
                 rerun=rerun,
                 required=name in profile.required,
-            ).model_copy(update={"evidence": (evidence,) if evidence else ()})
+                evidence=(evidence,) if evidence else (),
+            )
             for name in self.phase.check_ids(self.context)
         ]
         return self._record(Judgement(checks=rows))
