@@ -17,7 +17,7 @@ from phases.common.measure import (
     shown_only,
     with_limit,
 )
-from phases.common.rates import columns, last50s, optional, rate_table
+from phases.common.rates import columns, curve, gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
@@ -29,7 +29,7 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Reason, Series, Window, thin_points
+from runbook.records import Launch, Reason, Series, Window
 from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "run"
@@ -210,26 +210,13 @@ def _memory_limit(case: Case) -> Finding:
 def _curves(case: Case) -> tuple[Series, ...]:
     limit = case.limit(MEMORY).value * _MIB_PER_GIB
     kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
-    return (*kept, *_gate_entropy(case, limit=case.limit(GATE_ENTROPY_MIN).value))
-
-
-def _gate_entropy(case: Case, *, limit: float) -> tuple[Series, ...]:
-    """Gate entropy over the steps, if it was recorded."""
-    found = optional(lambda: case.launch(_LAUNCH))
-    if found is None or found.gates is None:
-        return ()
-    rows = found.gates[found.gates["entropy"].notna()]
-    if rows.empty:
-        return ()
-    points = thin_points(rows["step"].tolist(), rows["entropy"].tolist())
+    launch = optional(lambda: case.launch(_LAUNCH))
+    if launch is None or launch.gates is None:
+        return kept
+    file = (launch.gates_path, launch.gates_sha256)
+    least = case.limit(GATE_ENTROPY_MIN).value
+    name = f"{_LAUNCH} gate entropy"
     return (
-        Series(
-            name=f"{_LAUNCH} gate entropy",
-            unit="share",
-            points=points,
-            n=len(rows),
-            limit=limit,
-            path=found.gates_path,
-            sha256=found.gates_sha256,
-        ),
+        *kept,
+        *gather([curve(name, "share", launch.gates, "entropy", limit=least, file=file)]),
     )

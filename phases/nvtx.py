@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.case import (
-    Case,
-    Finding,
-    failed,
-    invalid,
-    missing,
-    passed,
-)
+from phases.common.case import Case, Finding, failed, invalid, missing, passed
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.measure import against, in_file
 from phases.common.rates import optional

@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phases.common.arms import ArmFault, arm_fault, refused, tolerant
-from phases.common.case import (
-    Case,
-    Finding,
-    Unanswerable,
-    failed,
-    invalid,
-    missing,
-    passed,
-    warned,
-)
+from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed, warned
 from phases.common.commands import INTERLEAVED, interleaved
 from phases.common.measure import in_file
 from phases.common.proofs import effect_problem

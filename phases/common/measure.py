@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phases.common.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Comparator, Measurement, Outcome, Reason, Window
-from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import RankLog, TrainingLog
 
 if TYPE_CHECKING:
     from runbook.config.limits import Limit
@@ -56,12 +56,6 @@ def log_value(
     window = Window(first_step=int(steps.iloc[first]), last_step=int(steps.iloc[last]))
     count = n if n is not None else last - first + 1
     return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
-
-
-def from_env(launch: LaunchEvidence, name: str, value: Any, unit: str = "") -> Measurement:
-    """A value that the trainer wrote into env.json."""
-    kept = value if isinstance(value, (bool, float, str)) else float(value)
-    return in_file(launch.env_path, launch.env_sha256, name, kept, unit)
 
 
 def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:

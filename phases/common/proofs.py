@@ -24,7 +24,7 @@ from phases.common.case import (
 )
 from phases.common.measure import in_file
 from runbook.records import LaunchStatus, Measurement, Reason
-from runbook.records.evidence import Effect, JUnitCase, JUnitReport, LaunchEvidence
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
 
 # Toggles that switch logging, watching or limits; their absence changes no number.
 _PASSIVE = frozenset(
@@ -48,24 +48,13 @@ def toggles_in_force(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def same_value(toggle: str, left: object, right: object) -> bool:
+def _same_value(toggle: str, left: object, right: object) -> bool:
     """Do two spellings of a toggle's value mean the same (`50` and `50.0`, `1` and `True`)?"""
     row = TOGGLES[toggle]
     try:
         return row.parse(str(left)) == row.parse(str(right))
     except NSAError:
         return str(left) == str(right)
-
-
-def effects_of(
-    launch: LaunchEvidence, toggle: str, value: str, *, arm: str | None = None
-) -> tuple[Effect, ...]:
-    """The trainer's reports on this toggle at this value."""
-    return tuple(
-        effect
-        for effect in launch.effects(toggle, arm=arm)
-        if same_value(toggle, effect.value, value)
-    )
 
 
 def proof_text(evidence: Any) -> str:
@@ -91,9 +80,10 @@ def effect_problem(
     Proven means: at least one rank reports it, and no report says otherwise.
     """
     where = f" in arm {arm}" if arm else ""
-    found = effects_of(launch, toggle, value, arm=arm)
+    reports = launch.effects(toggle, arm=arm)
+    found = [effect for effect in reports if _same_value(toggle, effect.value, value)]
     if not found:
-        others = sorted({effect.value for effect in launch.effects(toggle, arm=arm)})
+        others = sorted({effect.value for effect in reports})
         seen = f"; reported for {', '.join(others)}" if others else ""
         return f"{toggle}={value}{where}: no proof that it took effect{seen}"
     refused = [effect for effect in found if effect.took_effect is False]

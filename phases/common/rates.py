@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from phases.common.case import (
     Case,
@@ -31,6 +31,9 @@ from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
 from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -244,22 +247,39 @@ _UNITS = {"toks_per_s": TOKENS_PER_SECOND, "loss": "nats", "mem_mib": "MiB"}
 def columns(case: Case, launch: str, wanted: Mapping[str, float | None]) -> tuple[Series, ...]:
     """Columns of a training.csv over the steps, each with the limit to draw, if any."""
     log = optional(lambda: case.log(launch, whole=False))
-    curves = []
-    for name, limit in wanted.items():
-        if log is None or name not in log.frame:
-            continue
-        rows = log.frame[log.frame[name].notna()]
-        if rows.empty:
-            continue
-        curves.append(
-            Series(
-                name=f"{launch} {name}",
-                unit=_UNITS[name],
-                points=thin_points(rows["step"].tolist(), rows[name].tolist()),
-                n=len(rows),
-                limit=limit,
-                path=log.path,
-                sha256=log.sha256,
-            )
+    return gather(
+        curve(
+            f"{launch} {name}",
+            _UNITS[name],
+            log.frame,
+            name,
+            limit=limit,
+            file=(log.path, log.sha256),
         )
-    return tuple(curves)
+        for name, limit in wanted.items()
+        if log is not None and name in log.frame
+    )
+
+
+def curve(
+    name: str,
+    unit: str,
+    frame: pd.DataFrame,
+    column: str,
+    *,
+    limit: float | None,
+    file: tuple[str, str],
+) -> Series | None:
+    """A column over the steps, if it holds anything; `file` is the table's path and digest."""
+    rows = frame[frame[column].notna()]
+    if rows.empty:
+        return None
+    return Series(
+        name=name,
+        unit=unit,
+        points=thin_points(rows["step"].tolist(), rows[column].tolist()),
+        n=len(rows),
+        limit=limit,
+        path=file[0],
+        sha256=file[1],
+    )

@@ -15,7 +15,7 @@ from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, Phase, PlanContext
 
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
-IMPOSSIBLE = (RunbookError, ArithmeticError)
+_IMPOSSIBLE = (RunbookError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class RowPhase(Phase):
         checks = [self._check(row, _answer(row, case), context) for row in self.rows()]
         try:
             details = self.details(case)
-        except (Unanswerable, *IMPOSSIBLE) as missing:
+        except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(details, checks=tuple(checks))
 
@@ -76,21 +76,15 @@ class RowPhase(Phase):
         fine = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
         needs_advice = not fine or finding.code is Reason.WARNING
         remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
+        said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
             phase=self.name,
             question=row.question,
-            measurement=finding.measurement,
-            comparator=finding.comparator,
-            limit=finding.limit,
-            limit_source=finding.limit_source,
-            outcome=finding.outcome,
-            code=finding.code,
-            reason=finding.reason,
-            evidence=finding.evidence,
             remedy=remedy,
             rerun="" if fine else context.rerun(*self.needs, self.name),
             required=check_id in context.profile.required,
+            **said,
         )
 
 
@@ -99,5 +93,5 @@ def _answer(row: Row, case: Case) -> Finding:
         return row.answer(case)
     except Unanswerable as unanswerable:
         return unanswerable.finding
-    except IMPOSSIBLE as error:
+    except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")

@@ -17,7 +17,7 @@ from phases.common.case import (
     invalid,
     passed,
 )
-from phases.common.measure import from_env, log_value, rank_value
+from phases.common.measure import in_file, log_value, rank_value
 from phases.common.plausible import alike, check_plausible
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
@@ -176,9 +176,9 @@ def _as_planned(case: Case, name: str) -> Finding:
     work = case.profile.workload
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"
-    return passed(
-        reason, measurement=from_env(launch, "config_sha256", str(env.get("config_sha256")))
-    )
+    digest = str(env.get("config_sha256"))
+    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    return passed(reason, measurement=value)
 
 
 def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:

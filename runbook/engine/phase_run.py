@@ -12,7 +12,7 @@ from runbook.engine.journal import Journal
 from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, write_facts
 from runbook.engine.options import Setup
 from runbook.files import utc_text
-from runbook.launch import Interrupted, StopRequest, run_launch
+from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.records import (
@@ -35,7 +35,7 @@ class RunState:
     run_root: Path
     journal: Journal
     observer: Observer
-    stop: StopRequest
+    stop: StopRequest = field(default_factory=StopRequest)
     facts: dict[str, Fact] = field(default_factory=dict)
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -143,7 +143,11 @@ class PhaseRun:
 
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
-        _set_aside_unfinished(state.run_root / launch.run_dir)
+        run_dir = state.run_root / launch.run_dir
+        if (
+            run_dir.exists()
+        ):  # it belongs to one launch: what a crash left of an earlier one is kept
+            set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
         return run_launch(
             launch,
@@ -205,13 +209,3 @@ class PhaseRun:
 def _shown(fact: Fact) -> str:
     value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
     return f"{value} {fact.unit}".strip()
-
-
-def _set_aside_unfinished(run_dir: Path) -> None:
-    """A run directory belongs to one launch: what a crash left of an earlier one is kept apart."""
-    if not run_dir.exists():
-        return
-    number = 1
-    while (kept := run_dir.with_name(f"{run_dir.name}.unfinished{number}")).exists():
-        number += 1
-    run_dir.rename(kept)

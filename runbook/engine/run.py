@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,7 +83,9 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
             phases=[phase.name for phase in setup.phases],
             known=_known_phases(setup),
         )
-        return _continue(setup, run_root, journal, observer)
+        return _continue(
+            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        )
 
 
 def resume_run(
@@ -108,18 +110,12 @@ def resume_run(
         _refuse_if_pointless(record, journal)
         setup = make_setup(record)
         done = _finished_phases(journal)
-        state = RunState(
-            setup=setup,
-            run_root=run_root,
-            journal=journal,
-            observer=observer,
-            stop=StopRequest(),
-            finished_launches=_finished_launches(journal, done),
-        )
+        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        state.finished_launches = _finished_launches(journal, done)
         _restore(state, done)
         journal.append("run_resumed", sync=True)
         (run_root / MANIFEST_FILE).unlink(missing_ok=True)
-        return _continue(setup, run_root, journal, observer, state=state)
+        return _continue(state)
 
 
 def _refuse_if_pointless(record: RunRecord, journal: Journal) -> None:
@@ -156,35 +152,24 @@ def _finished_launches(
     return found
 
 
-def _continue(
-    setup: Setup,
-    run_root: Path,
-    journal: Journal,
-    observer: Observer,
-    *,
-    state: RunState | None = None,
-) -> RunRecord:
+def _continue(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
-    names = tuple(phase.name for phase in setup.phases)
-    observer.run_started(run_root.name, str(run_root), names)
-    with _signals() as stop:
-        state = state or RunState(
-            setup=setup, run_root=run_root, journal=journal, observer=observer, stop=stop
-        )
-        state.stop = stop
+    names = tuple(phase.name for phase in state.setup.phases)
+    state.observer.run_started(state.run_root.name, str(state.run_root), names)
+    with _signals(state.stop):
         try:
-            _run_phases(state, stop)
+            _run_phases(state)
             return _finish(state)
         except OSError as error:
             return _not_written(state, error)
 
 
-def _run_phases(state: RunState, stop: StopRequest) -> None:
+def _run_phases(state: RunState) -> None:
     done = _finished_phases(state.journal)
     for phase in state.setup.phases:
         if phase.name in done:
             continue
-        if stop.requested:
+        if state.stop.requested:
             return
         record = PhaseRun(phase, state).run()
         _keep_phase(state, record)
@@ -238,7 +223,10 @@ def _finish(state: RunState) -> RunRecord:
         signal=signal,
         artifacts=[
             artifact.model_dump(mode="json")
-            for artifact in artifact_records(state.run_root, without=_derived_files())
+            # Files that follow from the record, which cannot hold their digests, are left out.
+            for artifact in artifact_records(
+                state.run_root, without=[RECORD_FILE, EVENTS_FILE, *report_files().values()]
+            )
         ],
     )
     record = derive_record(state.journal.events)
@@ -248,11 +236,6 @@ def _finish(state: RunState) -> RunRecord:
     write_manifest(state.run_root)
     state.observer.run_finished(record, str(state.run_root))
     return record
-
-
-def _derived_files() -> list[str]:
-    """Files that follow from the record, so that the record cannot hold their digests."""
-    return [RECORD_FILE, EVENTS_FILE, *report_files().values()]
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
@@ -294,11 +277,8 @@ def _known_phases(setup: Setup) -> list[list[str]]:
     return [[phase.name, phase.title, phase.source] for phase in phases.values()]
 
 
-@contextmanager
-def _signals() -> Iterator[StopRequest]:
-    stop = StopRequest()
+def _signals(stop: StopRequest) -> AbstractContextManager[object]:
     if threading.current_thread() is threading.main_thread():
-        with stop_on_signals(stop):
-            yield stop
-    else:  # Python delivers signals to the main thread only; its owner has to deal with them
-        yield stop
+        return stop_on_signals(stop)
+    # Python delivers signals to the main thread only; its owner has to deal with them.
+    return nullcontext()
