@@ -64,17 +64,19 @@ class Preflight(RowPhase):
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""
         rows = tuple(
-            (fact.name, _shown(fact.value), fact.unit, fact.note, fact.path)
+            (
+                fact.name,
+                str(fact.value) if isinstance(fact.value, bool) else fact.value,
+                fact.unit,
+                fact.note,
+                fact.path,
+            )
             for fact in case.evidence.facts.values()
         )
         columns = ("fact", "value", "unit", "note", "source")
         return Judgement(
             checks=(), tables=(Table(title="Machine and checkout", columns=columns, rows=rows),)
         )
-
-
-def _shown(value: str | float | bool | None) -> str | float | None:
-    return str(value) if isinstance(value, bool) else value
 
 
 def _checkout_rows() -> tuple[Row, ...]:

@@ -56,7 +56,12 @@ def training_rows(names: Names) -> tuple[Row, ...]:
         return lambda case: first_problem(answer, case, names(case))
 
     return (
-        Row("completed", "Did the launch finish?", over(_completed), topic="stall"),
+        Row(
+            "completed",
+            "Did the launch finish?",
+            over(lambda case, name: ending(case.launch(name))),
+            topic="stall",
+        ),
         Row(
             "ranks_alive",
             "Did every rank report every step, to the same parameters?",
@@ -118,10 +123,6 @@ def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
         "Did every toggle of the plan take effect?",
         lambda case: first_problem(one, case, names(case)),
     )
-
-
-def _completed(case: Case, name: str) -> Finding:
-    return ending(case.launch(name))
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:

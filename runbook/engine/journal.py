@@ -126,7 +126,7 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
         changed,
         list(phase_records(events).values()),
         asked_for=events[0]["phases"],
-        known=_known(events[0]["known"]),
+        known={name: (title, source) for name, title, source in events[0]["known"]},
     )
 
 
@@ -168,10 +168,6 @@ def assemble(
             "exports": {name: value for name, value in exports.items() if value},
         }
     )
-
-
-def _known(rows: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
-    return {name: (title, source) for name, title, source in rows}
 
 
 def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ def rejudge(
         )
         context = setup.context(chosen)
         judgement = judge_phase(phase, found, context, required=setup.profile.required)
-        if _is_read_later(phase.name, phases.values()):
+        if any(phase.name in later.reads for later in phases.values()):
             evidence[phase.name] = found
         new = record_of(
             phase,
@@ -66,10 +66,6 @@ def _was_judged(record: PhaseRecord) -> bool:
     if not record.started_at or not record.checks:
         return False
     return not all(check.code in _WITHOUT_JUDGEMENT for check in record.checks)
-
-
-def _is_read_later(name: str, phases: Iterable[Phase]) -> bool:
-    return any(name in phase.reads for phase in phases)
 
 
 def judge_again(
