@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from phases.common.case import Case, Finding, ending, failed, invalid, passed, skipped
 from phases.common.commands import trainer_launch
@@ -53,14 +54,12 @@ class FineWeb(RowPhase):
     def rows(self) -> Sequence[Row]:
         """Loader and progress, or why there is neither here."""
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
-        return (
-            Row("loader", "Is the loader responsive?", _or_missing(_loader), topic="data"),
-            *(
-                Row(row.what, row.question, _or_missing(row.answer), topic=row.topic)
-                for row in shared
-            ),
-            Row("progress", "Does training progress?", _or_missing(_progress), topic="data"),
+        rows = (
+            Row("loader", "Is the loader responsive?", _loader, topic="data"),
+            *shared,
+            Row("progress", "Does training progress?", _progress, topic="data"),
         )
+        return [replace(row, answer=_or_missing(row.answer)) for row in rows]
 
 
 def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from runbook.records import ArmSchedule, Launch
 from runbook.records.phase import PlanContext
-
-if TYPE_CHECKING:
-    from runbook.config.profile import PhaseSettings
-
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
 _OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}
@@ -22,18 +17,8 @@ def scaled(steps: int, context: PlanContext) -> int:
     return max(1, round(steps * context.steps_scale))
 
 
-def timeout(settings: PhaseSettings, context: PlanContext) -> float:
-    """Seconds that a launch of this phase may take; more steps get more time, fewer no less."""
-    return settings.timeout_s * max(1.0, context.steps_scale)
-
-
 # Name of the launch in which arms take turns.
 INTERLEAVED = "interleaved"
-
-
-def config_path(name: str) -> str:
-    """A trainer config as it is typed: shipped ones are inside `configs/`."""
-    return name if "/" in name else f"configs/{name}"
 
 
 def environment(
@@ -80,7 +65,8 @@ def trainer_launch(
     `steps` and `env` are those of the profile's phase unless given.
     """
     profile, settings = context.profile, context.profile.phases[phase]
-    config = config_path(profile.config if ddp else profile.config_single)
+    named = profile.config if ddp else profile.config_single
+    config = named if "/" in named else f"configs/{named}"  # as it is typed
     start = ("torchrun", f"--nproc_per_node={profile.ranks}") if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
@@ -100,7 +86,8 @@ def trainer_launch(
         run_dir=f"{phase}/{name}",
         nproc=profile.ranks if ddp else 1,
         steps=total,
-        timeout_s=timeout(settings, context),
+        # More steps get more time, fewer no less.
+        timeout_s=settings.timeout_s * max(1.0, context.steps_scale),
         config=config,
         config_overrides={**settings.config_overrides, **context.config_overrides},
         schedule=schedule,

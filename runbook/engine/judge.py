@@ -176,6 +176,18 @@ def read_phase(
     return PhaseEvidence(launches=launches, facts=facts, earlier=earlier)
 
 
+def what_it_reads(
+    phase: Phase,
+    choices: Mapping[str, Mapping[str, str]],
+    evidence: Mapping[str, PhaseEvidence],
+) -> tuple[dict[str, str], dict[str, PhaseEvidence]]:
+    """Of the phases that this one reads, if they ran: what they chose, and their evidence."""
+    chosen: dict[str, str] = {}
+    for name in phase.reads:
+        chosen |= choices.get(name, {})
+    return chosen, {name: evidence[name] for name in phase.reads if name in evidence}
+
+
 def judge_phase(
     phase: Phase, evidence: PhaseEvidence, context: PlanContext, *, required: Sequence[str]
 ) -> Judgement:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runbook.engine.journal import Journal
-from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, write_facts
+from runbook.engine.judge import (
+    judge_phase,
+    missing_row,
+    read_phase,
+    record_of,
+    what_it_reads,
+    write_facts,
+)
 from runbook.engine.options import Setup
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
@@ -24,7 +31,7 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase, PlanContext
+from runbook.records.phase import Judgement, Phase
 
 
 @dataclass(kw_only=True)
@@ -47,7 +54,8 @@ class PhaseRun:
 
     def __init__(self, phase: Phase, state: RunState) -> None:
         self.phase, self.state = phase, state
-        self.context = self._context()
+        chosen, self.earlier = what_it_reads(phase, state.choices, state.evidence)
+        self.context = state.setup.context(chosen)
         self.entries: list[LaunchEntry] = []
         self.started_at, self.began = utc_text(), time.monotonic()
 
@@ -87,22 +95,12 @@ class PhaseRun:
             self.state.run_root,
             self.entries,
             facts=self.state.facts,
-            earlier=self._earlier(),
+            earlier=self.earlier,
         )
         required = self.state.setup.profile.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
         return judgement
-
-    def _context(self) -> PlanContext:
-        chosen: dict[str, str] = {}
-        for name in self.phase.reads:
-            chosen |= self.state.choices.get(name, {})
-        return self.state.setup.context(chosen)
-
-    def _earlier(self) -> Mapping[str, PhaseEvidence]:
-        known = self.state.evidence
-        return {name: known[name] for name in self.phase.reads if name in known}
 
     def _collect(self) -> None:
         from runbook.collect.preflight import collect_preflight

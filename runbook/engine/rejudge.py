@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from runbook import registry
 from runbook.engine.journal import assemble
-from runbook.engine.judge import judge_phase, read_facts, read_phase, record_of
+from runbook.engine.judge import judge_phase, read_facts, read_phase, record_of, what_it_reads
 from runbook.engine.options import Setup, setup_of_record
 from runbook.records import PhaseRecord, Reason, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -38,15 +38,8 @@ def rejudge(
         if phase is None or not _was_judged(old):
             yield old, old
             continue
-        chosen: dict[str, str] = {}
-        for name in phase.reads:
-            chosen |= choices.get(name, {})
-        found = read_phase(
-            run_root,
-            old.launches,
-            facts=facts,
-            earlier={name: evidence[name] for name in phase.reads if name in evidence},
-        )
+        chosen, earlier = what_it_reads(phase, choices, evidence)
+        found = read_phase(run_root, old.launches, facts=facts, earlier=earlier)
         context = setup.context(chosen)
         judgement = judge_phase(phase, found, context, required=setup.profile.required)
         if any(phase.name in later.reads for later in phases.values()):

@@ -27,18 +27,21 @@ from runbook.records import PhaseRecord, RunRecord
 from runbook.records.phase import Phase
 
 _LONGEST = 120
+# Lists of a phase: the field, what one entry is called, and what names it.
+_LISTS = (
+    ("checks", "check", "id"),
+    ("measurements", "measurement", "name"),
+    ("tables", "table", "title"),
+    ("series", "series", "name"),
+)
 
 
 def compare_phases(recorded: PhaseRecord, recomputed: PhaseRecord) -> list[str]:
     """One line for everything in `recorded` that the artifacts do not give."""
     problems: list[str] = []
     old, new = recorded.model_dump(mode="json"), recomputed.model_dump(mode="json")
-    problems += _rows(recorded.name, "check", old.pop("checks"), new.pop("checks"), "id")
-    problems += _rows(
-        recorded.name, "measurement", old.pop("measurements"), new.pop("measurements"), "name"
-    )
-    problems += _rows(recorded.name, "table", old.pop("tables"), new.pop("tables"), "title")
-    problems += _rows(recorded.name, "series", old.pop("series"), new.pop("series"), "name")
+    for field, kind, key in _LISTS:
+        problems += _rows(recorded.name, kind, old.pop(field), new.pop(field), key)
     problems += [f"{recorded.name}.{text}" for text in differing_fields(old, new)]
     return problems
 
