@@ -137,7 +137,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import load_profile, load_profile_document
-    from runbook.engine.rejudge import judge_again
+    from runbook.engine.verify import judge_again
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)

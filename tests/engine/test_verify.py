@@ -14,9 +14,8 @@ from runbook.config import Settings
 from runbook.engine import Observer
 from runbook.engine.options import RunOptions, Setup
 from runbook.engine.outputs import write_manifest
-from runbook.engine.rejudge import judge_again
 from runbook.engine.run import run_setup
-from runbook.engine.verify import Verification, verify_run
+from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.engine.toys import Toy, profile, setup
