@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from phases.common.case import Case
+from nsa.contract import COMPRESSION_LINE
+from phases.common.case import Case, Finding, invalid, missing, passed, skipped
 from phases.common.commands import repeated
-from phases.common.curves import columns
-from phases.common.gpu import balance, headroom, utilisation
+from phases.common.measure import against, in_file, rank_value
 from phases.common.plausible import alike
-from phases.common.proofs import compression_active
+from phases.common.proofs import effect_problem, proof_text
 from phases.common.rates import (
     aim,
-    gather,
-    launch_last50,
+    columns,
+    last50s,
     mfu,
-    optional,
     production_days,
     rate_table,
     stale_target,
     throughput,
 )
 from phases.common.rows import Row, RowPhase
-from phases.common.training import toggles_row, training_rows
+from phases.common.training import first_problem, toggles_row, training_rows
 from phases.limits import (
     GPU_IMBALANCE,
     GPU_UTILISATION,
@@ -34,8 +34,14 @@ from phases.limits import (
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
 )
-from runbook.records import Launch
+from runbook.records import Launch, Measurement, Reason
+from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COMPRESS = "NSA_DDP_COMPRESS"
 
 
 class Baseline(RowPhase):
@@ -61,69 +67,56 @@ class Baseline(RowPhase):
         """Three launches of the profile's steps, or one long one (`--protocol single`)."""
         return repeated(context, phase=self.name, purpose="throughput of the production config")
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The runbook's baseline judgements."""
-        del context
-        names = self.names
         return (
-            *training_rows(names),
+            *training_rows(self.names),
+            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            toggles_row(self.names, but=(_COMPRESS,)),
             Row(
-                what="comparable",
-                question="Did all launches run the same configuration?",
-                answer=lambda case: alike(case, names(case)),
-            ),
-            toggles_row(names, but=("NSA_DDP_COMPRESS",)),
-            Row(
-                what="compression",
-                question="Is gradient compression active?",
-                answer=lambda case: compression_active(case, names(case)),
+                "compression",
+                "Is gradient compression active?",
+                self.over(partial(first_problem, _compression)),
                 topic="compression",
             ),
             Row(
-                what="throughput",
-                question="Does the throughput reach the floor?",
-                answer=lambda case: throughput(case, names(case)),
+                "throughput",
+                "Does the throughput reach the floor?",
+                self.over(throughput),
                 topic="throughput",
             ),
+            Row("throughput_aim", "Is the throughput in the target band?", self.over(aim)),
             Row(
-                what="throughput_aim",
-                question="Is the throughput in the target band?",
-                answer=lambda case: aim(case, names(case)),
-            ),
-            Row(
-                what="target_fresh",
-                question="Can the floor catch anything?",
-                answer=lambda case: stale_target(case, names(case)),
+                "target_fresh",
+                "Can the floor catch anything?",
+                self.over(stale_target),
                 topic="target",
             ),
             Row(
-                what="mfu",
-                question="What share of the device's peak is used?",
-                answer=lambda case: mfu(case, names(case)),
-                topic="plausible",
+                "mfu", "What share of the device's peak is used?", self.over(mfu), topic="plausible"
             ),
             Row(
-                what="gpu_utilisation",
-                question="Are the GPUs busy?",
-                answer=lambda case: utilisation(case, names(case)),
+                "gpu_utilisation",
+                "Are the GPUs busy?",
+                self.over(_on_gpus(_utilisation)),
                 topic="throughput",
             ),
             Row(
-                what="gpu_balance",
-                question="Are the GPUs equally busy?",
-                answer=lambda case: balance(case, names(case)),
+                "gpu_balance",
+                "Are the GPUs equally busy?",
+                self.over(_on_gpus(_balance)),
                 topic="balance",
             ),
             Row(
-                what="memory_headroom",
-                question="Is enough GPU memory left?",
-                answer=lambda case: headroom(case, names(case)),
+                "memory_headroom",
+                "Is enough GPU memory left?",
+                self.over(_on_gpus(_headroom)),
                 topic="memory",
             ),
             Row(
-                what="production_time",
-                question="How long will the production run take, and what will it cost?",
-                answer=lambda case: production_days(case, names(case)),
+                "production_time",
+                "How long will the production run take, and what will it cost?",
+                self.over(production_days),
             ),
         )
 
@@ -131,8 +124,101 @@ class Baseline(RowPhase):
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rate_table(case, names, title="Throughput of each launch")
-        found = [optional(partial(launch_last50, case, name)) for name in names]
         curves = [curve for name in names for curve in columns(case, name, {"toks_per_s": None})]
         return Judgement(
-            checks=(), tables=(table,), measurements=gather(found), series=tuple(curves)
+            checks=(), tables=(table,), measurements=last50s(case, names), series=tuple(curves)
         )
+
+
+def _compression(case: Case, name: str) -> Finding:
+    """PASS if it is proven and logged as `[ddp] gradient compression enabled: TYPE`."""
+    launch = case.completed(name)
+    wanted = launch.launch.env.get(_COMPRESS, "off")
+    if wanted == "off":
+        return skipped(Reason.NOT_ASKED_FOR, f"{name} was planned with {_COMPRESS}=off")
+    line = f"{COMPRESSION_LINE}{wanted}"
+    problems = [effect_problem(launch, _COMPRESS, wanted)]
+    if not any(line in text for text in launch.console_lines):
+        problems.append(f"the log has no line {line!r}")
+    found = [problem for problem in problems if problem]
+    paths = (launch.console_path, *(rank.path for rank in launch.ranks[:1]))
+    if found:
+        return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
+    proof = next(effect for effect in launch.effects(_COMPRESS) if effect.took_effect)
+    value = rank_value(launch.ranks[0], "gradient_compression", wanted)
+    return passed(
+        f"{line!r} logged; {proof_text(proof.evidence)}", measurement=value, evidence=paths
+    )
+
+
+def _on_gpus(answer: Callable[[Case, str], Finding]) -> Callable[[Case, Sequence[str]], Finding]:
+    """The answer over all launches; SKIPPED on a profile without GPUs."""
+
+    def judged(case: Case, names: Sequence[str]) -> Finding:
+        if not case.profile.has_gpu:
+            return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
+        return first_problem(answer, case, names)
+
+    return judged
+
+
+def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
+    launch = case.completed(name)
+    frame = launch.gpu_samples
+    if frame is None or frame.empty:
+        raise missing(f"{name}: no samples of nvidia-smi were taken")
+    seen = frame["index"].nunique()
+    if seen < launch.launch.nproc:
+        reason = f"{name}: samples of {seen} GPU(s) for {launch.launch.nproc} ranks"
+        raise missing(reason, launch.gpu_samples_path)
+    return launch, frame
+
+
+def _means(frame: pd.DataFrame) -> dict[int, float]:
+    """Mean utilization per GPU over the later half of the samples: start-up is not training."""
+    means = {}
+    for index, rows in frame.groupby("index"):
+        later = rows["utilization_percent"].to_numpy(dtype=float)[len(rows) // 2 :]
+        means[int(str(index))] = float(later.mean())
+    return means
+
+
+def _value(
+    launch: LaunchEvidence, frame: pd.DataFrame, name: str, value: float, unit: str
+) -> Measurement:
+    path, sha256 = launch.gpu_samples_path, launch.gpu_samples_sha256
+    return in_file(path, sha256, name, value, unit, n=len(frame))
+
+
+def _utilisation(case: Case, name: str) -> Finding:
+    """Mean utilization of the least busy GPU over the later half of the launch."""
+    launch, frame = _samples(case, name)
+    means = _means(frame)
+    least = min(means, key=lambda index: means[index])
+    value = _value(launch, frame, "gpu_utilisation", means[least], "%")
+    text = f"{name}: least busy is GPU {least} with {means[least]:.0f} %"
+    return against(value, case.limit(GPU_UTILISATION), text)
+
+
+def _balance(case: Case, name: str) -> Finding:
+    """Difference of mean utilization between the busiest and the least busy GPU."""
+    launch, frame = _samples(case, name)
+    means = _means(frame)
+    if len(means) < 2:
+        return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
+    spread = max(means.values()) - min(means.values())
+    value = _value(launch, frame, "gpu_imbalance", spread, "percentage points")
+    each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
+    return against(value, case.limit(GPU_IMBALANCE), each)
+
+
+def _headroom(case: Case, name: str) -> Finding:
+    """Share of memory that was free on the fullest GPU at its fullest moment."""
+    launch, frame = _samples(case, name)
+    used = frame["memory_used_mib"].to_numpy(dtype=float)
+    total = frame["memory_total_mib"].to_numpy(dtype=float)
+    fullest = int((used / total).argmax())
+    free = 100.0 * (1.0 - used[fullest] / total[fullest])
+    value = _value(launch, frame, "memory_headroom", float(free), "%")
+    text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
+    return against(value, case.limit(MEMORY_HEADROOM), text)

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phases.common.ab import AbPhase
-from phases.common.arms import places, samples
-from phases.common.case import Case
+from phases.common.arms import places, refused, samples
+from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import environment
-from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import derived, rank_value
 from phases.common.rows import Row
 from phases.common.training import training_rows
@@ -51,26 +50,20 @@ class BucketSweep(AbPhase):
         same = [arm for arm, value in values.items() if _equal(value, current)]
         return same[0] if same else next(iter(values))
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Did the sizes differ, is the control the baseline, which is best."""
-        del context
         return (
             *training_rows(self.names),
-            Row(
-                what="arms_complete",
-                question="Did every arm run?",
-                answer=self._arms_complete,
-                topic="stall",
-            ),
+            Row("arms_complete", "Did every arm run?", self._arms_complete, topic="stall"),
             *self.alike_rows(),
             Row(
-                what="buckets_differ",
-                question="Did DDP's buckets really differ between the arms?",
-                answer=self._buckets_differ,
+                "buckets_differ",
+                "Did DDP's buckets really differ between the arms?",
+                self._buckets_differ,
                 topic="bucket",
             ),
             self.control_row("Does the configured size reproduce the baseline phase?"),
-            Row(what="best", question="Which bucket size is best?", answer=self._best),
+            Row("best", "Which bucket size is best?", self._best),
         )
 
     def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
@@ -82,13 +75,11 @@ class BucketSweep(AbPhase):
         return best_arm(frame)
 
     def _arms_complete(self, case: Case) -> Finding:
-        for name in self.names(case):
-            for rank in case.launch(name).ranks:
-                if rank.arm_failures:
-                    failure = rank.arm_failures[0]
-                    reason = f"arm {failure.get('arm')} failed: {failure.get('error')}"
-                    return failed(Reason.CRASH, reason, evidence=(rank.path,))
         arms = list(self.values(case.context))
+        for name in self.names(case):
+            fault = refused(case.launch(name), arms)
+            if fault:
+                return failed(fault.code, fault.reason, evidence=fault.evidence)
         frame = samples(case, arms)
         rounds = int(frame["block"].nunique())
         value = derived(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from phases.common.case import Case, ending
-from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.finding import Finding, failed, invalid, passed, skipped
+from phases.common.case import Case, Finding, ending, failed, invalid, passed, skipped
+from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
@@ -31,13 +31,11 @@ class FineWeb(RowPhase):
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader (D1), then the training launch (D2)."""
-        settings = context.profile.phases[self.name]
         smoke = trainer_launch(
             context,
             phase=self.name,
             name=_SMOKE,
             steps=3,
-            env=environment(context, self.name, ddp=False),
             ddp=False,
             dataset="fineweb_edu",
             extra=("--seq-len", "1024", "--batch-size", "1", "--loader-timeout", "60"),
@@ -47,41 +45,21 @@ class FineWeb(RowPhase):
             context,
             phase=self.name,
             name=_TRAIN,
-            steps=scaled(settings.steps, context),
-            env=environment(context, self.name),
             dataset="fineweb_edu",
             extra=("--loader-timeout", "120"),
             purpose="training on streamed text",
         )
         return [smoke, train]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Loader and progress, or why there is neither here."""
-        del context
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
-        return (
-            Row(
-                what="loader",
-                question="Is the loader responsive?",
-                answer=_or_missing(_loader),
-                topic="data",
-            ),
-            *(
-                Row(
-                    what=row.what,
-                    question=row.question,
-                    answer=_or_missing(row.answer),
-                    topic=row.topic,
-                )
-                for row in shared
-            ),
-            Row(
-                what="progress",
-                question="Does training progress?",
-                answer=_or_missing(_progress),
-                topic="data",
-            ),
+        rows = (
+            Row("loader", "Is the loader responsive?", _loader, topic="data"),
+            *shared,
+            Row("progress", "Does training progress?", _progress, topic="data"),
         )
+        return [replace(row, answer=_or_missing(row.answer)) for row in rows]
 
 
 def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:

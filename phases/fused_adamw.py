@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phases.common.ab import AbPhase
-from phases.common.arms import ArmFault, arm_fault, places, tolerant
-from phases.common.case import Case, ending
-from phases.common.curves import loss_gap
-from phases.common.effects import proof_text
-from phases.common.finding import Finding, invalid, passed, warned
-from phases.common.measure import rank_value, with_limit
+from phases.common.arms import ArmFault, arm_fault, places, source_log, tolerant
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    incomplete,
+    invalid,
+    passed,
+    warned,
+)
+from phases.common.measure import log_value, rank_value, with_limit
+from phases.common.proofs import proof_text
 from phases.common.rows import Row
 from phases.common.training import training_rows
 from phases.limits import FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
-from runbook.records import Outcome, Reason
+from runbook.records import Measurement, Outcome, Reason
 from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
     from runbook.stats import Decision
+
+
+_CONFIDENCE = 0.99
 
 
 class FusedAdamW(AbPhase):
@@ -57,31 +70,22 @@ class FusedAdamW(AbPhase):
         """A fault of the variant is an answer: DROP."""
         return arm == self.variant(context)
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The comparison, in which a fault of the fused arm only drops that arm."""
-        del context
         shared = (
             *training_rows(self.names),
             *self.alike_rows(),
             Row(
-                what="took_effect",
-                question="Was the optimizer really fused in one arm and not in the other?",
-                answer=self._took_effect,
+                "took_effect",
+                "Was the optimizer really fused in one arm and not in the other?",
+                self._took_effect,
             ),
             Row(
-                what="loss_parity",
-                question="Do both arms reach the same loss?",
-                answer=self._loss_parity,
-                topic="fused",
+                "loss_parity", "Do both arms reach the same loss?", self._loss_parity, topic="fused"
             ),
             self.control_row("Does the plain arm reproduce the baseline phase?"),
         )
-        keep = Row(
-            what="keep",
-            question="Is fused AdamW stable and not slower?",
-            answer=self._keep,
-            topic="fused",
-        )
+        keep = Row("keep", "Is fused AdamW stable and not slower?", self._keep, topic="fused")
         return (*tolerant(shared, self._fault), keep)
 
     def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
@@ -125,7 +129,7 @@ class FusedAdamW(AbPhase):
 
     def _loss_parity(self, case: Case) -> Finding:
         limit = case.limit(LOSS_PARITY)
-        gap = loss_gap(case, list(self.values(case.context)))
+        gap = _loss_gap(case, list(self.values(case.context)))
         text = f"the variant's loss differs by {float(gap.value):+.4f} nats"
         low, high = gap.interval or (float(gap.value), float(gap.value))
         # The smallest difference that the interval allows: zero if it spans zero.
@@ -163,3 +167,45 @@ class FusedAdamW(AbPhase):
                 f"{reason} ({where}): leave {self.toggle} unset", measurement=finding.measurement
             )
         return finding
+
+
+def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
+    """Mean loss of the second arm minus that of the first, in nats, with a 99 % interval.
+
+    One value per round and arm: the mean loss of the arm's measured steps in that round.
+    """
+    first, second = (_losses(case, arm) for arm in arms)
+    rounds = min(len(first), len(second))
+    if rounds == 0:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms"))
+    if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
+        raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite in every step"))
+    gaps = second[:rounds] - first[:rounds]
+    mean = float(gaps.mean())
+    interval = _interval(gaps) if rounds > 1 else (mean, mean)
+    value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
+    return value.model_copy(update={"interval": interval})
+
+
+def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
+    import numpy as np
+
+    from runbook.stats import measured_rows
+
+    means: list[float] = []
+    for place in places(case, [arm]):
+        rows = measured_rows(case.log(place.launch), arm=place.inside)
+        if place.inside is None:
+            means.append(float(rows["loss"].mean()))
+        else:
+            means.extend(float(value) for value in rows.groupby("block")["loss"].mean())
+    return np.asarray(means, dtype=np.float64)
+
+
+def _interval(gaps: npt.NDArray[np.float64]) -> tuple[float, float]:
+    from scipy.stats import t
+
+    mean, count = float(gaps.mean()), len(gaps)
+    bar = float(gaps.std(ddof=1)) / math.sqrt(count)
+    half = float(t.ppf((1 + _CONFIDENCE) / 2, count - 1)) * bar
+    return mean - half, mean + half

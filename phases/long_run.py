@@ -5,25 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from phases.common.case import Case
-from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.curves import columns, gate_entropy
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    failed,
+    incomplete,
+    invalid,
+    missing,
+    passed,
+)
+from phases.common.commands import environment, trainer_launch
 from phases.common.measure import (
     against,
     decided,
     estimated,
     in_file,
-    last50,
     log_value,
     rank_value,
     shown_only,
     with_limit,
 )
 from phases.common.plausible import LOSS_WINDOW
-from phases.common.rates import gather, optional, rate_table
+from phases.common.rates import columns, curve, gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
@@ -39,10 +44,6 @@ from phases.limits import (
 from runbook.records import Launch, Outcome, Reason, Series, Window
 from runbook.records.evidence import RankLog
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _LAUNCH = "run"
 _MIB_PER_GIB = 1024.0
@@ -75,13 +76,11 @@ class LongRun(RowPhase):
         """One launch with the bucket and optimizer that the earlier phases chose."""
         chosen = {name: context.choices[name] for name in _CHOSEN if name in context.choices}
         said = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        settings = context.profile.phases[self.name]
         return [
             trainer_launch(
                 context,
                 phase=self.name,
                 name=_LAUNCH,
-                steps=scaled(settings.steps, context),
                 env=environment(context, self.name, extra=chosen),
                 # Noise cannot be learned: only a source with structure shows that a model learns.
                 dataset="markov",
@@ -89,52 +88,37 @@ class LongRun(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
-        del context
         return (
             *training_rows(self.names),
             toggles_row(self.names),
+            Row("no_halt", "Did the run go without a watchdog halt?", _no_halt, topic="stall"),
             Row(
-                what="no_halt",
-                question="Did the run go without a watchdog halt?",
-                answer=_no_halt,
-                topic="stall",
+                "steady", "Is the throughput steady from beginning to end?", _steady, topic="steady"
             ),
             Row(
-                what="steady",
-                question="Is the throughput steady from beginning to end?",
-                answer=_steady,
-                topic="steady",
-            ),
-            Row(
-                what="learns",
-                question="Does the loss fall towards the entropy rate of the data?",
-                answer=_learns,
+                "learns",
+                "Does the loss fall towards the entropy rate of the data?",
+                _learns,
                 topic="learns",
             ),
-            Row(what="gates", question="Are the gates healthy?", answer=_gates, topic="gates"),
+            Row("gates", "Are the gates healthy?", _gates, topic="gates"),
+            Row("memory_plateau", "Has memory stopped growing?", _memory_plateau, topic="memory"),
             Row(
-                what="memory_plateau",
-                question="Has memory stopped growing?",
-                answer=_memory_plateau,
-                topic="memory",
-            ),
-            Row(
-                what="memory_limit",
-                question="Does every rank stay under the memory limit?",
-                answer=_memory_limit,
+                "memory_limit",
+                "Does every rank stay under the memory limit?",
+                _memory_limit,
                 topic="memory",
             ),
         )
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
-        last_50 = optional(lambda: last50(case.log(_LAUNCH)))
         return Judgement(
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
-            measurements=gather([last_50]),
+            measurements=last50s(case, [_LAUNCH]),
             series=_curves(case),
         )
 
@@ -158,22 +142,17 @@ def _steady(case: Case) -> Finding:
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
-    if not (case.profile.throughput_gated and drift.gated and stall.gated):
+    if not case.gates_throughput(drift, stall):
         return shown_only(value, drift, decision.reason)
     return with_limit(decided(decision, value), value, drift)
 
 
-def _gate_frame(case: Case) -> pd.DataFrame:
-    launch = case.completed(_LAUNCH)
-    if launch.gates is None or launch.gates.empty:
-        reason = "no gate health was recorded"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
-    return launch.gates
-
-
 def _gates(case: Case) -> Finding:
     """Collapsed: entropy too low or one gate too large in N readings one after the other."""
-    frame, launch = _gate_frame(case), case.launch(_LAUNCH)
+    launch = case.completed(_LAUNCH)
+    frame = launch.gates
+    if frame is None or frame.empty:
+        raise missing("no gate health was recorded")
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     entropy = frame["entropy"].to_numpy(dtype=float)
@@ -250,8 +229,7 @@ def _memory_plateau(case: Case) -> Finding:
     launch = case.completed(_LAUNCH)
     silent = [str(rank.rank) for rank in launch.ranks if _no_memory(rank)]
     if silent or not launch.ranks:
-        reason = f"{_LAUNCH}: no memory readings of rank {', '.join(silent) or 'any'}"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+        raise missing(f"{_LAUNCH}: no memory readings of rank {', '.join(silent) or 'any'}")
     return min((_plateau(case, rank) for rank in launch.ranks), key=lambda f: f.outcome.rank)
 
 
@@ -299,4 +277,13 @@ def _memory_limit(case: Case) -> Finding:
 def _curves(case: Case) -> tuple[Series, ...]:
     limit = case.limit(MEMORY).value * _MIB_PER_GIB
     kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
-    return (*kept, *gate_entropy(case, _LAUNCH, limit=case.limit(GATE_ENTROPY_MIN).value))
+    launch = optional(lambda: case.launch(_LAUNCH))
+    if launch is None or launch.gates is None:
+        return kept
+    file = (launch.gates_path, launch.gates_sha256)
+    least = case.limit(GATE_ENTROPY_MIN).value
+    name = f"{_LAUNCH} gate entropy"
+    return (
+        *kept,
+        *gather([curve(name, "share", launch.gates, "entropy", limit=least, file=file)]),
+    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, invalid, missing, passed
 from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from phases.common.measure import against, in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
@@ -36,50 +35,32 @@ class Nvtx(RowPhase):
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
         settings = context.profile.phases[self.name]
-        steps, retry = scaled(settings.steps, context), settings.retry_steps
         return [
             trainer_launch(
                 context,
                 phase=self.name,
                 name=_LAUNCH,
-                steps=steps,
                 env=environment(context, self.name, extra=_ENV),
                 extra=("--profile-steps", str(settings.profile_steps)),
-                retry_steps=scaled(retry, context) if retry else None,
+                retry_steps=scaled(settings.retry_steps, context) if settings.retry_steps else None,
                 purpose="profiler trace with the ranges of the attention",
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The range is there, the trace is kept, Python's share is named and small."""
-        del context
         return (
             *training_rows(self.names),
             toggles_row(self.names, but=("NSA_NVTX",)),
+            Row("range_present", f"Did the range {_RANGE} run?", _range_present, topic="nvtx"),
+            Row("trace_kept", "Is the profiler's trace kept?", _trace_kept, topic="nvtx"),
             Row(
-                what="range_present",
-                question=f"Did the range {_RANGE} run?",
-                answer=_range_present,
-                topic="nvtx",
-            ),
-            Row(
-                what="trace_kept",
-                question="Is the profiler's trace kept?",
-                answer=_trace_kept,
-                topic="nvtx",
-            ),
-            Row(
-                what="python_share",
-                question="What share of the step is spent in Python?",
-                answer=_python_share,
+                "python_share",
+                "What share of the step is spent in Python?",
+                _python_share,
                 topic="python",
             ),
-            Row(
-                what="python_hotspot",
-                question="Does one Python function dominate?",
-                answer=_hotspot,
-                topic="python",
-            ),
+            Row("python_hotspot", "Does one Python function dominate?", _hotspot, topic="python"),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -107,10 +88,7 @@ class Nvtx(RowPhase):
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     launch = case.completed(_LAUNCH)
     if launch.profile is None:
-        reason = "the profiler wrote no readable summary"
-        raise Unanswerable(
-            incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.console_path,))
-        )
+        raise missing("the profiler wrote no readable summary", launch.console_path)
     return launch, launch.profile
 
 
@@ -143,8 +121,7 @@ def _range_present(case: Case) -> Finding:
 def _trace_kept(case: Case) -> Finding:
     launch, _ = _profile(case)
     if not launch.trace_path:
-        reason = "there is a summary but no trace file"
-        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+        raise missing("there is a summary but no trace file", launch.profile_path)
     value = in_file(launch.trace_path, launch.trace_sha256, "trace", launch.trace_path)
     return passed(f"{launch.trace_path}", measurement=value)
 
@@ -153,8 +130,7 @@ def _python_share(case: Case) -> Finding:
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
-        reason = "the profile has no share of Python"
-        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+        raise missing("the profile has no share of Python", launch.profile_path)
     value = _value(launch, "python_share", float(share))
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
 
@@ -163,8 +139,7 @@ def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
-        reason = "the profile has no Python function"
-        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(launch.profile_path,))
+        raise missing("the profile has no Python function", launch.profile_path)
     share = float(top[0].get("share") or 0.0)
     value = _value(launch, "python_hotspot", share, n=len(top))
     return _shares(case, value, PYTHON_HOTSPOT, f"{top[0].get('name')}: {share:.0%}")

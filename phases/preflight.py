@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import pytest_launch
 from phases.common.facts import (
     answered,
@@ -21,13 +21,11 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
-from phases.common.finding import Finding, failed, invalid, passed
 from phases.common.measure import against
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
 from phases.limits import DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY, MACHINE
 from runbook.records import Launch, Reason, Table
-from runbook.records.evidence import JUnitCase
 from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
@@ -59,14 +57,20 @@ class Preflight(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity."""
-        return (*_checkout_rows(), *_hardware_rows(), *_machine_rows(), *_sanity_rows(context))
+        return (*_checkout_rows(), *_hardware_rows(), *_machine_rows(), *_sanity_rows())
 
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""
         rows = tuple(
-            (fact.name, _shown(fact.value), fact.unit, fact.note, fact.path)
+            (
+                fact.name,
+                str(fact.value) if isinstance(fact.value, bool) else fact.value,
+                fact.unit,
+                fact.note,
+                fact.path,
+            )
             for fact in case.evidence.facts.values()
         )
         columns = ("fact", "value", "unit", "note", "source")
@@ -75,140 +79,94 @@ class Preflight(RowPhase):
         )
 
 
-def _shown(value: str | float | bool | None) -> str | float | None:
-    return str(value) if isinstance(value, bool) else value
-
-
 def _checkout_rows() -> tuple[Row, ...]:
     return (
         Row(
-            what="artifacts",
-            question="Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?",
-            answer=artifacts,
+            "artifacts", "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?", artifacts
         ),
-        Row(
-            what="branch",
-            question="Is this the branch that the profile expects?",
-            answer=branch,
-            topic="branch",
-        ),
-        Row(
-            what="sha",
-            question="Which commit is this?",
-            answer=lambda case: recorded(case, "git.sha"),
-            topic="branch",
-        ),
-        Row(
-            what="clean_tree",
-            question="Does the checkout match its commit?",
-            answer=clean_tree,
-            topic="branch",
-        ),
-        Row(what="trainer_imports", question="Does the trainer import?", answer=_imports),
-        Row(
-            what="torch",
-            question="Which torch is this?",
-            answer=lambda case: recorded(case, "torch.version"),
-        ),
+        Row("branch", "Is this the branch that the profile expects?", branch, topic="branch"),
+        Row("sha", "Which commit is this?", lambda case: recorded(case, "git.sha"), topic="branch"),
+        Row("clean_tree", "Does the checkout match its commit?", clean_tree, topic="branch"),
+        Row("trainer_imports", "Does the trainer import?", _imports),
+        Row("torch", "Which torch is this?", lambda case: recorded(case, "torch.version")),
     )
 
 
 def _hardware_rows() -> tuple[Row, ...]:
     return (
+        Row("gpus", "Are these the GPUs of the profile?", gpu_names, topic="hardware"),
+        Row("gpu_driver", "Which driver is installed?", lambda case: answered(case, "gpu.driver")),
         Row(
-            what="gpus",
-            question="Are these the GPUs of the profile?",
-            answer=gpu_names,
+            "gpu_memory",
+            "Do the GPUs have the memory of the profile?",
+            gpu_memory,
             topic="hardware",
         ),
         Row(
-            what="gpu_driver",
-            question="Which driver is installed?",
-            answer=lambda case: answered(case, "gpu.driver"),
-        ),
-        Row(
-            what="gpu_memory",
-            question="Do the GPUs have the memory of the profile?",
-            answer=gpu_memory,
+            "pcie",
+            "Do the GPUs have the PCIe generation and width of the profile?",
+            pcie,
             topic="hardware",
         ),
         Row(
-            what="pcie",
-            question="Do the GPUs have the PCIe generation and width of the profile?",
-            answer=pcie,
+            "nvlink",
+            "Is there NVLink where the profile expects it, and only there?",
+            nvlink,
             topic="hardware",
         ),
-        Row(
-            what="nvlink",
-            question="Is there NVLink where the profile expects it, and only there?",
-            answer=nvlink,
-            topic="hardware",
-        ),
-        Row(what="infiniband", question="Is InfiniBand present?", answer=_infiniband),
-        Row(
-            what="gpu_clean",
-            question="Are the GPUs idle and healthy?",
-            answer=gpu_state,
-            topic="gpu_state",
-        ),
+        Row("infiniband", "Is InfiniBand present?", _infiniband),
+        Row("gpu_clean", "Are the GPUs idle and healthy?", gpu_state, topic="gpu_state"),
     )
 
 
 def _machine_rows() -> tuple[Row, ...]:
     return (
-        Row(what="disk_free", question="Is there disk space?", answer=_disk_free, topic="disk"),
+        Row("disk_free", "Is there disk space?", _disk_free, topic="disk"),
+        Row("disk_speed", "Is the disk fast enough?", _disk_speed, topic="disk"),
+        Row("port", "Is a port free for the rendezvous?", _port, topic="stall"),
         Row(
-            what="disk_speed", question="Is the disk fast enough?", answer=_disk_speed, topic="disk"
-        ),
-        Row(
-            what="port", question="Is a port free for the rendezvous?", answer=_port, topic="stall"
-        ),
-        Row(
-            what="leftovers",
-            question="Are there no leftover trainer processes?",
-            answer=lambda case: count_is_zero(case, "processes.leftover"),
+            "leftovers",
+            "Are there no leftover trainer processes?",
+            lambda case: count_is_zero(case, "processes.leftover"),
             topic="gpu_state",
         ),
         Row(
-            what="variables",
-            question="Are all toggles and variables known to this torch?",
-            answer=variables,
+            "variables",
+            "Are all toggles and variables known to this torch?",
+            variables,
             topic="variables",
         ),
         Row(
-            what="prefill",
-            question="Is sequential prefill avoided for long sequences?",
-            answer=sequential_prefill,
+            "prefill",
+            "Is sequential prefill avoided for long sequences?",
+            sequential_prefill,
             topic="prefill",
         ),
     )
 
 
-def _sanity_rows(context: PlanContext) -> tuple[Row, ...]:
-    del context
+def _sanity_rows() -> tuple[Row, ...]:
     return (
         Row(
-            what="equivalence",
-            question="Do all attention paths agree on small inputs?",
-            answer=lambda case: judge_cases(case, _SANITY, "path equivalence", _in("equiv_small")),
+            "equivalence",
+            "Do all attention paths agree on small inputs?",
+            lambda case: judge_cases(
+                case, _SANITY, "path equivalence", lambda test: "test_equiv_small" in test.classname
+            ),
             topic="sanity",
         ),
         Row(
-            what="group_consistency",
-            question="Do all heads of a group read the same blocks?",
-            answer=lambda case: judge_cases(
-                case, _SANITY, "group consistency", _in("group_consistency")
+            "group_consistency",
+            "Do all heads of a group read the same blocks?",
+            lambda case: judge_cases(
+                case,
+                _SANITY,
+                "group consistency",
+                lambda test: "test_group_consistency" in test.classname,
             ),
             topic="sanity",
         ),
     )
-
-
-def _in(module: str) -> Callable[[JUnitCase], bool]:
-    def inside(test: JUnitCase) -> bool:
-        return f"test_{module}" in test.classname
-
-    return inside
 
 
 def _imports(case: Case) -> Finding:

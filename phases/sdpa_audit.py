@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.arms import ArmFault, arm_fault, tolerant
-from phases.common.case import Case
+from phases.common.arms import ArmFault, arm_fault, refused, tolerant
+from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed, warned
 from phases.common.commands import INTERLEAVED, interleaved
-from phases.common.effects import effect_problem
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed, warned
 from phases.common.measure import in_file
+from phases.common.proofs import effect_problem
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -52,42 +51,28 @@ class SdpaAudit(RowPhase):
             )
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Audit present, kernels as expected, and which of the two settings is usable."""
-        del context
         shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
             *tolerant(shared, _fault),
+            Row("audited", "Did the audit see every branch?", _audited, topic="audit"),
             Row(
-                what="audited",
-                question="Did the audit see every branch?",
-                answer=_audited,
-                topic="audit",
+                "kernels", "Did the expected kernel run in every branch?", _kernels, topic="kernels"
             ),
             Row(
-                what="kernels",
-                question="Did the expected kernel run in every branch?",
-                answer=_kernels,
+                "flash_only",
+                "Does it run with flash kernels only?",
+                lambda case: _arm(case, _FLASH),
                 topic="kernels",
             ),
             Row(
-                what="flash_only",
-                question="Does it run with flash kernels only?",
-                answer=lambda case: _arm(case, _FLASH),
+                "no_flash",
+                "Does it run without flash kernels?",
+                lambda case: _arm(case, _NO_FLASH),
                 topic="kernels",
             ),
-            Row(
-                what="no_flash",
-                question="Does it run without flash kernels?",
-                answer=lambda case: _arm(case, _NO_FLASH),
-                topic="kernels",
-            ),
-            Row(
-                what="stable",
-                question="Is at least one of the two settings usable?",
-                answer=_stable,
-                topic="kernels",
-            ),
+            Row("stable", "Is at least one of the two settings usable?", _stable, topic="kernels"),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -172,31 +157,21 @@ def _kernels(case: Case) -> Finding:
 
 def _arm(case: Case, arm: str) -> Finding:
     """Usable, or not usable with the reason: an answer either way; no proof is INVALID."""
-    fault = _fault(case)
-    if fault is not None and fault.arm == arm:
+    launch, fault = case.launch(INTERLEAVED), _fault(case)
+    if fault is None or fault.arm != arm:
+        fault = refused(launch, [arm])
+    if fault is not None:
         return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
-    refusals = _refusals(case, arm)
-    if refusals:
-        return warned(f"not usable: {refusals}")
-    launch = case.launch(INTERLEAVED)
     rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, f"arm {arm} wrote no step"))
+        raise missing(f"arm {arm} wrote no step")
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
         return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
     kernels = _kernel_map(case, arm)
     text = f"usable, {rows} steps; {_said(kernels)}"
     return passed(text, measurement=_measured(launch, f"kernels_{arm}", _said(kernels)))
-
-
-def _refusals(case: Case, arm: str) -> str:
-    for rank in case.launch(INTERLEAVED).ranks:
-        for failure in rank.arm_failures:
-            if failure.get("arm") == arm:
-                return str(failure.get("error") or "the arm failed without a message")
-    return ""
 
 
 def _stable(case: Case) -> Finding:

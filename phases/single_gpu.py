@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case
+from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
 from phases.common.commands import repeated
-from phases.common.finding import Finding, failed, incomplete, invalid, passed, skipped
-from phases.common.measure import decided, derived, effective_rate, shown_only, with_limit
+from phases.common.measure import decided, derived, shown_only, with_limit
 from phases.common.plausible import alike, differences
-from phases.common.rates import gather, launch_last50, launch_rate, optional, rate_table
+from phases.common.rates import (
+    cell,
+    gather,
+    last50s,
+    launch_rate,
+    launch_rates,
+    optional,
+    rate_table,
+)
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, PAIRED, SCALING
@@ -52,28 +59,22 @@ class SingleGpu(RowPhase):
         purpose = "the same global batch on one device"
         return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
-        del context
-        names = self.names
         return (
-            *training_rows(names),
+            *training_rows(self.names),
+            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            toggles_row(self.names),
             Row(
-                what="comparable",
-                question="Did all launches run the same configuration?",
-                answer=lambda case: alike(case, names(case)),
-            ),
-            toggles_row(names),
-            Row(
-                what="same_as_baseline",
-                question="Do the two sides differ only in the number of ranks?",
-                answer=self._same_as_baseline,
+                "same_as_baseline",
+                "Do the two sides differ only in the number of ranks?",
+                self._same_as_baseline,
                 topic="scaling",
             ),
             Row(
-                what="scaling",
-                question="Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
-                answer=self._scaling,
+                "scaling",
+                "Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
+                self._scaling,
                 topic="scaling",
             ),
         )
@@ -99,8 +100,7 @@ class SingleGpu(RowPhase):
         paths = [rank.path for rank in (*many.ranks, *one.ranks)]
         together, alone = union_of_data(many.ranks), union_of_data(one.ranks)
         if together is None or alone is None:
-            reason = "the ranks do not say which data they read"
-            return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
+            raise missing("the ranks do not say which data they read", *paths)
         steps = together.index.intersection(alone.index)
         unlike = steps[(together[steps] != alone[steps]).to_numpy()]
         if len(unlike) or not len(steps):
@@ -119,9 +119,9 @@ class SingleGpu(RowPhase):
         if ranks < 2:
             return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
         require_sound(case, self.names(case))
-        alone = [effective_rate(case.log(name)) for name in self.names(case)]
+        alone = launch_rates(case, self.names(case))
         before = case.earlier("baseline")
-        together = [effective_rate(before.log(name)) for name in before.evidence.launches]
+        together = launch_rates(before, list(before.evidence.launches))
         pairs = min(len(alone), len(together))
         limit = case.limit(SCALING)
         decision = scaling(
@@ -141,7 +141,7 @@ class SingleGpu(RowPhase):
             note=f"T_{ranks} from the baseline phase, T_1 from this one",
             also=[*together[1:pairs], *alone[:pairs]],
         )
-        if not (case.profile.throughput_gated and limit.gated):
+        if not case.gates_throughput(limit):
             return shown_only(value, limit, f"efficiency at the same global batch: {value}")
         same = self._same_as_baseline(case)
         if same.code is Reason.NOT_COMPARABLE:
@@ -154,9 +154,8 @@ class SingleGpu(RowPhase):
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
         names = self.names(case)
-        found = [optional(partial(launch_last50, case, name)) for name in names]
         tables = (rate_table(case, names, title="Throughput on one device"), self._sides(case))
-        return Judgement(checks=(), tables=gather(tables), measurements=gather(found))
+        return Judgement(checks=(), tables=gather(tables), measurements=last50s(case, names))
 
     def _sides(self, case: Case) -> Table | None:
         before = optional(lambda: case.earlier("baseline"))
@@ -171,9 +170,9 @@ class SingleGpu(RowPhase):
                 rows.append(
                     (
                         f"{first} / {second}",
-                        round(float(many.value), 1),
+                        cell(many),
                         round(each, 1),
-                        round(float(one.value), 1),
+                        cell(one),
                         round(each / float(one.value), 3),
                     )
                 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.common.case import Case
+from phases.common.case import Case, Finding, invalid, skipped
 from phases.common.commands import pytest_launch
-from phases.common.finding import Finding, invalid, skipped
 from phases.common.measure import derived
 from phases.common.proofs import judge_cases, report_of
 from phases.common.rows import Row, RowPhase
@@ -53,23 +52,22 @@ class V2Parity(RowPhase):
             ),
         ]
 
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """Parity, the pattern that failed once, and speed."""
-        del context
         return (
             Row(
-                what="parity",
-                question="Are indices, outputs and gradients of v1 and v2 equal?",
-                answer=lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity),
+                "parity",
+                "Are indices, outputs and gradients of v1 and v2 equal?",
+                lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity),
                 topic="v2",
             ),
             Row(
-                what="gaps",
-                question="Are they equal for selections with gaps?",
-                answer=lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps),
+                "gaps",
+                "Are they equal for selections with gaps?",
+                lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps),
                 topic="v2",
             ),
-            Row(what="faster", question="Is v2 faster than v1?", answer=_faster, topic="v2"),
+            Row("faster", "Is v2 faster than v1?", _faster, topic="v2"),
         )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phases.common.case import Case, ending
+from phases.common.case import Case, Finding, Unanswerable, ending, incomplete, skipped, warned
 from phases.common.commands import INTERLEAVED, launches_per_arm
-from phases.common.finding import Finding, Unanswerable, incomplete, skipped, warned
-from phases.common.measure import last50
-from phases.common.rates import optional, rounded
+from phases.common.measure import effective_rate, last50
+from phases.common.rates import cell, last50_cells, optional
 from phases.common.rows import Row
 from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import LaunchEvidence, TrainingLog
@@ -98,9 +97,9 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
     """
     launch = case.launch(name)
-    refused = _refused(launch, optional_arms)
-    if refused or launch.result.ok:
-        return refused
+    fault = refused(launch, optional_arms)
+    if fault or launch.result.ok:
+        return fault
     schedule = launch.launch.schedule
     end = ending(launch)
     if schedule is None or end.outcome is not Outcome.FAIL:
@@ -111,10 +110,11 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
 
 
-def _refused(launch: LaunchEvidence, optional_arms: Sequence[str]) -> ArmFault | None:
+def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
+    """The first of the arms that the trainer refused."""
     for rank in launch.ranks:
         for failure in rank.arm_failures:
-            if failure.get("arm") in optional_arms:
+            if failure.get("arm") in arms:
                 reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
                 return ArmFault(
                     arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)
@@ -132,13 +132,14 @@ def _turn(schedule: ArmSchedule, rows: int) -> str | None:
 def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
     """The same rows, where a fault of an optional arm is that arm's own affair.
 
-    Row `completed` then says so as a warning, the others have nothing left to judge.
+    If the trainer did not go on without the arm, row `completed` says so as a warning, and the
+    others have nothing left to judge.
     """
 
     def wrap(row: Row) -> Row:
         def answer(case: Case) -> Finding:
             found = fault(case)
-            if found is None or _ran_on(case, found):
+            if found is None or all(one.result.ok for one in case.evidence.launches.values()):
                 return row.answer(case)
             reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
             if row.what == "completed":
@@ -150,54 +151,37 @@ def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> t
     return tuple(wrap(row) for row in rows)
 
 
-def _ran_on(case: Case, fault: ArmFault) -> bool:
-    """Did the launches all end well in spite of the fault (the trainer went on without the arm)?"""
-    del fault
-    return all(launch.result.ok for launch in case.evidence.launches.values())
-
-
 def arm_table(
     case: Case,
     arms: Sequence[str],
     *,
     title: str,
     column: str,
-    extra: Mapping[str, Mapping[str, Any]] | None = None,
-    note: str = "",
+    note: str,
 ) -> tuple[Table, dict[str, Measurement]]:
     """The table of W5 and F4: mean and stdev over each arm's last 50 steps, and tokens over time.
 
     Returns the table and the last-50 measurement of each arm that has one.
     """
-    from runbook.stats import StatisticsError, effective
-
-    more = extra or {}
-    heads = list(dict.fromkeys(key for cells in more.values() for key in cells))
     rows: list[tuple[Any, ...]] = []
     found: dict[str, Measurement] = {}
     for place in places(case, arms):
         log = optional(partial(case.log, place.launch, whole=False))
         last = optional(partial(last50, log, arm=place.inside)) if log else None
-        rate = None
-        if log is not None:
-            try:
-                rate = effective(log, arm=place.inside)
-            except StatisticsError:
-                rate = None
+        rate = optional(partial(effective_rate, log, arm=place.inside)) if log else None
         if last is not None:
             found.setdefault(place.arm, last)
+        mean, stdev, window = last50_cells(last)
         rows.append(
             (
                 place.arm if place.inside else place.launch,
-                rounded(float(last.value)) if last else None,
-                rounded(last.stdev) if last else None,
+                mean,
+                stdev,
                 last.n if last else None,
-                str(last.window) if last else "fewer than 50 steps",
-                rounded(float(rate.value)) if rate else None,
-                *(more.get(place.arm, {}).get(head) for head in heads),
+                window,
+                cell(rate),
                 log.path if log else "no evidence",
             )
         )
-    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", *heads)
-    table = Table(title=title, columns=(*columns, "source"), rows=tuple(rows), note=note)
-    return table, found
+    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", "source")
+    return Table(title=title, columns=columns, rows=tuple(rows), note=note), found

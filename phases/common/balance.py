@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
+from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.measure import log_value, rank_value
 from runbook.read.accounts import (
     Workload,
@@ -82,8 +81,7 @@ def _every_rank(case: Case, name: str) -> LaunchEvidence:
     launch = case.completed(name)
     found = sorted(rank.rank for rank in launch.ranks)
     if found != list(range(launch.launch.nproc)):
-        reason = f"{name}: heartbeats of ranks {found}, planned are {launch.launch.nproc}"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+        raise missing(f"{name}: heartbeats of ranks {found}, planned are {launch.launch.nproc}")
     return launch
 
 

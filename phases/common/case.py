@@ -1,22 +1,111 @@
-"""One phase's evidence, with guards that say what is missing instead of failing on it."""
+"""The answer to one row's question, and what it is answered from: one phase's evidence.
+
+The guards of a `Case` say what is missing instead of failing on it.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
 from runbook.config.limits import Limit
-from runbook.records import LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import Comparator, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
     from runbook.config.profile import PhaseSettings, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
+
+    `topic` names the playbook entry that fixes it; the row's own topic is the default.
+    """
+
+    outcome: Outcome
+    code: Reason
+    reason: str
+    measurement: Measurement | None = None
+    comparator: Comparator = Comparator.NONE
+    limit: float | str | bool | None = None
+    limit_source: str = ""
+    evidence: tuple[str, ...] = ()
+    topic: str = ""
+
+
+class Unanswerable(Exception):
+    """Raised by a guard where a row's question has no answer; it holds what to say instead."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.reason)
+        self.finding = finding
+
+
+def _finding(
+    outcome: Outcome,
+    code: Reason,
+    reason: str,
+    *,
+    measurement: Measurement | None = None,
+    evidence: Iterable[str] = (),
+    topic: str = "",
+) -> Finding:
+    paths = dict.fromkeys(path for path in evidence if path)
+    if measurement is not None:
+        paths.setdefault(measurement.path)
+    return Finding(
+        outcome=outcome,
+        code=code,
+        reason=reason,
+        measurement=measurement,
+        evidence=tuple(paths),
+        topic=topic,
+    )
+
+
+def warned(
+    reason: str,
+    *,
+    measurement: Measurement | None = None,
+    evidence: Iterable[str] = (),
+    topic: str = "",
+) -> Finding:
+    """Nothing is wrong enough to stop, but a person should read it."""
+    return _finding(
+        Outcome.PASS,
+        Reason.WARNING,
+        f"WARNING: {reason}",
+        measurement=measurement,
+        evidence=evidence,
+        topic=topic,
+    )
+
+
+# The answer is yes.
+passed = partial(_finding, Outcome.PASS, Reason.OK)
+# A fault of the thing under test.
+failed = partial(_finding, Outcome.FAIL)
+# Not comparable, not plausible, or the environment is wrong.
+invalid = partial(_finding, Outcome.INVALID)
+# No evidence: not run, or cut off.
+incomplete = partial(_finding, Outcome.INCOMPLETE)
+# Measured, but not decidable at the declared error rate.
+inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
+# The question does not arise here; the reason says why.
+skipped = partial(_finding, Outcome.SKIPPED)
+
+
+def missing(reason: str, *paths: str) -> Unanswerable:
+    """To be raised where what a row is answered from is not there."""
+    return Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths))
 
 
 # (outcome, code) of a launch that did not finish. A fault of the trainer is FAIL; what we
@@ -47,27 +136,7 @@ def ending(launch: LaunchEvidence) -> Finding:
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
     reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
-    if outcome is Outcome.FAIL:
-        return failed(code, reason, evidence=paths)
-    if outcome is Outcome.INVALID:
-        return invalid(code, reason, evidence=paths)
-    return incomplete(code, reason, evidence=paths)
-
-
-def fact_measurement(fact: Fact) -> Measurement | None:
-    """A fact as a measurement; None where the machine has no such thing."""
-    if fact.value is None:
-        return None
-    return Measurement(
-        name=fact.name,
-        value=fact.value,
-        unit=fact.unit,
-        n=1,
-        window=None,
-        path=fact.path,
-        sha256=fact.sha256,
-        note=fact.note,
-    )
+    return _finding(outcome, code, reason, evidence=paths)
 
 
 def _impossible(log: TrainingLog) -> str:
@@ -111,6 +180,10 @@ class Case:
         source = f"toggle {spec.toggle}" + ("" if given is not None else ", its default")
         return Limit(spec=spec, value=float(str(value)), source=source, gated=True)
 
+    def gates_throughput(self, *limits: Limit) -> bool:
+        """Do the profile's throughputs, and all of these limits, decide?"""
+        return self.profile.throughput_gated and all(limit.gated for limit in limits)
+
     def launch(self, name: str) -> LaunchEvidence:
         """A launch that was started, however it ended."""
         found = self.evidence.launches.get(name)
@@ -139,21 +212,10 @@ class Case:
         found = self.completed(name) if whole else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
-            raise Unanswerable(
-                incomplete(
-                    Reason.MISSING_ARTIFACT,
-                    f"{name} wrote no step to training.csv",
-                    evidence=(found.console_path,),
-                )
-            )
+            raise missing(f"{name} wrote no step to training.csv", found.console_path)
         if log.damaged:
-            raise Unanswerable(
-                invalid(
-                    Reason.DAMAGED_ARTIFACT,
-                    f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}",
-                    evidence=(log.path,),
-                )
-            )
+            reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
+            raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
         broken = _impossible(log) if sane else ""
         if broken:
             raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, broken, evidence=(log.path,)))
@@ -168,37 +230,36 @@ class Case:
         if problems:
             broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
             raise Unanswerable(broken)
-        paths = (found.console_path,)
-        missing = incomplete(Reason.MISSING_ARTIFACT, f"{name} wrote no env.json", evidence=paths)
-        raise Unanswerable(missing)
+        raise missing(f"{name} wrote no env.json", found.console_path)
 
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""
         found = self.evidence.facts.get(name)
         if found is None:
-            raise Unanswerable(
-                incomplete(Reason.MISSING_ARTIFACT, f"{name} was not collected on this machine")
-            )
+            raise missing(f"{name} was not collected on this machine")
         return found
 
     def known(self, name: str) -> tuple[Fact, Measurement]:
         """A fact that has a value."""
         found = self.fact(name)
-        measurement = fact_measurement(found)
-        if measurement is None:
-            note = found.note or "no reason recorded"
-            raise Unanswerable(
-                incomplete(
-                    Reason.MISSING_ARTIFACT, f"{name} is unknown: {note}", evidence=(found.path,)
-                )
-            )
+        if found.value is None:
+            raise missing(f"{name} is unknown: {found.note or 'no reason recorded'}", found.path)
+        measurement = Measurement(
+            name=found.name,
+            value=found.value,
+            unit=found.unit,
+            n=1,
+            window=None,
+            path=found.path,
+            sha256=found.sha256,
+            note=found.note,
+        )
         return found, measurement
 
     def earlier(self, phase: str) -> Case:
         """The same of a phase that ran before in this run."""
         found = self.evidence.earlier.get(phase)
         if found is None:
-            raise Unanswerable(
-                incomplete(Reason.NOT_RUN, f"the {phase} phase was not run in this run")
-            )
+            reason = f"the {phase} phase was not run in this run"
+            raise Unanswerable(incomplete(Reason.NOT_RUN, reason))
         return Case(phase=phase, evidence=found, context=self.context)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING
 
 from runbook.records import ArmSchedule, Launch
 from runbook.records.phase import PlanContext
-
-if TYPE_CHECKING:
-    from runbook.config.profile import PhaseSettings
-
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
 _OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}
@@ -22,18 +17,8 @@ def scaled(steps: int, context: PlanContext) -> int:
     return max(1, round(steps * context.steps_scale))
 
 
-def timeout(settings: PhaseSettings, context: PlanContext) -> float:
-    """Seconds that a launch of this phase may take; more steps get more time, fewer no less."""
-    return settings.timeout_s * max(1.0, context.steps_scale)
-
-
 # Name of the launch in which arms take turns.
 INTERLEAVED = "interleaved"
-
-
-def config_path(name: str) -> str:
-    """A trainer config as it is typed: shipped ones are inside `configs/`."""
-    return name if "/" in name else f"configs/{name}"
 
 
 def environment(
@@ -65,9 +50,9 @@ def trainer_launch(
     *,
     phase: str,
     name: str,
-    steps: int,
-    env: Mapping[str, str],
     purpose: str,
+    steps: int | None = None,
+    env: Mapping[str, str] | None = None,
     ddp: bool = True,
     schedule: ArmSchedule | None = None,
     extra: Sequence[str] = (),
@@ -75,11 +60,15 @@ def trainer_launch(
     retry_steps: int | None = None,
     optional: bool = False,
 ) -> Launch:
-    """One training run: `torchrun` on all ranks, or `python` in one process without DDP."""
+    """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
+
+    `steps` and `env` are those of the profile's phase unless given.
+    """
     profile, settings = context.profile, context.profile.phases[phase]
-    config = config_path(profile.config if ddp else profile.config_single)
+    named = profile.config if ddp else profile.config_single
+    config = named if "/" in named else f"configs/{named}"  # as it is typed
     start = ("torchrun", f"--nproc_per_node={profile.ranks}") if ddp else ("python",)
-    total = schedule.total_steps if schedule else steps
+    total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
         *("-m", profile.trainer, "--config", config),
@@ -93,11 +82,12 @@ def trainer_launch(
         phase=phase,
         kind="trainer",
         argv=argv,
-        env=dict(env),
+        env=dict(environment(context, phase, ddp=ddp) if env is None else env),
         run_dir=f"{phase}/{name}",
         nproc=profile.ranks if ddp else 1,
         steps=total,
-        timeout_s=timeout(settings, context),
+        # More steps get more time, fewer no less.
+        timeout_s=settings.timeout_s * max(1.0, context.steps_scale),
         config=config,
         config_overrides={**settings.config_overrides, **context.config_overrides},
         schedule=schedule,
@@ -122,7 +112,6 @@ def repeated(context: PlanContext, *, phase: str, purpose: str, ddp: bool = True
             phase=phase,
             name=f"run{number}",
             steps=scaled(single or settings.steps, context),
-            env=environment(context, phase, ddp=ddp),
             ddp=ddp,
             purpose=f"{purpose}, launch {number}",
         )
@@ -141,15 +130,32 @@ def interleaved(
     shuffled: bool = True,
     ordered_first: bool = False,
 ) -> Launch:
-    """One launch in which the arms take turns; `without` are the toggles that differ."""
-    plan = schedule(context, phase, arms, shuffled=shuffled, ordered_first=ordered_first)
+    """One launch in which the arms take turns; `without` are the toggles that differ.
+
+    The order is a new random one every round, unless not `shuffled`; `ordered_first` keeps the
+    first round in the arms' own order, so that the control has run before an arm that may end the
+    launch. The order follows from the run's seed alone, so that a plan can be printed and repeated.
+    """
+    settings = context.profile.phases[phase]
+    random = Random(f"{phase}:{context.seed}")  # noqa: S311 - an order, not a secret
+    rounds = []
+    for number in range(settings.rounds):
+        order = list(arms)
+        if shuffled and not (ordered_first and number == 0):
+            random.shuffle(order)
+        rounds.append(tuple(order))
+    schedule = ArmSchedule(
+        settings={arm: dict(values) for arm, values in arms.items()},
+        rounds=tuple(rounds),
+        steps=scaled(settings.steps, context),
+        warmup_steps=settings.warmup,
+    )
     return trainer_launch(
         context,
         phase=phase,
         name=INTERLEAVED,
-        steps=plan.total_steps,
         env={**environment(context, phase, without=without), **(extra or {})},
-        schedule=plan,
+        schedule=schedule,
         purpose=purpose,
     )
 
@@ -183,34 +189,4 @@ def pytest_launch(
         steps=0,
         timeout_s=context.profile.phases[phase].timeout_s,
         purpose=purpose,
-    )
-
-
-def schedule(
-    context: PlanContext,
-    phase: str,
-    arms: Mapping[str, Mapping[str, str]],
-    *,
-    shuffled: bool = True,
-    ordered_first: bool = False,
-) -> ArmSchedule:
-    """Arms that take turns in one launch, in a new random order every round.
-
-    `ordered_first` keeps the first round in the arms' own order, so that the control has run
-    before an arm that may end the launch. The order follows from the run's seed alone, so that a
-    plan can be printed and repeated.
-    """
-    settings = context.profile.phases[phase]
-    random = Random(f"{phase}:{context.seed}")  # noqa: S311 - an order, not a secret
-    rounds = []
-    for number in range(settings.rounds):
-        order = list(arms)
-        if shuffled and not (ordered_first and number == 0):
-            random.shuffle(order)
-        rounds.append(tuple(order))
-    return ArmSchedule(
-        settings={arm: dict(values) for arm, values in arms.items()},
-        rounds=tuple(rounds),
-        steps=scaled(settings.steps, context),
-        warmup_steps=settings.warmup,
     )

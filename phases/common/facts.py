@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from phases.common.case import Case
-from phases.common.commands import environment
-from phases.common.finding import (
+from phases.common.case import (
+    Case,
     Finding,
     Unanswerable,
     incomplete,
@@ -13,6 +12,7 @@ from phases.common.finding import (
     skipped,
     warned,
 )
+from phases.common.commands import environment
 from phases.limits import GPU_IDLE_MEMORY, LONG_SEQUENCE, MEMORY_SHARE
 from runbook.records import Measurement, Reason
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from phases.common.finding import (
-    Finding,
-    Unanswerable,
-    failed,
-    inconclusive,
-    invalid,
-    passed,
-    skipped,
-)
+from phases.common.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Comparator, Measurement, Outcome, Reason, Window
-from runbook.records.evidence import JUnitReport, LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import RankLog, TrainingLog
 
 if TYPE_CHECKING:
     from runbook.config.limits import Limit
@@ -66,23 +58,12 @@ def log_value(
     return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
 
 
-def from_env(launch: LaunchEvidence, name: str, value: Any, unit: str = "") -> Measurement:
-    """A value that the trainer wrote into env.json."""
-    kept = value if isinstance(value, (bool, float, str)) else float(value)
-    return in_file(launch.env_path, launch.env_sha256, name, kept, unit)
-
-
 def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:
     """A value from a heartbeat file."""
     window = None
     if rank.first_step is not None and rank.last_step is not None:
         window = Window(first_step=rank.first_step, last_step=rank.last_step)
     return in_file(rank.path, rank.sha256, name, value, unit, n=rank.events, window=window)
-
-
-def count_of(report: JUnitReport, name: str, value: int, *, n: int = 1) -> Measurement:
-    """A count from a launch's JUnit file."""
-    return in_file(report.path, report.sha256, name, float(value), "tests", n=n)
 
 
 def derived(

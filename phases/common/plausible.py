@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case
-from phases.common.finding import Finding, invalid, passed
+from phases.common.case import Case, Finding, invalid, passed
 from phases.common.measure import log_value
 from phases.limits import FLOOR_SLACK, RATE_TOLERANCE, START_TOLERANCE
 from runbook.records import Reason
@@ -196,17 +195,12 @@ def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Findi
         if unlike:
             reason = f"{first} and {name} are not comparable: {'; '.join(unlike)}"
             return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    drift = _drift(found)
-    if drift:
-        return invalid(Reason.NOT_COMPARABLE, drift, evidence=paths)
+    without = [name for name, env in found.items() if not env.get("config_sha256")]
+    if without:
+        reason = f"no config digest in env.json of {', '.join(without)}"
+        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
     what = "one launch" if len(names) == 1 else f"{len(names)} launches of one config"
     return passed(f"{what}, one checkout and one machine", evidence=paths)
-
-
-def _drift(found: Mapping[str, Mapping[str, Any]]) -> str:
-    digests = {name: env.get("config_sha256") for name, env in found.items()}
-    missing = [name for name, digest in digests.items() if not digest]
-    return f"no config digest in env.json of {', '.join(missing)}" if missing else ""
 
 
 def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

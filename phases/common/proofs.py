@@ -1,52 +1,97 @@
-"""Rows from JUnit files: a test that was skipped or not collected has not passed."""
+"""What counts as a proof: a toggle that is shown to have done something, a test that has run.
+
+Nothing is concluded from a toggle that did nothing, and a test that was skipped or not collected
+has not passed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from nsa.contract import COMPRESSION_LINE
-from phases.common.case import Case, ending
-from phases.common.effects import effect_problem, proof_text
-from phases.common.finding import (
+from nsa.contract import NSAError
+from nsa.toggles import TOGGLES
+from phases.common.case import (
+    Case,
     Finding,
     Unanswerable,
+    ending,
     failed,
     incomplete,
-    invalid,
+    missing,
     passed,
     skipped,
 )
-from phases.common.measure import count_of, rank_value
-from phases.common.training import first_problem
-from runbook.records import LaunchStatus, Reason
-from runbook.records.evidence import JUnitCase, JUnitReport
+from phases.common.measure import in_file
+from runbook.records import LaunchStatus, Measurement, Reason
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
 
-_TOGGLE = "NSA_DDP_COMPRESS"
+# Toggles that switch logging, watching or limits; their absence changes no number.
+_PASSIVE = frozenset(
+    {
+        "NSA_TB_DISABLE",
+        "NSA_DISABLE_CSV_LOGS",
+        "NSA_DISABLE_AUX_STATS",
+        "NSA_HEARTBEAT_EVERY",
+        "NSA_MEM_DUMP_EVERY",
+        "NSA_PG_TIMEOUT_MIN",
+    }
+)
 
 
-def compression_active(case: Case, names: Sequence[str]) -> Finding:
-    """PASS if every launch proves it and logs `[ddp] gradient compression enabled: TYPE`."""
-    return first_problem(_active, case, names)
+def toggles_in_force(env: Mapping[str, str]) -> dict[str, str]:
+    """The trainer toggles of a launch that must prove themselves."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name in TOGGLES and TOGGLES[name].reader == "trainer" and name not in _PASSIVE
+    }
 
 
-def _active(case: Case, name: str) -> Finding:
-    launch = case.completed(name)
-    wanted = launch.launch.env.get(_TOGGLE, "off")
-    if wanted == "off":
-        return skipped(Reason.NOT_ASKED_FOR, f"{name} was planned with {_TOGGLE}=off")
-    line = f"{COMPRESSION_LINE}{wanted}"
-    problems = [effect_problem(launch, _TOGGLE, wanted)]
-    if not any(line in text for text in launch.console_lines):
-        problems.append(f"the log has no line {line!r}")
-    found = [problem for problem in problems if problem]
-    paths = (launch.console_path, *(rank.path for rank in launch.ranks[:1]))
-    if found:
-        return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
-    proof = next(effect for effect in launch.effects(_TOGGLE) if effect.took_effect)
-    value = rank_value(launch.ranks[0], "gradient_compression", wanted)
-    return passed(
-        f"{line!r} logged; {proof_text(proof.evidence)}", measurement=value, evidence=paths
-    )
+def _same_value(toggle: str, left: object, right: object) -> bool:
+    """Do two spellings of a toggle's value mean the same (`50` and `50.0`, `1` and `True`)?"""
+    row = TOGGLES[toggle]
+    try:
+        return row.parse(str(left)) == row.parse(str(right))
+    except NSAError:
+        return str(left) == str(right)
+
+
+def proof_text(evidence: Any) -> str:
+    """The trainer's evidence as a reader wants it: `fused yes, state_entries 16`.
+
+    >>> proof_text({"hook": "bf16", "fused": [True, True], "bytes_after": 2773392})
+    'hook bf16, fused yes/yes, bytes_after 2773392'
+    """
+    if isinstance(evidence, Mapping):
+        return ", ".join(f"{name} {proof_text(value)}" for name, value in evidence.items())
+    if isinstance(evidence, list | tuple):
+        return "/".join(proof_text(value) for value in evidence) or "none"
+    if isinstance(evidence, bool):
+        return "yes" if evidence else "no"
+    return str(evidence)
+
+
+def effect_problem(
+    launch: LaunchEvidence, toggle: str, value: str, *, arm: str | None = None
+) -> str:
+    """Why this toggle is not proven to have taken effect, or an empty string.
+
+    Proven means: at least one rank reports it, and no report says otherwise.
+    """
+    where = f" in arm {arm}" if arm else ""
+    reports = launch.effects(toggle, arm=arm)
+    found = [effect for effect in reports if _same_value(toggle, effect.value, value)]
+    if not found:
+        others = sorted({effect.value for effect in reports})
+        seen = f"; reported for {', '.join(others)}" if others else ""
+        return f"{toggle}={value}{where}: no proof that it took effect{seen}"
+    refused = [effect for effect in found if effect.took_effect is False]
+    if refused:
+        return f"{toggle}={value}{where}: did nothing ({proof_text(refused[0].evidence)})"
+    if not any(effect.took_effect for effect in found):
+        return f"{toggle}={value}{where}: the trainer cannot tell whether it took effect"
+    return ""
 
 
 def report_of(case: Case, launch: str) -> JUnitReport:
@@ -60,9 +105,7 @@ def report_of(case: Case, launch: str) -> JUnitReport:
         return found.junit
     if found.result.ok or found.result.status is LaunchStatus.CRASHED:
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
-        raise Unanswerable(
-            incomplete(Reason.MISSING_ARTIFACT, reason, evidence=(found.console_path,))
-        )
+        raise missing(reason, found.console_path)
     end = ending(found)
     raise Unanswerable(incomplete(end.code, f"no evidence: {end.reason}", evidence=end.evidence))
 
@@ -77,13 +120,13 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     broken = [test for test in tests if test.status in ("failed", "error")]
     if broken:
         text = "; ".join(f"{test.name}: {_first_line(test.message)}" for test in broken)
-        value = count_of(report, "tests_failed", len(broken), n=len(tests))
+        value = _count(report, "tests_failed", len(broken), n=len(tests))
         reason = f"{len(broken)} of {len(tests)} tests of {what} failed: {text}"
         return failed(Reason.TEST_FAILED, reason, measurement=value)
     left_out = [test for test in tests if test.status != "passed"]
     if left_out:
         return _skipped(left_out, tests, what, report.path)
-    value = count_of(report, "tests_passed", len(tests), n=len(tests))
+    value = _count(report, "tests_passed", len(tests), n=len(tests))
     plural = "" if len(tests) == 1 else "s"
     return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
 
@@ -99,3 +142,7 @@ def _skipped(
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _count(report: JUnitReport, name: str, value: int, *, n: int) -> Measurement:
+    return in_file(report.path, report.sha256, name, float(value), "tests", n=n)

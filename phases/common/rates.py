@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from phases.common.case import Case
-from phases.common.finding import (
+from phases.common.case import (
+    Case,
     Finding,
     Unanswerable,
-    incomplete,
     invalid,
+    missing,
     passed,
     skipped,
     warned,
@@ -27,8 +29,11 @@ from phases.common.measure import (
 )
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
-from runbook.records import Measurement, Reason, Table
+from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 T = TypeVar("T")
 
@@ -46,9 +51,17 @@ def gather(found: Iterable[T | None]) -> tuple[T, ...]:
     return tuple(item for item in found if item is not None)
 
 
-def rounded(value: float | None, digits: int = 1) -> float | None:
+def cell(measured: Measurement | None) -> float | None:
     """A number for a table's cell."""
-    return None if value is None else round(value, digits)
+    return None if measured is None else round(float(measured.value), 1)
+
+
+def last50_cells(last: Measurement | None) -> tuple[float | None, float | None, str]:
+    """Mean, standard deviation and window of a last-50 statistic for a table."""
+    if last is None:
+        return None, None, "fewer than 50 steps"
+    spread = None if last.stdev is None else round(last.stdev, 1)
+    return cell(last), spread, str(last.window)
 
 
 _SECONDS_PER_DAY = 86_400.0
@@ -59,14 +72,15 @@ def launch_rate(case: Case, name: str) -> Measurement:
     return effective_rate(case.log(name))
 
 
-def launch_last50(case: Case, name: str) -> Measurement:
-    """The last-50 statistic (W3) of one launch."""
-    return last50(case.log(name))
+def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
+    """The last-50 statistic (W3) of every launch that has one."""
+    logs = gather(optional(partial(case.log, name)) for name in names)
+    return gather(optional(partial(last50, log)) for log in logs)
 
 
 def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
     """Tokens over time of every launch after warm-up; raises where one has no evidence."""
-    return [effective_rate(case.log(name)) for name in names]
+    return [launch_rate(case, name) for name in names]
 
 
 def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
@@ -93,16 +107,14 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     paths = tuple(rate.path for rate in rates)
     pooled = pooled_rate(case, names)
     limit = case.limit(THROUGHPUT)
-    if not (case.profile.throughput_gated and limit.gated):
+    if not case.gates_throughput(limit):
         return shown_only(pooled, limit, f"throughput: {pooled}")
     decision = meets_target([float(rate.value) for rate in rates], limit.value)
     shown = pooled.model_copy(update={"interval": decision.interval})
     last = optional(lambda: last50(case.log(names[0])))
     beside = f"; last 50 steps {last}" if last else "; fewer than 50 measured steps in a launch"
-    finding = decided(decision, shown, evidence=paths)
-    return with_limit(
-        Finding(**{**vars(finding), "reason": decision.reason + beside}), shown, limit
-    )
+    finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
+    return with_limit(finding, shown, limit)
 
 
 def aim(case: Case, names: Sequence[str]) -> Finding:
@@ -121,7 +133,7 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     """A floor under half of what is measured can catch nothing: STALE TARGET."""
     pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
     value = float(pooled.value)
-    if not (case.profile.throughput_gated and limit.gated):
+    if not case.gates_throughput(limit):
         return skipped(
             Reason.NOT_GATED,
             f"no floor is gated on profile {case.profile.name}",
@@ -146,8 +158,7 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
     if per_token <= 0:
-        reason = f"{names[0]}: env.json has no FLOPs per token"
-        raise Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason))
+        raise missing(f"{names[0]}: env.json has no FLOPs per token")
     peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
     share = float(pooled.value) * per_token / peak
     size = f"{float((env['effective']).get('n_params') or 0) / 1e6:.1f}M parameters"
@@ -211,21 +222,64 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
     from runbook.stats import StatisticsError, time_lost, typical
 
-    last = optional(lambda: last50(case.log(name)))
-    rate = optional(lambda: effective_rate(case.log(name)))
+    log = optional(partial(case.log, name))
+    last = optional(partial(last50, log)) if log else None
+    rate = optional(partial(effective_rate, log)) if log else None
     usual = pause = None
-    if rate is not None:
+    if log is not None and rate is not None:
         try:
-            usual, pause = typical(case.log(name)), time_lost(case.log(name))
+            usual, pause = typical(log), time_lost(log)
         except StatisticsError:
             usual = pause = None
     return (
         name,
-        rounded(float(last.value)) if last else None,
-        rounded(last.stdev) if last else None,
-        str(last.window) if last else "fewer than 50 steps",
-        rounded(float(rate.value)) if rate else None,
-        rounded(float(usual.value)) if usual else None,
+        *last50_cells(last),
+        cell(rate),
+        cell(usual),
         f"{float(pause.value):.1%}" if pause else None,
-        (last or rate).path if (last or rate) else "no evidence",  # type: ignore[union-attr]
+        log.path if log and (last or rate) else "no evidence",
+    )
+
+
+_UNITS = {"toks_per_s": TOKENS_PER_SECOND, "loss": "nats", "mem_mib": "MiB"}
+
+
+def columns(case: Case, launch: str, wanted: Mapping[str, float | None]) -> tuple[Series, ...]:
+    """Columns of a training.csv over the steps, each with the limit to draw, if any."""
+    log = optional(lambda: case.log(launch, whole=False))
+    return gather(
+        curve(
+            f"{launch} {name}",
+            _UNITS[name],
+            log.frame,
+            name,
+            limit=limit,
+            file=(log.path, log.sha256),
+        )
+        for name, limit in wanted.items()
+        if log is not None and name in log.frame
+    )
+
+
+def curve(
+    name: str,
+    unit: str,
+    frame: pd.DataFrame,
+    column: str,
+    *,
+    limit: float | None,
+    file: tuple[str, str],
+) -> Series | None:
+    """A column over the steps, if it holds anything; `file` is the table's path and digest."""
+    rows = frame[frame[column].notna()]
+    if rows.empty:
+        return None
+    return Series(
+        name=name,
+        unit=unit,
+        points=thin_points(rows["step"].tolist(), rows[column].tolist()),
+        n=len(rows),
+        limit=limit,
+        path=file[0],
+        sha256=file[1],
     )

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from phases.common.case import Case
-from phases.common.finding import Finding, Unanswerable, invalid
+from phases.common.case import Case, Finding, Unanswerable, invalid
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
 from runbook.records import Check, Outcome, Reason
@@ -16,12 +15,15 @@ from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, Phase, PlanContext
 
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
-IMPOSSIBLE = (RunbookError, ArithmeticError)
+_IMPOSSIBLE = (RunbookError, ArithmeticError)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
-    """One question of the acceptance table, and how to answer it from a case."""
+    """One question of the acceptance table, and how to answer it from a case.
+
+    `what` ends the id of its check; `topic` is the playbook's entry that fixes it.
+    """
 
     what: str
     question: str
@@ -32,19 +34,22 @@ class Row:
 class RowPhase(Phase):
     """A phase whose checks are exactly its declared rows, in their order.
 
-    `needs` names the phases without which
-    running this one again answers nothing.
+    `needs` names the phases without which running this one again answers nothing.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def rows(self, context: PlanContext) -> Sequence[Row]:
+    def rows(self) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
     def names(self, case: Case) -> Sequence[str]:
         """Names of the planned launches."""
         return [launch.name for launch in self.plan(case.context)]
+
+    def over(self, answer: Callable[[Case, Sequence[str]], Finding]) -> Callable[[Case], Finding]:
+        """The answer from all planned launches together."""
+        return lambda case: answer(case, self.names(case))
 
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
@@ -53,15 +58,16 @@ class RowPhase(Phase):
 
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of all rows."""
-        return tuple(f"{self.name}.{row.what}" for row in self.rows(context))
+        del context
+        return tuple(f"{self.name}.{row.what}" for row in self.rows())
 
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
-        checks = [self._check(row, _answer(row, case), context) for row in self.rows(context)]
+        checks = [self._check(row, _answer(row, case), context) for row in self.rows()]
         try:
             details = self.details(case)
-        except (Unanswerable, *IMPOSSIBLE) as missing:
+        except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(details, checks=tuple(checks))
 
@@ -70,21 +76,15 @@ class RowPhase(Phase):
         fine = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
         needs_advice = not fine or finding.code is Reason.WARNING
         remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
+        said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
             phase=self.name,
             question=row.question,
-            measurement=finding.measurement,
-            comparator=finding.comparator,
-            limit=finding.limit,
-            limit_source=finding.limit_source,
-            outcome=finding.outcome,
-            code=finding.code,
-            reason=finding.reason,
-            evidence=finding.evidence,
             remedy=remedy,
             rerun="" if fine else context.rerun(*self.needs, self.name),
             required=check_id in context.profile.required,
+            **said,
         )
 
 
@@ -93,5 +93,5 @@ def _answer(row: Row, case: Case) -> Finding:
         return row.answer(case)
     except Unanswerable as unanswerable:
         return unanswerable.finding
-    except IMPOSSIBLE as error:
+    except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")

@@ -8,11 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from phases.common.balance import as_written, balanced, learned_from
-from phases.common.case import Case, ending
-from phases.common.effects import effect_problem, toggles_in_force
-from phases.common.finding import Finding, Unanswerable, failed, incomplete, invalid, passed
-from phases.common.measure import from_env, log_value, rank_value
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    failed,
+    incomplete,
+    invalid,
+    passed,
+)
+from phases.common.measure import in_file, log_value, rank_value
 from phases.common.plausible import alike, check_plausible
+from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -42,7 +50,7 @@ def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Fi
         return unanswerable.finding
 
 
-def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
+def training_rows(names: Names) -> tuple[Row, ...]:
     """The rows `completed` to `oracle` of a phase with training launches."""
 
     def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
@@ -50,48 +58,46 @@ def training_rows(names: Names, *, what: str = "the launch") -> tuple[Row, ...]:
 
     return (
         Row(
-            what="completed", question=f"Did {what} finish?", answer=over(_completed), topic="stall"
-        ),
-        Row(
-            what="ranks_alive",
-            question="Did every rank report every step, to the same parameters?",
-            answer=over(_ranks_alive),
+            "completed",
+            "Did the launch finish?",
+            over(lambda case, name: ending(case.launch(name))),
             topic="stall",
         ),
         Row(
-            what="as_planned",
-            question="Did the planned config, toggles and device really run?",
-            answer=over(_as_planned),
+            "ranks_alive",
+            "Did every rank report every step, to the same parameters?",
+            over(_ranks_alive),
+            topic="stall",
+        ),
+        Row(
+            "as_planned",
+            "Did the planned config, toggles and device really run?",
+            over(_as_planned),
+            topic="plausible",
+        ),
+        Row("loss_finite", "Is the loss finite in every step?", over(_loss_finite), topic="loss"),
+        Row(
+            "plausible",
+            "Are loss, tokens and times possible?",
+            over(check_plausible),
             topic="plausible",
         ),
         Row(
-            what="loss_finite",
-            question="Is the loss finite in every step?",
-            answer=over(_loss_finite),
-            topic="loss",
-        ),
-        Row(
-            what="plausible",
-            question="Are loss, tokens and times possible?",
-            answer=over(check_plausible),
-            topic="plausible",
-        ),
-        Row(
-            what="accounts",
-            question="Do two sources tell the same time, tokens, data and loss?",
-            answer=over(balanced),
+            "accounts",
+            "Do two sources tell the same time, tokens, data and loss?",
+            over(balanced),
             topic="accounts",
         ),
         Row(
-            what="gradients",
-            question="Does every rank's gradient arrive, and every parameter move?",
-            answer=over(learned_from),
+            "gradients",
+            "Does every rank's gradient arrive, and every parameter move?",
+            over(learned_from),
             topic="gradients",
         ),
         Row(
-            what="oracle",
-            question="Does the model compute what the equations say?",
-            answer=over(as_written),
+            "oracle",
+            "Does the model compute what the equations say?",
+            over(as_written),
             topic="oracle",
         ),
     )
@@ -133,14 +139,10 @@ def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
         )
 
     return Row(
-        what="toggles_effective",
-        question="Did every toggle of the plan take effect?",
-        answer=lambda case: first_problem(one, case, names(case)),
+        "toggles_effective",
+        "Did every toggle of the plan take effect?",
+        lambda case: first_problem(one, case, names(case)),
     )
-
-
-def _completed(case: Case, name: str) -> Finding:
-    return ending(case.launch(name))
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:
@@ -195,9 +197,9 @@ def _as_planned(case: Case, name: str) -> Finding:
     work = case.profile.workload
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"
-    return passed(
-        reason, measurement=from_env(launch, "config_sha256", str(env.get("config_sha256")))
-    )
+    digest = str(env.get("config_sha256"))
+    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    return passed(reason, measurement=value)
 
 
 def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from runbook import __version__
 from runbook.cli._common import headline, near
 from runbook.console import Console, printable, style_of
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 from runbook.records.measurement import duration_text
 
@@ -21,7 +21,7 @@ _PLAIN_INTERVAL_S = 30.0
 _INDENT = "      "
 
 
-class RunView(SilentObserver, ExitStack):
+class RunView(Observer, ExitStack):
     """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
     def __init__(self, console: Console) -> None:

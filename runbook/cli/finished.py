@@ -34,7 +34,7 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 def _unknown_formats(args: argparse.Namespace) -> list[str]:
-    from runbook.engine.rendering import format_problems
+    from runbook.engine.outputs import format_problems
 
     if not _formats(args):
         return ["--format names no format"]
@@ -47,7 +47,7 @@ def _one_known_format(args: argparse.Namespace) -> list[str]:
 
 
 def _print(console: Console, record: RunRecord, fmt: str, location: str = "") -> None:
-    from runbook.engine.rendering import render
+    from runbook.engine.outputs import render
     from runbook.records.run import Screen
 
     text = render(record, fmt, Screen(color=console.color_out, location=location))
@@ -56,7 +56,7 @@ def _print(console: Console, record: RunRecord, fmt: str, location: str = "") ->
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
-    from runbook.engine.rendering import write_reports
+    from runbook.engine.outputs import write_reports
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)
@@ -137,7 +137,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import load_profile, load_profile_document
-    from runbook.engine.rejudge import judge_again
+    from runbook.engine.verify import judge_again
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)

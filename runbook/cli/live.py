@@ -15,7 +15,7 @@ from runbook.console import Console, printable
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
-    from runbook.launch.anomaly import Anomaly
+    from runbook.launch.detectors import Anomaly
     from runbook.tools.watch import RankStack
 
 
@@ -38,7 +38,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    from runbook.launch.anomaly import Thresholds
+    from runbook.launch.watchdog import Thresholds
     from runbook.tools.watch import Watcher
 
     folder = args.directory

@@ -39,16 +39,13 @@ class GpuState:
     """
 
     index: int
-    bus_id: str
     name: str
-    uuid: str | None
     pcie_gen: int | None
     pcie_gen_max: int | None
     pcie_width: int | None
     pcie_width_max: int | None
     memory_total_mib: float | None
     memory_used_mib: float | None
-    utilization_percent: float | None
     performance_state: str | None
     throttle: tuple[str, ...]
     ecc_uncorrected: int | None
@@ -104,21 +101,18 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
     link = "pci/pci_gpu_link_info/"
     return GpuState(
         index=index,
-        bus_id=node.get("id", ""),
         name=_text(node, "product_name") or "",
-        uuid=_text(node, "uuid"),
         pcie_gen=_whole(node, f"{link}pcie_gen/current_link_gen"),
         pcie_gen_max=_whole(node, f"{link}pcie_gen/max_link_gen"),
         pcie_width=_whole(node, f"{link}link_widths/current_link_width"),
         pcie_width_max=_whole(node, f"{link}link_widths/max_link_width"),
         memory_total_mib=_number(node, "fb_memory_usage/total"),
         memory_used_mib=_number(node, "fb_memory_usage/used"),
-        utilization_percent=_number(node, "utilization/gpu_util"),
         performance_state=_text(node, "performance_state"),
         throttle=_throttle(node),
         ecc_uncorrected=_ecc_uncorrected(node),
-        remap_pending=_yes(node, "remapped_rows/remapped_row_pending"),
-        mig=_enabled(node, "mig_mode/current_mig"),
+        remap_pending=_says(node, "remapped_rows/remapped_row_pending", "Yes"),
+        mig=_says(node, "mig_mode/current_mig", "Enabled"),
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )
 
@@ -174,14 +168,9 @@ def _leading_int(text: str | None) -> int | None:
     return int(match.group()) if match else None
 
 
-def _yes(node: ET.Element, path: str) -> bool | None:
+def _says(node: ET.Element, path: str, word: str) -> bool | None:
     text = _text(node, path)
-    return None if text is None else text == "Yes"
-
-
-def _enabled(node: ET.Element, path: str) -> bool | None:
-    text = _text(node, path)
-    return None if text is None else text == "Enabled"
+    return None if text is None else text == word
 
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

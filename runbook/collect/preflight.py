@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
-from runbook.collect.host import TorchFacts, ask_torch
-from runbook.collect.leftovers import TokenProcess, find_token_processes
+from runbook.collect.host import TokenProcess, TorchFacts, ask_torch, find_token_processes
 from runbook.collect.probe import Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
@@ -26,30 +24,25 @@ _STATUS = "git_status.txt"
 _DIFF = "git_diff.patch"
 
 
-class NoteTaker(Protocol):
-    """The part of an observer that a collector talks to."""
-
-    def note(self, text: str) -> None: ...
-
-
 def collect_preflight(
     run_root: Path,
     *,
     expected_branch: str | None,
-    observer: NoteTaker,
+    note: Callable[[str], None],
     trainer: str = "nsa.train",
 ) -> dict[str, Fact]:
     """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
 
     A fact that this machine does not have is there with value None and a note that says why.
+    `note` is told what is being asked, which takes seconds.
     Raises OSError if `run_root` cannot be written.
     """
-    observer.note("preflight: checkout")
+    note("preflight: checkout")
     drafts = _git_drafts(run_root, expected_branch)
-    observer.note("preflight: torch and trainer (imports both, takes seconds)")
+    note("preflight: torch and trainer (imports both, takes seconds)")
     answers = ask_torch(trainer=trainer, cwd=run_root)
     drafts += _torch_drafts(run_root, answers)
-    observer.note("preflight: GPUs, disk, ports, processes")
+    note("preflight: GPUs, disk, ports, processes")
     drafts += collect_gpus(run_root, torch_count=answers.device_count, host_file=_HOST)
     drafts += _host_drafts(run_root)
     drafts += _process_drafts(find_token_processes())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from runbook.engine.options import RunOptions, plan_all
-from runbook.engine.resume import resume_run
-from runbook.engine.run import run_plan
-from runbook.launch.observer import Observer, SilentObserver
+from runbook.engine.run import resume_run, run_plan
+from runbook.launch.observer import Observer
 
-__all__ = ["Observer", "RunOptions", "SilentObserver", "plan_all", "resume_run", "run_plan"]
+__all__ = ["Observer", "RunOptions", "plan_all", "resume_run", "run_plan"]

@@ -68,15 +68,6 @@ class MetricRow:
     sha256: str
 
 
-def record_run(folder: Path) -> None:
-    """Put one finished run into the index of its parent folder, replacing what was known of it.
-
-    Raises sqlite3.Error or OSError if the index cannot be written.
-    """
-    with _open(folder.parent) as database:
-        _index(database, folder)
-
-
 def sync(out_dir: Path) -> int:
     """Bring the index in line with the run folders; return how many were read again.
 
@@ -169,19 +160,10 @@ def _metrics(record: RunRecord) -> Iterator[tuple[object, ...]]:
     for phase in record.phases:
         for check in phase.checks:
             if check.measurement is None:
-                yield (
-                    check.id,
-                    check.outcome.value,
-                    None,
-                    check.reason,
-                    "",
-                    0,
-                    *[None] * 3,
-                    "",
-                    "",
-                )
+                values: tuple[object, ...] = (None, check.reason, "", 0, None, None, None, "", "")
             else:
-                yield (check.id, check.outcome.value, *_values(check.measurement))
+                values = _values(check.measurement)
+            yield (check.id, check.outcome.value, *values)
         shown = {check.measurement for check in phase.checks if check.measurement}
         for one in phase.measurements:
             if one not in shown:
@@ -198,20 +180,13 @@ def list_runs(out_dir: Path) -> list[RunRow]:
     """All runs, oldest first, after bringing the index up to date."""
     query = """SELECT folder, run_id, profile, verdict, started_at, finished_at, interrupted,
                required, passed, problem FROM runs ORDER BY started_at, folder"""
-    names = tuple(RunRow.__dataclass_fields__)
-    with _open(out_dir) as database:
-        _sync(database, out_dir)
-        return [
-            RunRow(**(dict(zip(names, row, strict=True)) | {"interrupted": bool(row[6])}))
-            for row in database.execute(query)
-        ]
+    rows = (dict(row) for row in _query(out_dir, query))
+    return [RunRow(**(row | {"interrupted": bool(row["interrupted"])})) for row in rows]
 
 
 def metric_names(out_dir: Path) -> list[str]:
     """Every name that `metric_rows` knows."""
-    with _open(out_dir) as database:
-        _sync(database, out_dir)
-        return [row[0] for row in database.execute("SELECT DISTINCT name FROM metrics ORDER BY 1")]
+    return [row["name"] for row in _query(out_dir, "SELECT DISTINCT name FROM metrics ORDER BY 1")]
 
 
 def metric_rows(out_dir: Path, name: str) -> list[MetricRow]:
@@ -219,10 +194,12 @@ def metric_rows(out_dir: Path, name: str) -> list[MetricRow]:
     query = """SELECT run_id, started_at, profile, verdict, outcome, number, text, unit, n, stdev,
                low, high, path, metrics.sha256 FROM metrics JOIN runs USING (folder)
                WHERE name = ? ORDER BY started_at, folder, metrics.rowid"""
-    names = tuple(MetricRow.__dataclass_fields__)
+    return [MetricRow(**dict(row)) for row in _query(out_dir, query, name)]
+
+
+def _query(out_dir: Path, query: str, *values: str) -> list[sqlite3.Row]:
+    """The answer of the index after bringing it up to date."""
     with _open(out_dir) as database:
         _sync(database, out_dir)
-        return [
-            MetricRow(**dict(zip(names, row, strict=True)))
-            for row in database.execute(query, (name,))
-        ]
+        database.row_factory = sqlite3.Row
+        return database.execute(query, values).fetchall()

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from runbook.engine.judge import missing_phases, reasons_for
@@ -50,12 +49,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._file)
 
     def append(self, name: str, *, sync: bool = False, **fields: Any) -> None:
@@ -132,7 +126,7 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
         changed,
         list(phase_records(events).values()),
         asked_for=events[0]["phases"],
-        known=_known(events[0]["known"]),
+        known={name: (title, source) for name, title, source in events[0]["known"]},
     )
 
 
@@ -174,10 +168,6 @@ def assemble(
             "exports": {name: value for name, value in exports.items() if value},
         }
     )
-
-
-def _known(rows: Sequence[Sequence[str]]) -> dict[str, tuple[str, str]]:
-    return {name: (title, source) for name, title, source in rows}
 
 
 def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,14 @@ def phase_outcome(checks: Iterable[Check]) -> Outcome:
 
 
 def missing_row(
-    name: str, *, code: Reason, reason: str, remedy: str, rerun: str = "", required: bool = True
+    name: str,
+    *,
+    code: Reason,
+    reason: str,
+    remedy: str,
+    rerun: str = "",
+    required: bool = True,
+    evidence: tuple[str, ...] = (),
 ) -> Check:
     """The row of a check that has no evidence."""
     return Check(
@@ -44,6 +52,7 @@ def missing_row(
         outcome=Outcome.INCOMPLETE,
         code=code,
         reason=reason,
+        evidence=evidence,
         remedy=remedy,
         rerun=rerun,
         required=required,
@@ -167,6 +176,18 @@ def read_phase(
     return PhaseEvidence(launches=launches, facts=facts, earlier=earlier)
 
 
+def what_it_reads(
+    phase: Phase,
+    choices: Mapping[str, Mapping[str, str]],
+    evidence: Mapping[str, PhaseEvidence],
+) -> tuple[dict[str, str], dict[str, PhaseEvidence]]:
+    """Of the phases that this one reads, if they ran: what they chose, and their evidence."""
+    chosen: dict[str, str] = {}
+    for name in phase.reads:
+        chosen |= choices.get(name, {})
+    return chosen, {name: evidence[name] for name in phase.reads if name in evidence}
+
+
 def judge_phase(
     phase: Phase, evidence: PhaseEvidence, context: PlanContext, *, required: Sequence[str]
 ) -> Judgement:
@@ -192,14 +213,7 @@ def judge_phase(
         for name in phase.check_ids(context)
         if name not in present
     ]
-    return Judgement(
-        checks=checks,
-        measurements=judgement.measurements,
-        tables=judgement.tables,
-        series=judgement.series,
-        choices=judgement.choices,
-        notes=judgement.notes,
-    )
+    return replace(judgement, checks=checks)
 
 
 def record_of(
@@ -211,7 +225,7 @@ def record_of(
     duration_s: float,
 ) -> PhaseRecord:
     """A judged phase for the record."""
-    checks: tuple[Check, ...] = tuple(judgement.checks)
+    checks = tuple(judgement.checks)
     return PhaseRecord(
         name=phase.name,
         title=phase.title,

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from runbook.engine.journal import Journal
-from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, write_facts
+from runbook.engine.judge import (
+    judge_phase,
+    missing_row,
+    read_phase,
+    record_of,
+    what_it_reads,
+    write_facts,
+)
 from runbook.engine.options import Setup
 from runbook.files import utc_text
-from runbook.launch import Interrupted, StopRequest, run_launch
+from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.records import (
@@ -24,7 +31,7 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase, PlanContext
+from runbook.records.phase import Judgement, Phase
 
 
 @dataclass(kw_only=True)
@@ -35,7 +42,7 @@ class RunState:
     run_root: Path
     journal: Journal
     observer: Observer
-    stop: StopRequest
+    stop: StopRequest = field(default_factory=StopRequest)
     facts: dict[str, Fact] = field(default_factory=dict)
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -47,7 +54,8 @@ class PhaseRun:
 
     def __init__(self, phase: Phase, state: RunState) -> None:
         self.phase, self.state = phase, state
-        self.context = self._context()
+        chosen, self.earlier = what_it_reads(phase, state.choices, state.evidence)
+        self.context = state.setup.context(chosen)
         self.entries: list[LaunchEntry] = []
         self.started_at, self.began = utc_text(), time.monotonic()
 
@@ -87,22 +95,12 @@ class PhaseRun:
             self.state.run_root,
             self.entries,
             facts=self.state.facts,
-            earlier=self._earlier(),
+            earlier=self.earlier,
         )
         required = self.state.setup.profile.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
         return judgement
-
-    def _context(self) -> PlanContext:
-        chosen: dict[str, str] = {}
-        for name in self.phase.reads:
-            chosen |= self.state.choices.get(name, {})
-        return self.state.setup.context(chosen)
-
-    def _earlier(self) -> Mapping[str, PhaseEvidence]:
-        known = self.state.evidence
-        return {name: known[name] for name in self.phase.reads if name in known}
 
     def _collect(self) -> None:
         from runbook.collect.preflight import collect_preflight
@@ -112,7 +110,7 @@ class PhaseRun:
         facts = collect_preflight(
             state.run_root,
             expected_branch=profile.branch,
-            observer=state.observer,
+            note=state.observer.note,
             trainer=profile.trainer,
         )
         with state.stop.deferred():
@@ -143,7 +141,11 @@ class PhaseRun:
 
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
-        _set_aside_unfinished(state.run_root / launch.run_dir)
+        run_dir = state.run_root / launch.run_dir
+        if (
+            run_dir.exists()
+        ):  # it belongs to one launch: what a crash left of an earlier one is kept
+            set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
         return run_launch(
             launch,
@@ -186,7 +188,8 @@ class PhaseRun:
                 remedy=remedy,
                 rerun=rerun,
                 required=name in profile.required,
-            ).model_copy(update={"evidence": (evidence,) if evidence else ()})
+                evidence=(evidence,) if evidence else (),
+            )
             for name in self.phase.check_ids(self.context)
         ]
         return self._record(Judgement(checks=rows))
@@ -204,13 +207,3 @@ class PhaseRun:
 def _shown(fact: Fact) -> str:
     value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
     return f"{value} {fact.unit}".strip()
-
-
-def _set_aside_unfinished(run_dir: Path) -> None:
-    """A run directory belongs to one launch: what a crash left of an earlier one is kept apart."""
-    if not run_dir.exists():
-        return
-    number = 1
-    while (kept := run_dir.with_name(f"{run_dir.name}.unfinished{number}")).exists():
-        number += 1
-    run_dir.rename(kept)

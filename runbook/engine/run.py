@@ -1,28 +1,42 @@
-"""`run_plan`: the phases in order, the journal after each, the record and reports at the end."""
+"""A run: the phases in order, the journal after each, the record and reports at the end.
+
+`run_plan` begins one; `resume_run` goes on where one was cut off, without repeating what had
+finished.
+"""
 
 from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook import __version__, registry
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
-from runbook.engine.manifest import artifact_records, write_manifest
-from runbook.engine.options import RunOptions, Setup, prepare
+from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
+from runbook.engine.outputs import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    artifact_records,
+    record_text,
+    report_files,
+    write_manifest,
+    write_reports,
+)
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.engine.rendering import report_files, write_reports
+from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.records import PhaseRecord, RunRecord, Verdict
+from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
 _SHORT_SHA = 7
 _TRIES = 100
+_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 
 
 def create_run_folder(out: Path) -> Path:
@@ -43,9 +57,6 @@ def create_run_folder(out: Path) -> Path:
             continue
         return folder
     raise FileExistsError(f"{out} has {_TRIES} runs of the same second: {name}")
-
-
-RECORD_FILE = "run.json"
 
 
 def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
@@ -72,38 +83,93 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
             phases=[phase.name for phase in setup.phases],
             known=_known_phases(setup),
         )
-        return continue_run(setup, run_root, journal, observer)
-
-
-def continue_run(
-    setup: Setup,
-    run_root: Path,
-    journal: Journal,
-    observer: Observer,
-    *,
-    state: RunState | None = None,
-) -> RunRecord:
-    """Run the phases that the journal does not know as finished, and write the end of the run."""
-    names = tuple(phase.name for phase in setup.phases)
-    observer.run_started(run_root.name, str(run_root), names)
-    with _signals() as stop:
-        state = state or RunState(
-            setup=setup, run_root=run_root, journal=journal, observer=observer, stop=stop
+        return _continue(
+            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
         )
-        state.stop = stop
+
+
+def resume_run(
+    run_root: Path,
+    *,
+    observer: Observer,
+    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+) -> RunRecord:
+    """Continue a run after an interruption or a crash of harness or machine.
+
+    Phases that had finished stay byte for byte as they are; in the phase that was cut off,
+    launches that had ended are not repeated. Raises `UsageError` if there is nothing to continue
+    or another version of the program made the run, `RunbookError` if its journal is damaged.
+    """
+    run_root = run_root.resolve()
+    if not (run_root / EVENTS_FILE).is_file():
+        raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
+    with Journal.reopen(run_root) as journal:
+        if not journal.events:
+            raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
+        record = derive_record(journal.events)
+        _refuse_if_pointless(record, journal)
+        setup = make_setup(record)
+        done = _finished_phases(journal)
+        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        state.finished_launches = _finished_launches(journal, done)
+        _restore(state, done)
+        journal.append("run_resumed", sync=True)
+        (run_root / MANIFEST_FILE).unlink(missing_ok=True)
+        return _continue(state)
+
+
+def _refuse_if_pointless(record: RunRecord, journal: Journal) -> None:
+    if any(event["event"] == "run_finished" for event in journal.events):
+        raise UsageError(
+            f"{record.run_id} is finished: {record.verdict}", hint="start a new run instead"
+        )
+    if record.tool_version != __version__:
+        raise UsageError(
+            f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
+            hint="continue it with the version that began it",
+        )
+
+
+def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
+    if "preflight" in done:
+        state.facts |= read_facts(state.run_root)
+    for name, record in done.items():
+        state.choices[name] = record.choices
+        state.evidence[name] = read_phase(
+            state.run_root, record.launches, facts=state.facts, earlier={}
+        )
+
+
+def _finished_launches(
+    journal: Journal, done: dict[str, PhaseRecord]
+) -> dict[tuple[str, str], LaunchResult]:
+    found = {}
+    for event in journal.events:
+        if event["event"] == "launch_finished" and event["phase"] not in done:
+            result = LaunchResult.model_validate(event["result"])
+            if result.status not in _NOT_FINISHED:
+                found[(event["phase"], event["launch"])] = result
+    return found
+
+
+def _continue(state: RunState) -> RunRecord:
+    """Run the phases that the journal does not know as finished, and write the end of the run."""
+    names = tuple(phase.name for phase in state.setup.phases)
+    state.observer.run_started(state.run_root.name, str(state.run_root), names)
+    with _signals(state.stop):
         try:
-            _run_phases(state, stop)
+            _run_phases(state)
             return _finish(state)
         except OSError as error:
             return _not_written(state, error)
 
 
-def _run_phases(state: RunState, stop: StopRequest) -> None:
-    done = finished_phases(state.journal)
+def _run_phases(state: RunState) -> None:
+    done = _finished_phases(state.journal)
     for phase in state.setup.phases:
         if phase.name in done:
             continue
-        if stop.requested:
+        if state.stop.requested:
             return
         record = PhaseRun(phase, state).run()
         _keep_phase(state, record)
@@ -125,7 +191,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     return record
 
 
-def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
+def _finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     """Records of the phases that ran to their end; an interrupted one is not among them."""
     whole = {
         event["record"]["name"]
@@ -134,11 +200,6 @@ def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     }
     records = phase_records(journal.events)
     return {name: record for name, record in records.items() if name in whole}
-
-
-def record_text(record: RunRecord) -> str:
-    """run.json as it is written: one form only, so that an edit anywhere shows."""
-    return record.model_dump_json(indent=2) + "\n"
 
 
 def _keep_phase(state: RunState, record: PhaseRecord) -> None:
@@ -162,7 +223,10 @@ def _finish(state: RunState) -> RunRecord:
         signal=signal,
         artifacts=[
             artifact.model_dump(mode="json")
-            for artifact in artifact_records(state.run_root, without=_derived_files())
+            # Files that follow from the record, which cannot hold their digests, are left out.
+            for artifact in artifact_records(
+                state.run_root, without=[RECORD_FILE, EVENTS_FILE, *report_files().values()]
+            )
         ],
     )
     record = derive_record(state.journal.events)
@@ -172,11 +236,6 @@ def _finish(state: RunState) -> RunRecord:
     write_manifest(state.run_root)
     state.observer.run_finished(record, str(state.run_root))
     return record
-
-
-def _derived_files() -> list[str]:
-    """Files that follow from the record, so that the record cannot hold their digests."""
-    return [RECORD_FILE, EVENTS_FILE, *report_files().values()]
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
@@ -218,11 +277,8 @@ def _known_phases(setup: Setup) -> list[list[str]]:
     return [[phase.name, phase.title, phase.source] for phase in phases.values()]
 
 
-@contextmanager
-def _signals() -> Iterator[StopRequest]:
-    stop = StopRequest()
+def _signals(stop: StopRequest) -> AbstractContextManager[object]:
     if threading.current_thread() is threading.main_thread():
-        with stop_on_signals(stop):
-            yield stop
-    else:  # Python delivers signals to the main thread only; its owner has to deal with them
-        yield stop
+        return stop_on_signals(stop)
+    # Python delivers signals to the main thread only; its owner has to deal with them.
+    return nullcontext()

@@ -13,19 +13,15 @@ from pathlib import Path
 
 from nsa.contract import ENOUGH_FILE, TRAINING_CSV, ExitCode
 from runbook.files import utc_text, write_atomic
-from runbook.launch.anomaly import Thresholds
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
 from runbook.launch.detectors import Monitor
-from runbook.launch.endings import oom_kills
-from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
-from runbook.launch.observer import Observer
-from runbook.launch.processes import Reaper, build_environment, spawn
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.processes import GpuSampler, Reaper, build_environment, oom_kills, spawn
 from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
-from runbook.launch.stop import StopRequest
-from runbook.launch.watchdog import Budgets, Watchdog
+from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.read.documents import CONSOLE_LOG, JUNIT_XML, LAUNCH_JSON, read_console
 from runbook.read.redact import redact_variables
 from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit

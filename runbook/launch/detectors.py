@@ -1,16 +1,20 @@
-"""All detectors that need nothing but a run directory's tables."""
+"""Anomalies: what one is, when a reading of a run directory's tables is one, and their record."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from nsa.contract import GATES_CSV, TRAINING_CSV
-from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
+from nsa.contract import GATES_CSV, HALT_FILE, TRAINING_CSV
+from runbook.files import utc_text, write_atomic
+from runbook.launch.watchdog import Thresholds
+from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
 from runbook.read.tail import TableTail
 from runbook.read.training import LEGACY_COLUMNS
 
@@ -19,6 +23,36 @@ _FEWEST = 10
 _SPREAD_OF_MAD = 1.4826
 _SIGNIFICANT = 4
 _ALMOST_NOTHING = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anomaly:
+    """One finding: `kind` is a fixed word, `text` one line for a person."""
+
+    kind: str
+    text: str
+    step: int | None = None
+    rank: int | None = None
+    path: str = ""
+
+    def line(self) -> str:
+        """`kind: text`."""
+        return f"{self.kind}: {self.text}"
+
+
+def record_anomaly(run_dir: Path, anomaly: Anomaly, *, halt: bool) -> None:
+    """Append to `anomalies.jsonl`; the first one becomes `.anomaly_type` and, if asked, `.HALT`.
+
+    An existing `.anomaly_type` or `.HALT` is never replaced: the first reason is the reason.
+    Raises `OSError` if the disk refuses.
+    """
+    entry = {"ts": utc_text(), **asdict(anomaly)}
+    with (run_dir / ANOMALIES_JSONL).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+    if not (run_dir / ANOMALY_TYPE).exists():
+        write_atomic(run_dir / ANOMALY_TYPE, anomaly.line() + "\n")
+    if halt and not (run_dir / HALT_FILE).exists():
+        write_atomic(run_dir / HALT_FILE, anomaly.line() + "\n")
 
 
 def number(row: Mapping[str, str], name: str) -> float | None:
@@ -47,11 +81,19 @@ class RowDetectors:
                 yield found
 
 
-class _Loss:
+class _Detector:
+    """Keeps the recent readings of one column."""
+
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
+    def _usual(self) -> float:
+        """The median of the recent readings; 0 while there are too few."""
+        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+
+
+class _Loss(_Detector):
     def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
         loss = number(row, "loss")
         if loss is None:
@@ -75,11 +117,8 @@ class _Loss:
         return middle if loss > middle + self._limits.spike_spreads * spread else None
 
 
-class _GradientNorm:
-    def __init__(self, limits: Thresholds) -> None:
-        self._limits = limits
-        self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._zeros = 0
+class _GradientNorm(_Detector):
+    _zeros = 0
 
     def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
         norm = number(row, "grad_norm")
@@ -90,7 +129,7 @@ class _GradientNorm:
         if patience and self._zeros == patience:
             text = f"gradient norm 0 in {patience} steps up to step {step}: nothing is learned"
             return Anomaly(kind="zero_gradients", text=text, step=step)
-        middle = statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+        middle = self._usual()
         if math.isfinite(norm):
             self._recent.append(norm)
         if middle > 0 and not norm <= self._limits.explosion_factor * middle:
@@ -99,17 +138,14 @@ class _GradientNorm:
         return None
 
 
-class _Flatline:
+class _Flatline(_Detector):
     """A throughput reading that stands still, or has fallen to almost nothing.
 
     Equal readings count only if they have four digits that could differ: a file that rounds to
     whole tokens repeats itself honestly.
     """
 
-    def __init__(self, limits: Thresholds) -> None:
-        self._limits = limits
-        self._last, self._equal, self._low = "", 0, 0
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+    _last, _equal, _low = "", 0, 0
 
     def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
         rate, text = number(row, "toks_per_s"), row.get("toks_per_s", "").strip()
@@ -119,7 +155,7 @@ class _Flatline:
         telling = len(text.strip("-0").replace(".", "")) >= _SIGNIFICANT
         self._equal = self._equal + 1 if text == self._last and telling else 1
         self._last = text
-        usual = statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+        usual = self._usual()
         is_low = rate <= _ALMOST_NOTHING * usual if usual else rate <= 0
         self._low = self._low + 1 if is_low else 0
         if not is_low:

@@ -56,7 +56,7 @@ def collect_stacks(
     by py-spy where that is installed.
     """
     alive = [state for state in ranks if state.pid is not None and state.died_at is None]
-    able = [state for state in alive if process_state(state.pid) not in STOPPED]
+    able = _able(alive)
     before = {state.rank: _stack_files(run_dir, state.rank) for state in able}
     for state in able:
         (send or _to_owned(token))(state, signal.SIGUSR1)
@@ -75,13 +75,7 @@ def collect_flights(
     A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
     that is frozen, or holds the interpreter's lock, does not.
     """
-    able = [
-        state
-        for state in ranks
-        if state.pid is not None
-        and state.died_at is None
-        and process_state(state.pid) not in STOPPED
-    ]
+    able = _able([state for state in ranks if state.died_at is None])
     before = {rank: path.stat().st_mtime_ns for rank, path in flight_files(run_dir).items()}
     signal_to = send or _to_owned(token)
     asked = {state.rank for state in able if signal_to(state, signal.SIGUSR2)}
@@ -92,6 +86,11 @@ def collect_flights(
         if fresh == asked or time.monotonic() > deadline:
             return [now[rank] for rank in sorted(fresh)]
         time.sleep(0.01)
+
+
+def _able(ranks: Sequence[RankState]) -> list[RankState]:
+    """Ranks whose process can answer a signal."""
+    return [r for r in ranks if r.pid is not None and process_state(r.pid) not in STOPPED]
 
 
 def name_culprit(
@@ -123,8 +122,8 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
     busy = set()
     for path in files:
         rank = STACKDUMPS.rank_of(path.name)
-        innermost = _innermost_file(path.read_text("utf-8", "replace")) if rank is not None else ""
-        if rank is not None and innermost and "/torch/" not in innermost:
+        frames = _main_frames(path.read_text("utf-8", "replace"))
+        if rank is not None and frames and "/torch/" not in frames[0][0]:
             busy.add(rank)
     return frozenset(busy)
 
@@ -135,12 +134,6 @@ def python_place(path: Path) -> str:
         if "/torch/" not in name:
             return f"{name}:{line} in {function}"
     return ""
-
-
-def _innermost_file(dump: str) -> str:
-    """The file of the newest frame of the main thread, in the last dump that the text holds."""
-    frames = _main_frames(dump)
-    return frames[0][0] if frames else ""
 
 
 def _main_frames(dump: str) -> list[tuple[str, str, str]]:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
-from runbook.launch.anomaly import Thresholds
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
-from runbook.launch.observer import Observer
-from runbook.launch.stop import StopRequest
-from runbook.launch.watchdog import Budgets
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.watchdog import Budgets, Thresholds
 from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
@@ -60,7 +58,7 @@ def run_launch(
     )
     result = _attempt(launch, 1, options)
     if retry and not options.stop.requested and _worth_a_retry(launch, result, run_root):
-        first = _set_aside(launch, result, run_root)
+        first = _first_attempt(launch, result, run_root)
         observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
         result = _joined(first, _attempt(debugged, 2, options))
@@ -99,18 +97,22 @@ def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool
     return is_communication_failure(end, lines)
 
 
-def _set_aside(launch: Launch, result: LaunchResult, run_root: Path) -> LaunchResult:
+def _first_attempt(launch: Launch, result: LaunchResult, run_root: Path) -> LaunchResult:
     """Move the first attempt's files out of the way, its result among them."""
-    run_dir = run_root / launch.run_dir
-    number = 1
-    while (kept := run_dir.with_name(f"{run_dir.name}.attempt{number}")).exists():
-        number += 1
-    run_dir.rename(kept)
+    kept = set_aside(run_root / launch.run_dir, "attempt")
     name = kept.relative_to(run_root).as_posix()
     paths = tuple(path.replace(launch.run_dir, name, 1) for path in result.evidence)
     moved = result.model_copy(update={"evidence": paths})
     write_atomic(kept / RESULT_JSON, moved.model_dump_json(indent=2) + "\n")
     return moved
+
+
+def set_aside(run_dir: Path, word: str) -> Path:
+    """Keep a run directory beside itself as `NAME.<word>N`; returns where it is now."""
+    number = 1
+    while (kept := run_dir.with_name(f"{run_dir.name}.{word}{number}")).exists():
+        number += 1
+    return run_dir.rename(kept)
 
 
 def _joined(first: LaunchResult, second: LaunchResult) -> LaunchResult:

@@ -1,29 +1,25 @@
-"""Who is told what happens during a run."""
+"""The two lines between a run and whoever started it: what is told, and the request to stop.
+
+A request is made by a signal and honoured at the next safe point.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
-
-class Observer(Protocol):
-    """Progress of one run, told in order. An observer decides nothing and must not block."""
-
-    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None: ...
-    def phase_started(self, name: str, title: str, launches: int) -> None: ...
-    def launch_started(self, launch: Launch, attempt: int) -> None: ...
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None: ...
-    def launch_finished(self, launch: Launch, result: LaunchResult) -> None: ...
-    def phase_finished(self, record: PhaseRecord) -> None: ...
-    def run_finished(self, record: RunRecord, run_root: str) -> None: ...
-    def note(self, text: str) -> None: ...
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class SilentObserver:
-    """Says nothing; also a base for observers that care about a few events only."""
+class Observer:
+    """Progress of one run, told in order. An observer decides nothing and must not block.
+
+    This one says nothing; others override the events that they care about.
+    """
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
         """A run folder exists now."""
@@ -50,3 +46,61 @@ class SilentObserver:
 
     def note(self, text: str) -> None:
         """Something a person should read."""
+
+
+class Interrupted(BaseException):
+    """Raised where waiting for a safe point would take too long; not caught by `Exception`."""
+
+
+class StopRequest:
+    """Set once by a signal, which is only noted unless it comes inside `interruptible()`."""
+
+    def __init__(self) -> None:
+        self.requested = ""
+        self._raises = False
+
+    def request(self, name: str) -> None:
+        """Ask to stop; the first request gives the name."""
+        self.requested = self.requested or name
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A section that may take long and leaves nothing half done: a signal raises in it."""
+        if self.requested:
+            raise Interrupted(self.requested)
+        with self._mode(raises=True):
+            yield
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside an interruptible section: a part that looks at `requested` itself."""
+        with self._mode(raises=False):
+            yield
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.request(signal.Signals(number).name)
+        if self._raises:
+            raise Interrupted(self.requested)
+
+    @contextmanager
+    def _mode(self, *, raises: bool) -> Iterator[None]:
+        before, self._raises = self._raises, raises
+        try:
+            yield
+        finally:
+            self._raises = before
+
+
+@contextmanager
+def stop_on_signals(stop: StopRequest) -> Iterator[StopRequest]:
+    """Route SIGINT and SIGTERM into `stop`; the handlers of before are put back at the end.
+
+    Only possible in the main thread; elsewhere `ValueError` is raised by Python itself.
+    """
+    before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,20 +1,28 @@
-"""Starting processes with a known environment that cannot outlive the harness."""
+"""Processes with a known environment that cannot outlive the harness, and how they ended.
+
+Beside a launch two more run: a reaper, and where there is an nvidia-smi, a sampler of the GPUs.
+Of an end the kernel knows the exit code, and whether something was killed for lack of memory.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import fnmatch
 import os
+import shutil
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.config.settings import VARIABLE_FAMILIES, may_be_set
 from runbook.errors import UsageError
 from runbook.launch.reaper import GOOD_BYE, kill_all
+from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 _HERE = Path(__file__).parent
 _BARE = (sys.executable, "-I", "-S")
@@ -57,7 +65,9 @@ def build_environment(
     Raises `UsageError` for a variable that a plan may not set.
     """
     check_launch_variables(plan)
-    environment = {k: v for k, v in machine.items() if _matches(k, _FROM_MACHINE)}
+    environment = {
+        k: v for k, v in machine.items() if any(fnmatch.fnmatchcase(k, p) for p in _FROM_MACHINE)
+    }
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.
     environment["PYTHONFAULTHANDLER"] = "1"
@@ -67,10 +77,6 @@ def build_environment(
     environment[RUN_TOKEN_VARIABLE] = token
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     return environment
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def spawn(
@@ -110,12 +116,7 @@ class Reaper:
     def __enter__(self) -> Reaper:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         left = kill_all(self._token)
         if self._process.stdin is not None:
             # If something survived, the reaper goes on trying after we are gone.
@@ -128,3 +129,146 @@ class Reaper:
             self._process.stdin.close()
         if not left:
             self._process.wait(timeout=5)
+
+
+_QUERY = (
+    "timestamp,index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,"
+    "clocks.sm,clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
+)
+_EVERY_MS = 1000
+_NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
+
+
+class GpuSampler:
+    """Writes `gpu_samples.csv` once a second until stopped; does nothing without nvidia-smi."""
+
+    def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
+        self._path = run_dir / GPU_SAMPLES_CSV
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to sample. The sampler carries the launch's token, so it cannot be left over."""
+        tool = shutil.which("nvidia-smi")
+        if tool is None:
+            return
+        command = [
+            tool,
+            f"--query-gpu={_QUERY}",
+            "--format=csv,noheader,nounits",
+            f"--loop-ms={_EVERY_MS}",
+        ]
+        with self._path.open("wb") as stream:
+            stream.write((",".join(GPU_SAMPLES.columns) + "\n").encode())
+            stream.flush()
+            self._process = spawn(command, self._environment, output=stream)
+
+    def stop(self) -> None:
+        """End the sampler; rows already written stay."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """nvidia-smi pads its fields, writes words for what a device lacks, and errors as lines."""
+        head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
+        rows, said = [], []
+        for line in lines:
+            fields = [field.strip() for field in line.split(",")]
+            if not line.endswith("\n"):
+                continue
+            if len(fields) == len(GPU_SAMPLES.columns):
+                rows.append(",".join("" if f in _NO_VALUE else f for f in fields) + "\n")
+            else:
+                said.append(line)
+        self._path.write_text(head + "".join(rows), encoding="utf-8")
+        if said:
+            self._path.with_name(GPU_SAMPLER_TXT).write_text("".join(said), encoding="utf-8")
+
+
+# linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT = 1 << 3
+_EXIT_FIELD = 52
+_ASK_FOR_S = 0.2
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def exit_code_of(pid: int, handle: int) -> int | None:
+    """The exit code of an ended process, negative for a signal; None if nobody knows any more.
+
+    `handle` is its pidfd, which must have been opened while it lived. Until the parent has waited
+    for it, the kernel tells in /proc; afterwards only newer kernels do, through the pidfd.
+    """
+    deadline = time.monotonic() + _ASK_FOR_S
+    while True:
+        status = _of_zombie(pid)
+        if status is None:
+            status = _of_handle(handle)
+        if status is not None:
+            number = status & 0x7F
+            return -number if number else status >> 8
+        # Between "ended" and "a zombie" there is a moment in which neither place knows.
+        if time.monotonic() > deadline or not Path(f"/proc/{pid}").exists():
+            return None
+        time.sleep(0.002)
+
+
+def _of_zombie(pid: int) -> int | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < _EXIT_FIELD - 2 or fields[0] != "Z":
+        return None
+    return int(fields[_EXIT_FIELD - 3])
+
+
+def _of_handle(handle: int) -> int | None:
+    request = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(request, 0, _PIDFD_INFO_EXIT, *([0] * 13))
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, request)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(request)
+    return status if mask & _PIDFD_INFO_EXIT else None
+
+
+def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The `oom_kill` counter of the group that this process is in; None if it cannot be read."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "":
+            candidates = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            folder = root / "memory"
+            candidates = [
+                folder / group.lstrip("/") / "memory.oom_control",
+                folder / "memory.oom_control",
+            ]
+        else:
+            continue
+        for path in candidates:
+            count = _counter(path)
+            if count is not None:
+                return count
+    return None
+
+
+def _counter(path: Path) -> int | None:
+    try:
+        fields = dict(line.split()[:2] for line in path.read_text("utf-8").splitlines() if line)
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None

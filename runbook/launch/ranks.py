@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.launch.endings import exit_code_of
+from runbook.launch.processes import exit_code_of
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail

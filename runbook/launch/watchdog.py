@@ -1,13 +1,18 @@
-"""Decides from the ranks' last signs of life whether a launch hangs, and which rank is to blame."""
+"""Decides from the ranks' last signs of life whether a launch hangs, and which rank is to blame.
+
+The limits of all that watches a launch are here: `Thresholds` and `Budgets`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from nsa.contract import Event, Phase
-from runbook.launch.anomaly import Thresholds
+from nsa.contract import Event, NSAError, Phase
+from nsa.toggles import TOGGLES
+from runbook.errors import UsageError
 from runbook.launch.ranks import RankState
 from runbook.records import Launch
 
@@ -18,6 +23,59 @@ _PHASE_ORDER: tuple[str, ...] = (
 )  # fmt: skip
 _EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
+
+
+def _toggle(name: str) -> Any:
+    """A field with the default of `NSA_WATCH_<name>`, which owns the number."""
+    toggle = f"NSA_WATCH_{name}"
+    return field(default=TOGGLES[toggle].default, metadata={"toggle": toggle})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Limits of the detectors. Counts are readings in a row; 0 switches a detector off.
+
+    The first seven are toggles, which own their defaults. The others are not: a spike is a loss
+    above the recent median by half of it (and by ten of its spreads), an explosion is a gradient
+    norm a hundred times the recent median, growth is memory that rises in five blocks of ten
+    readings in a row by a quarter and by 256 MiB.
+    """
+
+    heartbeat_stall_s: float = _toggle("HEARTBEAT_STALL_S")
+    flatline_n: int = _toggle("FLATLINE_N")
+    gate_collapse_n: int = _toggle("GATE_COLLAPSE_N")
+    gate_entropy_min: float = _toggle("GATE_ENTROPY_MIN")
+    gate_max: float = _toggle("GATE_MAX_THRESHOLD")
+    interval_s: float = _toggle("INTERVAL_S")
+    halt: bool = _toggle("HALT")
+    zero_gradient_n: int = 3
+    spike_share: float = 0.5
+    spike_spreads: float = 10.0
+    explosion_factor: float = 100.0
+    growth_blocks: int = 5
+    growth_block_rows: int = 10
+    growth_share: float = 0.25
+    growth_mib: float = 256.0
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> Thresholds:
+        """The defaults, changed by the `NSA_WATCH_*` among `variables`.
+
+        Raises `UsageError` that lists every bad value.
+        """
+        chosen: dict[str, Any] = {}
+        problems = []
+        for part in fields(cls):
+            toggle: str = part.metadata.get("toggle", "")
+            if toggle not in variables:
+                continue
+            try:
+                chosen[part.name] = TOGGLES[toggle].parse(variables[toggle])
+            except NSAError as error:
+                problems.append(str(error))
+        if problems:
+            raise UsageError(problems)
+        return cls(**chosen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS, TRAINING_CSV, ExitCode
-from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
-from runbook.launch.detectors import Monitor
+from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.flight import read_flights
 from runbook.launch.incident import (
     Send,
@@ -22,7 +21,7 @@ from runbook.launch.incident import (
 )
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds, holds_file
-from runbook.launch.watchdog import STOPPED, Budgets, Watchdog, process_state
+from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog, process_state
 from runbook.read.documents import LAUNCH_JSON
 from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 

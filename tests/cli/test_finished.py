@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.rendering import render
+from runbook.engine.outputs import render
 from runbook.records.run import Screen
 from tests.cli.shell import ESCAPE, runbook
 from tests.reports import samples

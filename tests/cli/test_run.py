@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.leftovers import find_token_processes
+from runbook.collect.host import find_token_processes
 from runbook.records import RunRecord, Verdict
 from tests.cli.shell import ESCAPE, runbook
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from runbook.collect import host
-from runbook.collect.leftovers import Seen, find_token_processes, live_processes
+from runbook.collect.host import Seen, find_token_processes, live_processes
 from runbook.config.settings import environment_notes, environment_problems, torch_variables
 
 

@@ -62,7 +62,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         patch.setenv("NSA_DDP_BUCKET_MB", "50")
         patch.setenv("TORCH_LOGS_URL", f"https://me:{CANARY}@logs.example/")
         notes = Notes()
-        facts = collect_preflight(folder, expected_branch="nowhere", observer=notes)
+        facts = collect_preflight(folder, expected_branch="nowhere", note=notes.note)
     assert notes.texts
     return folder, facts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.journal import Journal, read_events
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from tests.engine.toys import Toy, run
 
@@ -39,7 +39,7 @@ def test_a_refused_event_leaves_no_half_line(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
     sizes: list[int] = []
 
-    class Scale(SilentObserver):
+    class Scale(Observer):
         def phase_finished(self, record: PhaseRecord) -> None:
             sizes.append(next(tmp_path.glob("*/run.json")).stat().st_size)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, record_run, sync
+from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, sync
 from runbook.records import RunRecord
 from tests.reports.samples import go, incomplete, no_go
 
@@ -72,8 +72,9 @@ def test_a_removed_run_leaves_the_index_with_its_metrics(artifacts: Path) -> Non
 
 
 def test_recording_a_run_twice_keeps_one(artifacts: Path) -> None:
-    record_run(artifacts / "r3")
-    record_run(artifacts / "r3")
+    sync(artifacts)
+    store(artifacts, "r3", no_go())
+    assert sync(artifacts) == 1
     assert len(metric_rows(artifacts, "long_run.no_halt")) == 2  # r1 and r3
 
 
@@ -119,9 +120,10 @@ def test_a_value_that_is_no_number_stays_a_text(artifacts: Path) -> None:
 
 
 def test_many_programs_may_record_at_once(tmp_path: Path) -> None:
-    folders = [store(tmp_path, f"r{index}", go()) for index in range(6)]
+    for index in range(6):
+        store(tmp_path, f"r{index}", go())
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=record_run, args=(folder,)) for folder in folders]
+    workers = [context.Process(target=sync, args=(tmp_path,)) for _ in range(6)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine import SilentObserver
+from runbook.engine import Observer
 from runbook.engine.journal import Journal, read_events
-from runbook.engine.manifest import check_manifest
-from runbook.engine.resume import resume_run
+from runbook.engine.outputs import check_manifest
+from runbook.engine.run import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.launch.reaper import carriers
@@ -145,7 +145,7 @@ def cut_after(folder: Path, event: str) -> None:
 def resume(folder: Path, *phases: Toy) -> RunRecord:
     return resume_run(
         folder,
-        observer=SilentObserver(),
+        observer=Observer(),
         make_setup=lambda _: setup(folder.parent, *phases),
     )
 
@@ -203,7 +203,7 @@ def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None
 
 def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
-        resume_run(tmp_path, observer=SilentObserver())
+        resume_run(tmp_path, observer=Observer())
     phase = Toy("baseline", breaks="plan")
     _, folder = run(tmp_path, phase)
     with pytest.raises(UsageError, match="is finished: INCOMPLETE"):
@@ -216,7 +216,7 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
 
 
 def test_phases_that_a_signal_kept_from_running_are_rows(tmp_path: Path) -> None:
-    class Stopper(SilentObserver):
+    class Stopper(Observer):
         def phase_finished(self, record: object) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)

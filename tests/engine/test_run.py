@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 
 from runbook.engine import RunOptions, plan_all, run_plan
 from runbook.engine.journal import derive_record, read_events
-from runbook.engine.manifest import check_manifest
+from runbook.engine.outputs import check_manifest
 from runbook.errors import UsageError
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
     Check,
@@ -68,7 +68,7 @@ def test_run_json_is_the_journal_and_nothing_else(tmp_path: Path) -> None:
 def test_the_record_exists_after_every_phase(tmp_path: Path) -> None:
     seen: list[RunRecord] = []
 
-    class Reader(SilentObserver):
+    class Reader(Observer):
         def phase_finished(self, record: PhaseRecord) -> None:
             path = next(tmp_path.glob("*/run.json"))
             seen.append(RunRecord.model_validate_json(path.read_text()))
@@ -112,7 +112,7 @@ def test_a_row_that_a_phase_forgets_cannot_vanish(tmp_path: Path) -> None:
 def test_observers_are_told_in_order(tmp_path: Path) -> None:
     told: list[str] = []
 
-    class Ear(SilentObserver):
+    class Ear(Observer):
         def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
             told.append(f"run {','.join(phases)}")
 
@@ -169,7 +169,7 @@ def test_wrong_options_are_one_message_and_create_nothing(tmp_path: Path) -> Non
         out=tmp_path / "out",
     )
     with pytest.raises(UsageError) as caught:
-        run_plan(options, observer=SilentObserver())
+        run_plan(options, observer=Observer())
     text = str(caught.value)
     for part in ("basline", "h100", "NSA_DDP_BUKET_MB", "train.stps", "'block'", "steps scale"):
         assert part in text

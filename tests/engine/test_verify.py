@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from runbook.config import Settings
-from runbook.engine import SilentObserver
-from runbook.engine.manifest import write_manifest
+from runbook.engine import Observer
 from runbook.engine.options import RunOptions, Setup
-from runbook.engine.rejudge import judge_again
+from runbook.engine.outputs import write_manifest
 from runbook.engine.run import run_setup
-from runbook.engine.verify import Verification, verify_run
+from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.engine.toys import Toy, profile, setup
@@ -40,7 +39,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out=out, profile="toy", phases="baseline", retry=False, formats=FORMATS, command="toy"
     )
     asked = Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
-    return out / run_setup(asked, observer=SilentObserver()).run_id
+    return out / run_setup(asked, observer=Observer()).run_id
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine import RunOptions, SilentObserver, run_plan
+from runbook.engine import Observer, RunOptions, run_plan
 from runbook.records import Outcome, Verdict
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -18,7 +18,7 @@ def test_a_real_run_is_verified_judged_again_and_edited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = RunOptions(phases="preflight", profile="cpu", out=tmp_path, formats=("md", "junit"))
-    record = run_plan(options, observer=SilentObserver())
+    record = run_plan(options, observer=Observer())
     folder = tmp_path / record.run_id
     assert record.verdict is Verdict.INCOMPLETE  # eight phases were not asked for
     preflight = next(phase for phase in record.phases if phase.name == "preflight")

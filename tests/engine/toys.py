@@ -11,9 +11,8 @@ from pathlib import Path
 from runbook.config import Settings, load_profile
 from runbook.config.profile import Profile
 from runbook.engine.options import RunOptions, Setup
-from runbook.engine.resume import resume_run
-from runbook.engine.run import run_setup
-from runbook.launch.observer import Observer, SilentObserver
+from runbook.engine.run import resume_run, run_setup
+from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
     Check,
@@ -136,7 +135,7 @@ def setup(out: Path, *phases: Phase) -> Setup:
 
 def run(out: Path, *phases: Phase, observer: Observer | None = None) -> tuple[RunRecord, Path]:
     """Run the phases; the record and the run's folder."""
-    record = run_setup(setup(out, *phases), observer=observer or SilentObserver())
+    record = run_setup(setup(out, *phases), observer=observer or Observer())
     return record, out / record.run_id
 
 
@@ -152,11 +151,11 @@ def three_launches(fault: str = "") -> tuple[Phase, ...]:
 def main(argv: list[str]) -> int:
     """The program that the tests kill."""
     if argv[1] == "run":
-        record = run_setup(setup(Path(argv[2]), *three_launches()), observer=SilentObserver())
+        record = run_setup(setup(Path(argv[2]), *three_launches()), observer=Observer())
     else:
         record = resume_run(
             Path(argv[2]),
-            observer=SilentObserver(),
+            observer=Observer(),
             make_setup=lambda _: setup(Path(argv[2]).parent, *three_launches()),
         )
     return {"SIGINT": 130, "SIGTERM": 143}.get(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
@@ -45,7 +45,7 @@ def fake_launch(
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     """Run it with short budgets and without a retry, and check that nothing is left."""
-    fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": SilentObserver()}
+    fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": Observer()}
     result = run_launch(launch, root, **(fields | options))  # type: ignore[arg-type]
     assert carriers(result.run_token) == []
     return result

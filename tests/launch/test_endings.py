@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.endings import exit_code_of, oom_kills
+from runbook.launch.processes import exit_code_of, oom_kills
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import Budgets, StopRequest
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
@@ -151,7 +151,7 @@ def test_only_our_own_processes_are_killed(tmp_path: Path) -> None:
 def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> None:
     stop = StopRequest()
 
-    class Stopper(SilentObserver):
+    class Stopper(Observer):
         def launch_progress(
             self, launch: Launch, step: int, total: int, toks_per_s: float | None
         ) -> None:
@@ -218,9 +218,9 @@ import sys
 from pathlib import Path
 from runbook.records import Launch
 from runbook.launch import run_launch
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 launch = Launch.model_validate_json(sys.argv[1])
-run_launch(launch, Path(sys.argv[2]), observer=SilentObserver())
+run_launch(launch, Path(sys.argv[2]), observer=Observer())
 """
 
 

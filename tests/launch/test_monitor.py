@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
-from runbook.launch.detectors import Monitor
+from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
+from runbook.launch.watchdog import Thresholds
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 

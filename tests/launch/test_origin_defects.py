@@ -13,9 +13,9 @@ import pytest
 
 from nsa.train.heartbeat import Heartbeat
 from runbook.launch import run_launch
-from runbook.launch.anomaly import Thresholds
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
+from runbook.launch.watchdog import Thresholds
 from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchStatus
 from runbook.stats import WindowTooShort, last_window
@@ -45,7 +45,7 @@ def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
     launch = fake_launch(steps=3)
     run(launch, tmp_path)
     with pytest.raises(FileExistsError):
-        run_launch(launch, tmp_path, observer=SilentObserver(), budgets=FAST, retry=False)
+        run_launch(launch, tmp_path, observer=Observer(), budgets=FAST, retry=False)
     log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
     assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 
@@ -59,7 +59,7 @@ def test_the_last_50_rows_of_a_200_step_run_were_11_rows(tmp_path: Path) -> None
     assert (error.value.available, error.value.wanted) == (3, 50)  # steps 160, 180, 200
 
 
-class Prodder(SilentObserver):
+class Prodder(Observer):
     """Sends the signals that killed the origin's launcher to everything but the ranks."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=halt)
     thread.start()
-    result = run_launch(launch, tmp_path, observer=SilentObserver(), retry=False)
+    result = run_launch(launch, tmp_path, observer=Observer(), retry=False)
     thread.join()
     assert result.status is LaunchStatus.HALTED
     assert result.cause.startswith(".HALT (gate_collapse: injected) at step ")

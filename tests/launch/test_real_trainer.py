@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import run_launch
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -36,7 +36,7 @@ def trainer(steps: int) -> Launch:
     )
 
 
-class Injector(SilentObserver):
+class Injector(Observer):
     """Does something to the run, once, when rank 0 comes to its sixth step."""
 
     def __init__(self, folder: Path, act: Callable[[Path], None]) -> None:
@@ -69,7 +69,7 @@ def inject(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, f
 
 def test_a_healthy_run(tmp_path: Path) -> None:
     launch = trainer(8)
-    result = run_launch(launch, tmp_path, observer=SilentObserver())
+    result = run_launch(launch, tmp_path, observer=Observer())
     assert result.status is LaunchStatus.COMPLETED, result
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.problems == ()

@@ -7,9 +7,8 @@ import pytest
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
 from runbook.launch import Budgets
-from runbook.launch.anomaly import Thresholds
 from runbook.launch.ranks import RankState
-from runbook.launch.watchdog import Watchdog, blame
+from runbook.launch.watchdog import Thresholds, Watchdog, blame
 from tests.launch.helpers import fake_launch, rank
 
 

@@ -13,7 +13,15 @@ from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder
 
 ROWS = ("accounts", "gradients", "oracle")
-TRAINING = ("baseline", "bucket_sweep", "sdpa_audit", "nvtx", "single_gpu", "fused_adamw", "long_run")
+TRAINING = (
+    "baseline",
+    "bucket_sweep",
+    "sdpa_audit",
+    "nvtx",
+    "single_gpu",
+    "fused_adamw",
+    "long_run",
+)
 
 
 @pytest.mark.parametrize("name", ["a100x2_pcie4", "h200x1", "cpu"])

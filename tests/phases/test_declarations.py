@@ -34,8 +34,7 @@ def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
 
 
 def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
-    where = builder.context()
-    topics = {row.topic for phase in PHASES.values() for row in phase.rows(where)}  # type: ignore[attr-defined]
+    topics = {row.topic for phase in PHASES.values() for row in phase.rows()}  # type: ignore[attr-defined]
     assert topics - {""} <= set(BY_TOPIC)
 
 
@@ -51,11 +50,11 @@ def test_the_page_of_phases_has_each_in_order_and_the_rows_that_all_training_one
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(PHASES)
     where = builder.context()
     rows = [
-        {row.what for row in phase.rows(where)}  # type: ignore[attr-defined]
+        {row.what for row in phase.rows()}  # type: ignore[attr-defined]
         for phase in PHASES.values()
         if not phase.optional and "trainer" in {launch.kind for launch in phase.plan(where)}
     ]
     shared = re.findall(r"`(\w+)`", told.partition(";")[0])
     assert set(shared) == set.intersection(*rows)
-    fineweb = {row.what for row in PHASES["fineweb"].rows(where)}  # type: ignore[attr-defined]
+    fineweb = {row.what for row in PHASES["fineweb"].rows()}  # type: ignore[attr-defined]
     assert set(shared) - fineweb == {"plausible", "toggles_effective"}

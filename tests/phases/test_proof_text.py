@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phases.common.effects import proof_text
+from phases.common.proofs import proof_text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runbook import registry
-from runbook.engine import rendering
+from runbook.engine import outputs
 from tests.reports.regold import GOLDEN, formats_of
 from tests.reports.samples import SAMPLES, go
 
@@ -14,8 +14,8 @@ from tests.reports.samples import SAMPLES, go
     ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in formats_of(name)]
 )
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
-    expected = (GOLDEN / name / rendering.report_files()[fmt]).read_text(encoding="utf-8")
-    assert rendering.render(SAMPLES[name](), fmt) == expected
+    expected = (GOLDEN / name / outputs.report_files()[fmt]).read_text(encoding="utf-8")
+    assert outputs.render(SAMPLES[name](), fmt) == expected
 
 
 @pytest.mark.parametrize("fmt", registry.report_names())
@@ -24,11 +24,11 @@ def test_one_changed_value_changes_every_report(fmt: str) -> None:
     dump = record.model_dump(mode="json")
     dump["phases"][1]["checks"][0]["measurement"]["value"] = 47.35
     changed = type(record).model_validate(dump)
-    assert rendering.render(changed, fmt) != rendering.render(record, fmt)
+    assert outputs.render(changed, fmt) != outputs.render(record, fmt)
 
 
 @pytest.mark.parametrize("fmt", registry.report_names())
 def test_report_survives_storing_the_record(fmt: str) -> None:
     record = go()
     stored = type(record).model_validate_json(record.model_dump_json())
-    assert rendering.render(stored, fmt) == rendering.render(record, fmt)
+    assert outputs.render(stored, fmt) == outputs.render(record, fmt)

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from runbook import registry
-from runbook.engine import rendering
+from runbook.engine import outputs
 from runbook.records import RunRecord
 from tests.reports.samples import no_go
 
@@ -84,15 +84,15 @@ def html_shape(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 BENIGN = spoiled("word")
 SHAPES = {
-    "md": markdown_shape(rendering.render(BENIGN, "md")),
-    "html": html_shape(rendering.render(BENIGN, "html")),
-    "lines": len(rendering.render(BENIGN, "terminal").splitlines()),
-    "junit": [node.tag for node in ET.fromstring(rendering.render(BENIGN, "junit")).iter()],
+    "md": markdown_shape(outputs.render(BENIGN, "md")),
+    "html": html_shape(outputs.render(BENIGN, "html")),
+    "lines": len(outputs.render(BENIGN, "terminal").splitlines()),
+    "junit": [node.tag for node in ET.fromstring(outputs.render(BENIGN, "junit")).iter()],
 }
 
 
 def assert_neutral(record: RunRecord) -> None:
-    texts = {fmt: rendering.render(record, fmt) for fmt in registry.report_names()}
+    texts = {fmt: outputs.render(record, fmt) for fmt in registry.report_names()}
     for fmt, text in texts.items():
         bad = [c for c in text if (c < " " and c not in "\n\t") or c in "\x7f\x9b\u202e\u200b"]
         assert not bad, (fmt, bad)
@@ -118,12 +118,12 @@ def test_any_text_changes_no_structure(text: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.text("`|*_[]<>&;#\\~!()$ a\n-+=1.", min_size=1, max_size=14).filter(str.strip))
 def test_any_markup_changes_no_structure(text: str) -> None:
-    assert markdown_shape(rendering.render(spoiled(text), "md")) == SHAPES["md"]
+    assert markdown_shape(outputs.render(spoiled(text), "md")) == SHAPES["md"]
 
 
 def test_the_checker_sees_an_unescaped_pipe_and_tag() -> None:
     """The shape test itself must be able to fail."""
-    text = rendering.render(BENIGN, "md")
+    text = outputs.render(BENIGN, "md")
     assert markdown_shape(text.replace("| word |", "| wo|rd |\n\n# x\n", 1)) != SHAPES["md"]
-    page = rendering.render(BENIGN, "html")
+    page = outputs.render(BENIGN, "html")
     assert html_shape(page.replace("word", "<b>word</b>", 1)) != SHAPES["html"]

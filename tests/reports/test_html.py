@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from reports.view import ReportView, build_view
-from runbook.engine.rendering import render
+from runbook.engine.outputs import render
 from runbook.records import RunRecord
 from tests.reports.samples import SAMPLES, go
 

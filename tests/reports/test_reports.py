@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runbook import registry
-from runbook.engine import rendering
+from runbook.engine import outputs
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from runbook.records.run import Screen
@@ -53,10 +53,10 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
 ) -> None:
     record = record_of(outcomes, lost)
     for fmt in registry.report_names():
-        text = rendering.render(record, fmt)
+        text = outputs.render(record, fmt)
         for name in record.required:
             assert name in text, (fmt, name)
-    cases = ET.fromstring(rendering.render(record, "junit")).findall(".//testcase")
+    cases = ET.fromstring(outputs.render(record, "junit")).findall(".//testcase")
     green = [case.get("name") for case in cases if not {t.tag for t in case} - {"properties"}]
     passed = [name for name, outcome in outcomes.items() if outcome is Outcome.PASS]
     expected = [*passed, *(["verdict"] if record.verdict is Verdict.GO else [])]
@@ -65,7 +65,7 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
 
 def test_junit_counts_are_those_of_its_cases() -> None:
     for make in SAMPLES.values():
-        root = ET.fromstring(rendering.render(make(), "junit"))
+        root = ET.fromstring(outputs.render(make(), "junit"))
         for suite in [root, *root.findall("testsuite")]:
             assert int(suite.get("tests", "")) == len(suite.findall(".//testcase"))
             assert int(suite.get("failures", "")) == len(suite.findall(".//failure"))
@@ -85,7 +85,7 @@ def test_junit_counts_are_those_of_its_cases() -> None:
     ],
 )
 def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
-    root = ET.fromstring(rendering.render(record_of({"a.b": outcome}, set()), "junit"))
+    root = ET.fromstring(outputs.render(record_of({"a.b": outcome}, set()), "junit"))
     case = root.find(".//testcase[@name='a.b']")
     assert case is not None
     assert [child.tag for child in case if child.tag != "properties"] == ([tag] if tag else [])
@@ -93,36 +93,36 @@ def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
 
 def test_a_required_skip_is_a_problem_and_never_a_pass() -> None:
     record = record_of({"a.b": Outcome.SKIPPED}, set())
-    summary = json.loads(rendering.render(record, "json"))
+    summary = json.loads(outputs.render(record, "json"))
     assert summary["verdict"] == "INCOMPLETE"
     assert summary["problems"] == ["a.b"]
     assert summary["required_counts"] == "1 required check: 1 SKIPPED"
-    assert "| 1. a | SKIPPED | 0 of 1 |" in rendering.render(record, "md")
-    root = ET.fromstring(rendering.render(record, "junit"))
+    assert "| 1. a | SKIPPED | 0 of 1 |" in outputs.render(record, "md")
+    root = ET.fromstring(outputs.render(record, "junit"))
     assert root.find(".//testcase[@name='verdict']/error") is not None
 
 
 def test_a_run_that_requires_nothing_says_so() -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
-    assert "requires nothing" in rendering.render(record, "md")
-    assert "requires nothing" in rendering.render(record, "html")
+    assert "requires nothing" in outputs.render(record, "md")
+    assert "requires nothing" in outputs.render(record, "html")
 
 
 @pytest.mark.parametrize("fmt", ["md", "html", "junit", "terminal"])
 def test_interruption_is_said(fmt: str) -> None:
-    assert "Interrupted: this run was stopped" in rendering.render(incomplete(), fmt)
-    assert "Interrupted" not in rendering.render(go(), fmt)
+    assert "Interrupted: this run was stopped" in outputs.render(incomplete(), fmt)
+    assert "Interrupted" not in outputs.render(go(), fmt)
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
-    assert "Unfinished" in rendering.render(dead, fmt)
+    assert "Unfinished" in outputs.render(dead, fmt)
 
 
 def test_interruption_is_a_field_in_json() -> None:
-    assert json.loads(rendering.render(incomplete(), "json"))["interrupted"] is True
-    assert json.loads(rendering.render(go(), "json"))["interrupted"] is False
+    assert json.loads(outputs.render(incomplete(), "json"))["interrupted"] is True
+    assert json.loads(outputs.render(go(), "json"))["interrupted"] is False
 
 
 def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None:
-    top = rendering.render(no_go(), "md").split("## Environment")[0]
+    top = outputs.render(no_go(), "md").split("## Environment")[0]
     scope = "profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated"
     assert f"**Verdict: NO-GO ({scope})**" in top
     reasons = top.split("Further reasons")[0]
@@ -130,13 +130,13 @@ def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None
 
 
 def test_exports_of_a_run_that_is_not_go_are_no_approval() -> None:
-    assert "so they are not approved" in rendering.render(no_go(), "md")
-    assert "not approved" not in rendering.render(go(), "md")
-    assert "export NSA_DDP_BUCKET_MB=50" in rendering.render(go(), "md")
+    assert "so they are not approved" in outputs.render(no_go(), "md")
+    assert "not approved" not in outputs.render(go(), "md")
+    assert "export NSA_DDP_BUCKET_MB=50" in outputs.render(go(), "md")
 
 
 def test_a_failure_has_cause_evidence_remedy_and_rerun() -> None:
-    section = rendering.render(no_go(), "md").split("## Failures and what to do")[1]
+    section = outputs.render(no_go(), "md").split("## Failures and what to do")[1]
     for needed in (
         "23 tok/s is below 39",
         "`baseline/launch_0/env.json`",
@@ -147,7 +147,7 @@ def test_a_failure_has_cause_evidence_remedy_and_rerun() -> None:
 
 
 def test_acceptance_row_holds_the_whole_receipt() -> None:
-    section = rendering.render(go(), "md").split("## Acceptance")[1].split("##")[0]
+    section = outputs.render(go(), "md").split("## Acceptance")[1].split("##")[0]
     row = next(line for line in section.splitlines() if "baseline.throughput" in line)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:6] == [
@@ -161,7 +161,7 @@ def test_acceptance_row_holds_the_whole_receipt() -> None:
 
 
 def test_html_needs_nothing_from_outside_and_draws_its_plots() -> None:
-    page = rendering.render(go(), "html")
+    page = outputs.render(go(), "html")
     assert "http://" not in page
     assert "https://" not in page
     assert "<script" not in page
@@ -172,8 +172,8 @@ def test_html_needs_nothing_from_outside_and_draws_its_plots() -> None:
 
 
 def test_terminal_has_colour_only_on_request() -> None:
-    plain = rendering.render(no_go(), "terminal")
-    coloured = rendering.render(no_go(), "terminal", Screen(color=True, location="artifacts/x"))
+    plain = outputs.render(no_go(), "terminal")
+    coloured = outputs.render(no_go(), "terminal", Screen(color=True, location="artifacts/x"))
     assert "\x1b" not in plain
     assert "\x1b[31mFAIL\x1b[0m" in coloured
     assert coloured.endswith("report  artifacts/x/report.md\n")
@@ -181,7 +181,7 @@ def test_terminal_has_colour_only_on_request() -> None:
 
 def test_unknown_formats_are_refused_together() -> None:
     with pytest.raises(UsageError) as caught:
-        rendering.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
+        outputs.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
     text = str(caught.value)
     assert "'htm': no such format (did you mean 'html'?)" in text
     assert "'pdf'" in text
@@ -190,15 +190,15 @@ def test_unknown_formats_are_refused_together() -> None:
 
 def test_write_replaces_whole_files_and_leaves_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("old")
-    written = rendering.write_reports(go(), tmp_path, registry.report_names())
+    written = outputs.write_reports(go(), tmp_path, registry.report_names())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(p.name for p in written)
-    assert (tmp_path / "report.md").read_text() == rendering.render(go(), "md")
+    assert (tmp_path / "report.md").read_text() == outputs.render(go(), "md")
 
 
 def test_write_renders_all_before_it_touches_any_file(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("old")
     with pytest.raises(UsageError):
-        rendering.write_reports(go(), tmp_path, ["md", "nothing"])
+        outputs.write_reports(go(), tmp_path, ["md", "nothing"])
     assert (tmp_path / "report.md").read_text() == "old"
 
 
@@ -234,7 +234,7 @@ def test_phases_that_did_not_run_are_told_once() -> None:
             "verdict": Verdict.INCOMPLETE,
         }
     )
-    text = rendering.render(cut, "terminal", Screen(brief=True))
+    text = outputs.render(cut, "terminal", Screen(brief=True))
     assert text.count("this phase was not asked for") == 1
     assert (
         "INCOMPLETE  nvtx, fused_adamw (60 checks)  this phase was not asked for\n"

@@ -17,7 +17,7 @@ import pytest
 from nsa.settings import load_strict
 from runbook.errors import UsageError
 from runbook.launch import run_launch
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.processes import build_environment
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -30,7 +30,7 @@ CANARY = "canary-31d0c5e7f2"
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
 
 
-class Onlooker(SilentObserver):
+class Onlooker(Observer):
     """Looks, while the launch trains, at what its processes listen on."""
 
     def __init__(self, run_dir: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_launch_stays_in_its_runs_folder(tmp_path: Path, name: str) -> None:
     (root / "link").symlink_to(tmp_path)
     launch = fake_launch().model_copy(update={"run_dir": name})
     with pytest.raises(UsageError, match="leaves the run's folder"):
-        run_launch(launch, root, observer=SilentObserver())
+        run_launch(launch, root, observer=Observer())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from nsa.contract import INJECTED_JSON, TRAINING_CSV, Event
 from runbook.launch import Budgets, StopRequest, run_launch
-from runbook.launch.anomaly import Thresholds
-from runbook.launch.observer import Observer, SilentObserver
+from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
+from runbook.launch.watchdog import Thresholds
 from runbook.read import read_training_csv
 from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -84,7 +84,7 @@ def run_injected(
     result = run_launch(
         launch,
         root,
-        observer=observer or SilentObserver(),
+        observer=observer or Observer(),
         stop=stop,
         budgets=replace(_BUDGETS, **fault.budgets),
         retry=retry,

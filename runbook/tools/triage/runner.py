@@ -11,7 +11,7 @@ from typing import Any
 from runbook.files import make_private_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
-from runbook.launch.observer import Observer, SilentObserver
+from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchResult
 from runbook.stats import WindowTooShort, last_window
@@ -69,7 +69,7 @@ def run_steps(
         out=out,
         stop=stop or StopRequest(),
         budgets=budgets,
-        observer=observer or SilentObserver(),
+        observer=observer or Observer(),
     )
     triage = runner.run(tell)
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")

@@ -11,7 +11,7 @@ import pytest
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch import run_launch
-from runbook.launch.observer import SilentObserver
+from runbook.launch.observer import Observer
 from runbook.records import Launch
 from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.scene import drill_launch
@@ -131,7 +131,7 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(
             "env": {"NSA_PREFILL_BATCHED": "1", "NSA_DDP_STATIC_GRAPH": "1"},
         }
     )
-    result = run_launch(failing, tmp_path, observer=SilentObserver(), retry=False)
+    result = run_launch(failing, tmp_path, observer=Observer(), retry=False)
     assert not result.ok
     code = main(["triage", str(tmp_path / "run"), "--out", str(tmp_path), "--json"])
     document = json.loads(capsys.readouterr().out)

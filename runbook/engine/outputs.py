@@ -1,16 +1,64 @@
-"""MANIFEST.sha256: a digest of every file of a finished run, as `sha256sum -c` reads it."""
+"""Files that follow from a run's record: run.json itself, the reports, and the manifest.
+
+`MANIFEST.sha256` has a digest of every file of a finished run, as `sha256sum -c` reads it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from runbook.errors import RunbookError
+from runbook import registry
+from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.files import write_atomic
 from runbook.read.documents import file_sha256
-from runbook.records import ArtifactRecord
+from runbook.records import ArtifactRecord, RunRecord
+from runbook.records.run import Screen
 
+RECORD_FILE = "run.json"
 MANIFEST_FILE = "MANIFEST.sha256"
+
+
+def record_text(record: RunRecord) -> str:
+    """run.json as it is written: one form only, so that an edit anywhere shows."""
+    return record.model_dump_json(indent=2) + "\n"
+
+
+def format_problems(names: Iterable[str]) -> list[str]:
+    """One sentence for each name that is no report format."""
+    known = registry.report_names()
+    return [
+        f"{name!r}: no such format{did_you_mean(name, known)}; there are: {', '.join(known)}"
+        for name in names
+        if name not in known
+    ]
+
+
+def render(record: RunRecord, name: str, screen: Screen | None = None) -> str:
+    """The record in one format, a function of the record alone. Raises UsageError."""
+    if problems := format_problems([name]):
+        raise UsageError(problems)
+    return registry.reports()[name].text(record, screen)
+
+
+def report_files() -> dict[str, str]:
+    """The file that a run keeps of each format, by the format's name."""
+    return {name: report.file_name for name, report in registry.reports().items()}
+
+
+def write_reports(record: RunRecord, run_root: Path, names: Iterable[str]) -> list[Path]:
+    """Write the reports into the run's folder, each replaced at once, and return their paths.
+
+    Everything is rendered before the first file changes. Raises UsageError for unknown formats.
+    """
+    wanted = list(dict.fromkeys(names))
+    if problems := format_problems(wanted):
+        raise UsageError(problems)
+    files = report_files()
+    texts = {run_root / files[name]: render(record, name) for name in wanted}
+    for path, text in texts.items():
+        write_atomic(path, text)
+    return list(texts)
 
 
 def run_files(run_root: Path) -> Iterator[Path]:
