@@ -19,7 +19,8 @@ from runbook.console import Console, printable
 from runbook.errors import ProgramExit, RunbookError
 
 if TYPE_CHECKING:
-    from runbook.tools.triage import StepResult, Target, Triage
+    from runbook.tools.triage import StepResult, Triage
+    from runbook.tools.triage_target import Target
 
 
 _EXIT = {
@@ -84,7 +85,7 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
 
 def _target(args: argparse.Namespace) -> Target:
     from runbook.config import load_profile, parse_settings
-    from runbook.tools.triage import find_target, with_choices
+    from runbook.tools.triage_target import find_target, with_choices
 
     settings = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
