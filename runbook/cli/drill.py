@@ -13,8 +13,7 @@ from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.tools.drill.faults import Fault
-    from runbook.tools.drill.runner import DrillReport
-    from runbook.tools.drill.scene import DrillRow
+    from runbook.tools.drill.runner import DrillReport, DrillRow
 
 
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
