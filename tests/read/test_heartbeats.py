@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runbook.launch.ranks import RankWatch
 from runbook.read import read_heartbeats
 from runbook.records.evidence import RankLog
-from runbook.tools.inspect.heartbeats import inspect_heartbeats
+from runbook.tools.inspect.folder import inspect_heartbeats
 from runbook.tools.inspect.types import RemarkCode
 from tests.read.files import beat, heartbeats
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from runbook.tools.inspect.folder import inspect_path, inspection_text
-from runbook.tools.inspect.types import Inspection, Remark, RemarkCode, RunDirectory
+from runbook.tools.inspect.folder import inspect_path
+from runbook.tools.inspect.types import Inspection, inspection_text
 
-__all__ = [
-    "Inspection",
-    "Remark",
-    "RemarkCode",
-    "RunDirectory",
-    "inspect_path",
-    "inspection_text",
-]
+__all__ = ["Inspection", "inspect_path", "inspection_text"]
