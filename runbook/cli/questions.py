@@ -108,7 +108,7 @@ def _wrong_options(args: argparse.Namespace) -> list[str]:
         return [f"unknown question {args.question!r}{near}; allowed: {', '.join(QUESTION_NAMES)}"]
     required, optional = QUESTION_NAMES[args.question]
     takes = (*required, *optional)
-    given = [name for name in _OPTIONS if getattr(args, name) is not None]
+    given = _given(args)
     found = [f"{args.question} needs {_flag(name)}" for name in required if name not in given]
     words = ", ".join(map(_flag, takes)) or "no option"
     return found + [
@@ -118,17 +118,19 @@ def _wrong_options(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
 def _decide(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.columns import read_table
-    from runbook.tools.decide import Options, ask
+    from runbook.tools.decide import QUESTIONS, read_table
 
     table = read_table(args.file)
-    options = Options(**{name: getattr(args, name) for name in _OPTIONS})
-    decision = ask(args.question, table, options)
+    decision = QUESTIONS[args.question](table, _given(args))
     code = _EXIT.get(decision.outcome.value, ProgramExit.NO_GO)
     if args.json:
         head = {"schema_version": 1, "question": args.question, "file": table.name}
