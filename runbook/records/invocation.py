@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runbook.records.measurement import Scalar
@@ -29,7 +29,7 @@ class Invocation:
 
     profile: str
     settings: tuple[str, ...] = ()
-    out: str = DEFAULT_OUT
+    out: str | Path = DEFAULT_OUT
     protocol: str = DEFAULT_PROTOCOL
     steps_scale: float = 1.0
     aa: bool = False
@@ -55,15 +55,7 @@ class Invocation:
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
-        return {
-            "profile": self.profile,
-            "out": self.out,
-            "protocol": self.protocol,
-            "steps_scale": self.steps_scale,
-            "aa": self.aa,
-            "seed": self.seed,
-            "gpu_hour_price": self.gpu_hour_price,
-        }
+        return {name: value for name, value in asdict(self).items() if name != "settings"}
 
     def line(self, phases: Iterable[str]) -> str:
         """The command that runs these phases in the same way; it leaves out what is default."""
@@ -73,7 +65,7 @@ class Invocation:
             "--protocol": (self.protocol, DEFAULT_PROTOCOL),
             "--steps-scale": (f"{self.steps_scale:g}", "1"),
             "--seed": (str(self.seed), "0"),
-            "--out": (self.out, DEFAULT_OUT),
+            "--out": (str(self.out), DEFAULT_OUT),
         }
         for flag, (value, default) in changed.items():
             words += [flag, value] if value != default else []
