@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import load_run, run_folders
+from runbook.cli.finished import load_run, run_folders
 from runbook.config.page import limits_of
 from runbook.console import Console
 from runbook.errors import RunbookError

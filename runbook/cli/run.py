@@ -7,7 +7,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from runbook.cli._common import find_run
 from runbook.cli._parser import (
     DEFAULT_OUT,
     Command,
@@ -17,6 +16,7 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli.finished import find_run
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
@@ -152,8 +152,7 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
-    from runbook.cli._common import print_summary
-    from runbook.cli._observers import observer_for
+    from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
 
     if args.dry_run:

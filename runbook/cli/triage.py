@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import find_run
 from runbook.cli._parser import (
     Command,
     CommandParser,
@@ -15,6 +14,7 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli.finished import find_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, RunbookError
 
