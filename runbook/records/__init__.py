@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from runbook.records.check import Check, Comparator
 from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
 from runbook.records.measurement import Measurement, Source, Window
-from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
+from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
 from runbook.records.run import (
     SCHEMA_VERSION,
     ArtifactRecord,

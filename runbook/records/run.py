@@ -9,10 +9,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from runbook.records.check import Check
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import Cell, Measurement, Record
-from runbook.records.outcome import Outcome, Verdict
+from runbook.records.outcome import Check, Outcome, Verdict
 
 MAX_POINTS = 400
 

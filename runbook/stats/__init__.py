@@ -14,18 +14,16 @@ from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
 from runbook.stats.steady import steady
 from runbook.stats.throughput import (
-    block_throughputs,
-    effective,
-    last_window,
-    step_times,
-    time_lost,
-    typical,
-)
-from runbook.stats.window import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
+    block_throughputs,
+    effective,
+    last_window,
     measured_rows,
+    step_times,
+    time_lost,
+    typical,
     warmup_cut,
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
 from runbook.stats.pairs import t_quantile, t_upper_tail
-from runbook.stats.window import warmup_cut
+from runbook.stats.throughput import warmup_cut
 
 FEWEST_BATCHES = 8
 SHORTEST_BATCH = 10

@@ -22,7 +22,7 @@ from runbook.stats import (
     typical,
     warmup_cut,
 )
-from runbook.stats.window import cadence
+from runbook.stats.throughput import cadence
 from runbook.tools.inspect.types import Found, RemarkCode, Segment, Statistic
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from runbook.records.check import Check, Comparator
 from runbook.records.invocation import Invocation
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
-from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
+from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
 from runbook.stats import Decided, meets_target
 from runbook.stats.launches import MOST_SCALING
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
