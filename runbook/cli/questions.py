@@ -13,7 +13,7 @@ from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.stats.decision import Decision
-    from runbook.tools.replay import ReplayRecord
+    from runbook.tools.replay.judge import ReplayRecord
 
 
 def _add_inspect(parser: CommandParser) -> None:
@@ -41,7 +41,8 @@ def _floor(text: str) -> float:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.inspect import inspect_path, inspection_text
+    from runbook.tools.inspect.folder import inspect_path
+    from runbook.tools.inspect.types import inspection_text
 
     inspection = inspect_path(args.directory, loss_floor=args.loss_floor)
     if args.json:
@@ -192,7 +193,8 @@ def _add_replay(parser: CommandParser) -> None:
 
 
 def _replay(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.replay import judge_replay, load_replay
+    from runbook.tools.replay.judge import judge_replay
+    from runbook.tools.replay.models import load_replay
 
     replay, path, sha256 = load_replay(args.file)
     judgement = judge_replay(replay, path=str(path), sha256=sha256)

@@ -54,9 +54,6 @@ def thin_points(
     return tuple(points[index] for index in sorted(kept))
 
 
-SCHEMA_VERSION = 1
-
-
 class Table(Record):
     """A table of a phase, such as bucket size against last-50-step mean and stdev."""
 

@@ -7,7 +7,7 @@ statistics; one value is the throughput of one block or launch, tokens over time
 from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
-from runbook.stats.decision import Decided, Decision, Detail
+from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority, regression
@@ -33,7 +33,6 @@ __all__ = [
     "SCALING_PLAN",
     "Decided",
     "Decision",
-    "Detail",
     "InterimPlan",
     "MissingColumn",
     "StatisticsError",
