@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
+from runbook.read.documents import name_below
 from runbook.records.evidence import Effect, RankLog
 
 _BLOCK_BYTES = 2 << 20
@@ -128,7 +129,6 @@ class RankHistory(RankFold):
     peaks: dict[str, float] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    gates: dict[str, float] = field(default_factory=dict)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record in, and keep it if it is a rare one."""
@@ -140,12 +140,7 @@ class RankHistory(RankFold):
             value = record.get(name)
             if isinstance(value, float | int) and value > self.peaks.get(name, -1.0):
                 self.peaks[name] = float(value)
-        if self.event == Event.PROGRESS:
-            for name in ("gate_entropy", "max_gate"):
-                value = record.get(name)
-                if isinstance(value, float | int):
-                    self.gates[name] = float(value)
-        elif self.event == Event.EFFECT:
+        if self.event == Event.EFFECT:
             self._keep_effect(record)
         elif self.event not in _STEPPING:
             self._keep(record)
@@ -187,7 +182,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     """
     history = RankHistory(rank=rank)
     sha256, torn = fold_file(path, history)
-    name = path.relative_to(relative_to) if path.is_relative_to(relative_to) else path
     problems = history.strangers()
     if dropped := history.dropped + history.unnamed:
         problems.append(f"{dropped} unreadable lines were dropped")
@@ -200,7 +194,7 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     halted = history.counts[Event.HALT]
     return RankLog(
         rank=rank,
-        path=name.as_posix(),
+        path=name_below(path, relative_to),
         sha256=sha256,
         events=history.events,
         tokens=frozenset(history.tokens),
@@ -217,8 +211,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
         nonfinite=history.last(Event.NONFINITE) or None,
         halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
-        gate_entropy_last=history.gates.get("gate_entropy"),
-        max_gate_last=history.gates.get("max_gate"),
         dropped_lines=dropped + bool(torn),
         problems=tuple(problems),
         damaged=damaged,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from nsa import contract
+from runbook.read.documents import name_below
 from runbook.read.rows import RowSpec, read_rows
 from runbook.records.evidence import TrainingLog
 
@@ -55,7 +56,7 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
         problems.append(f"the header lacks: {', '.join(missing)}")
     return TrainingLog(
         frame=frame,
-        path=_name(path, relative_to),
+        path=name_below(path, relative_to),
         sha256=rows.sha256,
         legacy=rows.legacy,
         dropped_rows=rows.dropped,
@@ -68,9 +69,3 @@ def _steps_back(frame: pd.DataFrame) -> int:
     if "step" not in frame or len(frame) < 2:
         return 0
     return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))
-
-
-def _name(path: Path, relative_to: Path) -> str:
-    if path.is_relative_to(relative_to):
-        return path.relative_to(relative_to).as_posix()
-    return path.as_posix()

@@ -68,8 +68,6 @@ class RankLog:
     arm_failures: tuple[Mapping[str, Any], ...] = ()
     nonfinite: Mapping[str, Any] | None = None
     halt_reason: str | None = None
-    gate_entropy_last: float | None = None
-    max_gate_last: float | None = None
     dropped_lines: int = 0
     problems: tuple[str, ...] = ()
     damaged: bool = False
@@ -83,7 +81,6 @@ class JUnitCase:
     classname: str
     status: str
     message: str = ""
-    time_s: float = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
 
 

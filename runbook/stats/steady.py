@@ -90,10 +90,7 @@ def steady(
     if faults:
         outcome, says = Decided.FAIL, "; ".join([trend, *faults])
     elif level:
-        outcome, says = (
-            Decided.PASS,
-            f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}",
-        )
+        outcome, says = Decided.PASS, f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}"
     else:
         outcome = Decided.INCONCLUSIVE
         says = f"{trend}: cannot tell whether inside +-{tolerance:.0%}; a longer run would"

@@ -106,7 +106,6 @@ def measurement(
     value: float,
     unit: str,
     stdev: float | None = None,
-    note: str = "",
 ) -> Measurement:
     """A measurement over these rows of this log."""
     return Measurement(
@@ -122,7 +121,6 @@ def measurement(
         path=log.path,
         sha256=log.sha256,
         stdev=stdev,
-        note=note,
     )
 
 
