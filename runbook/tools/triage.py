@@ -20,7 +20,7 @@ from nsa.toggles import TOGGLES, Value
 from runbook.files import data_path, make_private_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
-from runbook.launch.observer import Observer, SilentObserver
+from runbook.launch.observer import SilentObserver
 from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchResult
 from runbook.records.launch import with_option
@@ -149,7 +149,6 @@ def run_steps(
     *,
     stop: StopRequest | None = None,
     budgets: Budgets | None = None,
-    observer: Observer | None = None,
     tell: Callable[[StepResult], None] = lambda _result: None,
 ) -> Triage:
     """Run the steps for the target's symptom below `out`, a new folder.
@@ -164,7 +163,6 @@ def run_steps(
         out=out,
         stop=stop or StopRequest(),
         budgets=budgets,
-        observer=observer or SilentObserver(),
     )
     triage = runner.run(tell)
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
@@ -177,7 +175,6 @@ class _Runner:
     out: Path
     stop: StopRequest
     budgets: Budgets | None
-    observer: Observer
     done: list[StepResult] = field(default_factory=list)
 
     def run(self, tell: Callable[[StepResult], None]) -> Triage:
@@ -225,7 +222,7 @@ class _Runner:
         return run_launch(
             launch,
             self.out,
-            observer=self.observer,
+            observer=SilentObserver(),
             stop=self.stop,
             budgets=self.budgets,
             retry=False,
