@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, TRAINING_CSV
 from runbook.launch.anomaly import Anomaly, Thresholds, record_anomaly
+from runbook.read.launch import LEGACY_COLUMNS
 from runbook.read.tail import TableTail
-from runbook.read.training import LEGACY_COLUMNS
 
 _RECENT = 50
 _FEWEST = 10
