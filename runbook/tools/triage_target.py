@@ -12,7 +12,7 @@ from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Reason, RunRecord
+from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 _TIMEOUT_S = 900.0
@@ -84,7 +84,8 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
     if bad and symptom in ("auto", "failure"):
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
-        return _target(launch, "failure", floor, why, _furthest(result))
+        steps = max((rank.steps_done or 0 for rank in result.ranks), default=0)
+        return _target(launch, "failure", floor, why, steps)
     for phase in record.phases:
         trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
         for check in phase.checks if trainers else ():
@@ -100,10 +101,6 @@ def _failed(entry: LaunchEntry) -> bool:
     return entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
 
 
-def _furthest(result: LaunchResult) -> int:
-    return max((rank.steps_done or 0 for rank in result.ranks), default=0)
-
-
 def _launch_of(path: Path) -> Launch:
     try:
         document = json.loads((path / LAUNCH_JSON).read_bytes())
@@ -117,8 +114,9 @@ def _launch_of(path: Path) -> Launch:
 
 def _failed_step(path: Path) -> int:
     try:
-        return _furthest(LaunchResult.model_validate_json((path / RESULT_JSON).read_bytes()))
-    except (OSError, ValueError):
+        document = json.loads((path / RESULT_JSON).read_bytes())
+        return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 
 
