@@ -65,61 +65,43 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         return LaunchEvidence(launch=launch, result=result)
     problems: list[str] = []
     fields: dict[str, Any] = {}
-    _read_training(folder, run_root, problems, fields)
-    _read_documents(folder, launch.run_dir, problems, fields)
-    _read_tables(folder, launch.run_dir, problems, fields)
+
+    def keep(key: str, name: str, sha256: str) -> None:
+        fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{launch.run_dir}/{name}", sha256
+
+    if (folder / contract.TRAINING_CSV).is_file():
+        log = read_training_csv(folder / contract.TRAINING_CSV, relative_to=run_root)
+        fields["training"] = log
+        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+    for key, name in _DOCUMENTS.items():
+        found: list[str] = []
+        document, sha256 = read_json_object(folder / name, found)
+        problems.extend(f"{launch.run_dir}/{text}" for text in found)
+        if sha256:
+            fields[key] = document
+            keep(key, name, sha256)
+    if (folder / contract.TRACE_FILE).is_file():
+        keep("trace", contract.TRACE_FILE, file_sha256(folder / contract.TRACE_FILE))
+    if (folder / CONSOLE_LOG).is_file():
+        fields["console_lines"], sha256 = read_console(folder / CONSOLE_LOG)
+        keep("console", CONSOLE_LOG, sha256)
+    for key, name, spec in _TABLES:
+        if (folder / name).is_file():
+            rows = read_rows(folder / name, spec)
+            problems.extend(f"{launch.run_dir}/{name}: {problem}" for problem in rows.problems)
+            fields[key] = rows.frame
+            keep(key, name, rows.sha256)
     ranks = _read_ranks(folder, run_root, result, problems)
+    junit = f"{launch.run_dir}/{JUNIT_XML}"
     return LaunchEvidence(
         launch=launch,
         result=result,
         ranks=ranks,
-        junit=read_junit(
-            folder / JUNIT_XML, name=f"{launch.run_dir}/{JUNIT_XML}", problems=problems
-        ),
+        junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
     )
-
-
-def _read_training(
-    folder: Path, run_root: Path, problems: list[str], fields: dict[str, Any]
-) -> None:
-    path = folder / contract.TRAINING_CSV
-    if path.is_file():
-        log = read_training_csv(path, relative_to=run_root)
-        fields["training"] = log
-        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
-
-
-def _read_documents(
-    folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]
-) -> None:
-    for key, name in _DOCUMENTS.items():
-        found: list[str] = []
-        document, sha256 = read_json_object(folder / name, found)
-        problems.extend(f"{run_dir}/{text}" for text in found)
-        if sha256:
-            fields[key] = document
-            fields[f"{key}_path"] = f"{run_dir}/{name}"
-            fields[f"{key}_sha256"] = sha256
-    trace = folder / contract.TRACE_FILE
-    if trace.is_file():
-        fields["trace_path"] = f"{run_dir}/{contract.TRACE_FILE}"
-        fields["trace_sha256"] = file_sha256(trace)
-    console = folder / CONSOLE_LOG
-    if console.is_file():
-        fields["console_path"] = f"{run_dir}/{CONSOLE_LOG}"
-        fields["console_lines"], fields["console_sha256"] = read_console(console)
-
-
-def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for key, name, spec in _TABLES:
-        if (folder / name).is_file():
-            rows = read_rows(folder / name, spec)
-            problems.extend(f"{run_dir}/{name}: {problem}" for problem in rows.problems)
-            fields[key] = rows.frame
-            fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{run_dir}/{name}", rows.sha256
 
 
 def _read_ranks(

@@ -103,10 +103,8 @@ def _non_inferior(
     elif high < limit:
         outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
     else:
-        outcome, says = (
-            Decided.INCONCLUSIVE,
-            f"cannot tell whether more than {margin:.1%} slower",
-        )
+        outcome = Decided.INCONCLUSIVE
+        says = f"cannot tell whether more than {margin:.1%} slower"
     return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
 
 

@@ -207,10 +207,8 @@ def _choice(replay: ReplayFile, phase: str) -> Check:
     if rows < replay.window_rows and not all(line.launches for line in table.results):
         what = f"{rows} rows per arm, {replay.window_rows} are needed"
         return asked.answer(Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES, what)
-    decision = arms_decision(table.results)
-    # TIE is an answer too: then nothing but the configured value can be chosen.
+    decision, wins = arms_decision(table.results)
     settled = decision.winner is not None or decision.outcome is Decided.TIE
-    kept = next((line.arm for line in table.results if line.control), "")
-    if settled and (decision.winner or kept) == table.chosen:
+    if settled and wins == table.chosen:
         return asked.answer(Outcome.PASS, Reason.OK, decision.reason)
     return asked.answer(Outcome.INCONCLUSIVE, Reason.UNDECIDED, decision.reason)
