@@ -17,8 +17,8 @@ from runbook.config import (
 )
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
-from runbook.records.invocation import PROTOCOLS, Invocation, lasting
 from runbook.records.phase import Phase, PlanContext
+from runbook.records.run import PROTOCOLS, Invocation, lasting
 from runbook.registry import select
 
 if TYPE_CHECKING:

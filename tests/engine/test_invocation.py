@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.options import RunOptions, prepare
-from runbook.records.invocation import Invocation
+from runbook.records.run import Invocation
 
 SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
 

@@ -84,8 +84,15 @@ def _inspect_one(
     named = {_text((document or {}).get("run_token")) for document in (env, launch)}
     tokens = frozenset(token for token in named if token)
     remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
-    training, limit, source, found = _training(folder, root, csv=csv, env=env, floor=floor)
-    remarks += found
+    limit, source = _floor(env, floor)
+    path, training = csv or folder / TRAINING_CSV, None
+    if path.is_file():
+        training, found = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
+        remarks += found
+    else:
+        text = "heartbeats, but no training.csv: nothing can be measured"
+        name = path.relative_to(root).as_posix()
+        remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
     return RunDirectory(
         path=place,
@@ -96,24 +103,6 @@ def _inspect_one(
         loss_floor_source=source,
         remarks=tuple(remarks),
     )
-
-
-def _training(
-    folder: Path,
-    root: Path,
-    *,
-    csv: Path | None,
-    env: Mapping[str, Any] | None,
-    floor: float | None,
-) -> tuple[RowsFacts | None, float | None, str, list[Remark]]:
-    limit, source = _floor(env, floor)
-    path = csv or folder / TRAINING_CSV
-    if not path.is_file():
-        name = path.relative_to(root).as_posix()
-        text = "heartbeats, but no training.csv: nothing can be measured"
-        return None, limit, source, remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
-    facts, remarks = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
-    return facts, limit, source, remarks
 
 
 def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:

@@ -83,7 +83,7 @@ def window_of(
     steps = parts[-1]["step"].to_numpy()
     available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
     try:
-        honest = _of(last, "last_50_steps")
+        honest = _measured("last_50_steps", last_window(last, n=WINDOW))
         statistics.append(honest)
         if honest.value != naive.value or naive.runs > 1:
             statistics.insert(0, naive)
@@ -104,16 +104,13 @@ def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic],
         rows = measured_rows(log, arm=arm)
         available.append(min(WINDOW, len(rows)))
         if len(rows) >= WINDOW:
-            statistics.append(_of(log, f"last_50_steps[{arm}]", arm=arm))
+            found = last_window(log, n=WINDOW, arm=arm)
+            statistics.append(_measured(f"last_50_steps[{arm}]", found))
         if len(rows):
             statistics.append(_measured(f"effective[{arm}]", effective(log, arm=arm)))
     least = min(available)
     remarks = [] if least >= WINDOW else [_too_short(least, 1, " of its poorest arm")]
     return statistics, least, remarks
-
-
-def _of(log: TrainingLog, name: str, arm: str | None = None) -> Statistic:
-    return _measured(name, last_window(log, n=WINDOW, arm=arm))
 
 
 def _measured(name: str, found: Measurement) -> Statistic:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from runbook.records.invocation import Invocation
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
+from runbook.records.run import Invocation
 from runbook.stats import Decided, meets_target
 from runbook.stats.launches import MOST_SCALING
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
