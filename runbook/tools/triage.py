@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic import Field, TypeAdapter
 
-from nsa.contract import NSAError
+from nsa.contract import TRAINING_CSV, NSAError
 from nsa.toggles import TOGGLES, Value
 from runbook.files import data_path, make_private_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
@@ -178,23 +178,18 @@ class _Runner:
     done: list[StepResult] = field(default_factory=list)
 
     def run(self, tell: Callable[[StepResult], None]) -> Triage:
-        first = self._try(None, "0-as_it_was")
-        self.done.append(first)
-        tell(first)
-        if self.stop.requested:
-            return self._ended("interrupted", f"interrupted by {self.stop.requested}")
-        if first.outcome == "helped":
-            return self._ended("not_reproduced", f"it did not fail again: {first.detail}")
-        for number, step in enumerate(STEPS[self.target.symptom], start=1):
-            result = self._step(step, f"{number}-{step.name}")
+        for number, step in enumerate((None, *STEPS[self.target.symptom])):
+            result = self._try(step, f"{number}-{step.name if step else 'as_it_was'}")
             self.done.append(result)
             tell(result)
             if self.stop.requested:
                 return self._ended("interrupted", f"interrupted by {self.stop.requested}")
-            if result.outcome == "helped":
+            if result.outcome == "helped" and step is None:
+                return self._ended("not_reproduced", f"it did not fail again: {result.detail}")
+            if result.outcome == "helped" and step is not None:
                 finding = f"it goes away with: {step.title} ({step.source}); {result.detail}"
                 return self._ended("found", finding, exports=self._exports(step))
-        return self._ended("nothing_helped", f"no step helped; as it was: {first.detail}")
+        return self._ended("nothing_helped", f"no step helped; as it was: {self.done[0].detail}")
 
     def _exports(self, step: TriageStep) -> tuple[str, ...]:
         command = applied(step, self.target.launch, name="x", steps=self.target.steps)
@@ -203,19 +198,15 @@ class _Runner:
     def _ended(self, outcome: str, finding: str, *, exports: tuple[str, ...] = ()) -> Triage:
         return Triage(outcome=outcome, finding=finding, exports=exports, steps=tuple(self.done))
 
-    def _step(self, step: TriageStep, name: str) -> StepResult:
-        launch = self.target.launch
-        if not step.changes(launch):
-            return _said(step, "skipped", "the command does this already", launch)
-        return self._try(step, name)
-
     def _try(self, step: TriageStep | None, name: str) -> StepResult:
+        if step is not None and not step.changes(self.target.launch):
+            what = "the command does this already"
+            return _said(step, "skipped", what, self.target.launch)
         launch = applied(step, self.target.launch, name=name, steps=self.target.steps)
         result = self._launch(launch)
         helped, detail = self._judge(launch, result)
         if step is not None and step.parity:
-            parity = self._parity(f"{name}-parity")
-            detail = f"{detail}; parity tests: {parity}"
+            detail = f"{detail}; parity tests: {self._parity(f'{name}-parity')}"
         return _said(step, "helped" if helped else "failed", detail, launch, str(self.out / name))
 
     def _launch(self, launch: Launch) -> LaunchResult:
@@ -234,7 +225,7 @@ class _Runner:
         if self.target.symptom == "failure":
             return True, f"all {launch.steps} steps done"
         floor = self.target.floor_toks_per_s or 0.0
-        path = self.out / launch.run_dir / "training.csv"
+        path = self.out / launch.run_dir / TRAINING_CSV
         try:
             measured = last_window(read_training_csv(path, relative_to=self.out))
         except (OSError, WindowTooShort) as error:

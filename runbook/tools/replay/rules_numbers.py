@@ -69,7 +69,7 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
     if wins == table.chosen:
         return
     usable = [line for line in table.results if line.span]
-    ranked = sorted(usable, key=lambda line: -tokens_over_time(_rates_of(line)))
+    ranked = sorted(usable, key=lambda line: -tokens_over_time(line.after_first or _span(line)))
     spans = "; ".join(f"{line.arm}: {rates(_span(line))}" for line in ranked)
     yield contradiction(
         "sweep.winner_not_shown",
@@ -258,10 +258,6 @@ def _span(line: Result) -> tuple[float, float]:
     if line.span is None:
         raise ValueError(f"{line.arm or line.config}: only warm-up rows, no throughput")
     return line.span
-
-
-def _rates_of(line: Result) -> list[float]:
-    return line.after_first or list(_span(line))
 
 
 NUMBER_RULES = (
