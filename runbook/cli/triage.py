@@ -115,23 +115,21 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
     for number, step in enumerate(STEPS[target.symptom], start=1):
         launch = applied(step, target.launch, name=step.name, steps=target.steps)
         skipped = "" if step.changes(target.launch) else "skipped: the command does this already"
-        rows.append((number, step, pasteable(launch).line, skipped))
-    if as_json:
-        found = [
+        rows.append(
             {"step": number, "name": step.name, "title": step.title, "source": step.source}
-            | {"command": command, "note": skipped}
-            for number, step, command, skipped in rows
-        ]
-        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": found})
+            | {"command": pasteable(launch).line, "note": skipped}
+        )
+    if as_json:
+        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": rows})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
     console.result(printable(f"triage of {target.why} ({target.symptom})"))
     for note in first.notes:
         console.result(printable(f"every try {note}"))
     console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
-    for number, step, command, skipped in rows:
-        console.result(f"{number}. {step.title} [{step.source}]")
-        console.result(printable(f"   {skipped or command}"))
+    for row in rows:
+        console.result(f"{row['step']}. {row['title']} [{row['source']}]")
+        console.result(printable(f"   {row['note'] or row['command']}"))
 
 
 def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
