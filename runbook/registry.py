@@ -138,7 +138,7 @@ def _installed(group: str) -> list[EntryPoint]:
         if len(same) > 1:
             homes = " and ".join(f"{_owner(entry)} ({entry.value})" for entry in same)
             problems.append(f"{group} {name!r} is installed twice: {homes}; uninstall one")
-    ours = {_root(entry) for entry in found if _owner(entry) == _DISTRIBUTION}
+    ours = {entry.module.partition(".")[0] for entry in found if _owner(entry) == _DISTRIBUTION}
     problems += [text for package in sorted(ours) if (text := _hidden(package))]
     if problems:
         raise RunbookError("; ".join(problems))
@@ -148,10 +148,6 @@ def _installed(group: str) -> list[EntryPoint]:
 def _owner(entry: EntryPoint) -> str:
     distribution: Any = entry.dist
     return str(distribution.name) if distribution is not None else "?"
-
-
-def _root(entry: EntryPoint) -> str:
-    return entry.module.partition(".")[0]
 
 
 def _hidden(package: str) -> str:

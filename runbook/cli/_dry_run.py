@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from runbook.cli._common import load_run, run_folders
+from runbook.cli.finished import load_run, run_folders
 from runbook.config.page import limits_of
 from runbook.console import Console
 from runbook.errors import RunbookError
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _THROUGHPUT_LIMIT = "throughput"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Seconds, if anything is known, and in words where they come from."""
 
     seconds: float | None
@@ -44,12 +42,12 @@ class Estimator:
         """The estimate of one launch, never above its time limit."""
         found = self._as_before(launch) or self._by_profile(launch) or self._at_floor(launch)
         if found is None:
-            return Estimate(seconds=None, text="duration not known yet")
+            return Estimate(None, "duration not known yet")
         seconds, source = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
             text = f"would take {duration_text(seconds)} ({source}), more than its time limit"
-        return Estimate(seconds=min(seconds, launch.timeout_s), text=text)
+        return Estimate(min(seconds, launch.timeout_s), text)
 
     def _as_before(self, launch: Launch) -> tuple[float, str] | None:
         if self._earlier is None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from runbook import __version__
-from runbook.cli._common import headline, near
 from runbook.console import Console, printable, style_of
 from runbook.launch.observer import Observer
-from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
-from runbook.records.measurement import duration_text
+from runbook.records import (
+    Check,
+    Comparator,
+    Launch,
+    LaunchResult,
+    Measurement,
+    Outcome,
+    PhaseRecord,
+    RunRecord,
+)
+from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
+from runbook.records.run import Screen
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -211,3 +221,46 @@ class JsonObserver(RunView):
 
     def _say(self, event: str, **fields: object) -> None:
         self._console.json_line({"event": event, **fields})
+
+
+def headline(record: PhaseRecord) -> str:
+    """A throughput with sample size and limit if one was measured, and the passed checks."""
+    passed = sum(check.outcome is Outcome.PASS for check in record.checks)
+    shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
+    count = f"{passed} of {shown} checks" if shown else "no checks"
+    for check in record.checks:
+        if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
+            return f"{_rate(check, check.measurement)}  {count}"
+    return count
+
+
+def _rate(check: Check, measured: Measurement) -> str:
+    spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
+    text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"
+    if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
+        text += f" {check.comparator.value} {check.limit:g}"
+    return text
+
+
+def near(path: str | Path) -> str:
+    """The path as one would type it here: relative if it lies below the current folder."""
+    absolute, here = Path(path).absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
+    """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
+
+    A quiet console gets the verdict's line and the report's path. After an interruption every row
+    that has no evidence would say so; the way to go on is what counts then.
+    """
+    from runbook.engine.rendering import render
+
+    text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
+    short = console.quiet or record.interrupted
+    console.result(text.partition("\n")[0] if short else text)
+    if record.interrupted:
+        console.result(f"resume  runbook run --resume {near(folder)}")
+    for name in ("report.html", "report.md"):
+        if (folder / name).is_file():
+            console.result(f"report  {near(folder / name)}")

@@ -13,8 +13,7 @@ from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.tools.drill.faults import Fault
-    from runbook.tools.drill.runner import DrillReport
-    from runbook.tools.drill.scene import DrillRow
+    from runbook.tools.drill.runner import DrillReport, DrillRow
 
 
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
@@ -104,12 +103,12 @@ def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
     for row in report.rows:
         if not row.ok:
             console.result(printable(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})"))
-    console.result(
-        f"{summary['good']} of {summary['faults']} good ({summary['kinds']} kinds); culprit right "
-        f"{summary['culprit_right']} of {summary['culprit_of']}; after the threshold "
-        f"{summary['median_over_threshold_s']} s median, {summary['max_over_threshold_s']} s at "
-        f"most; {summary['orphans']} orphans, {summary['rows_lost']} rows lost"
+    text = (
+        "{good} of {faults} good ({kinds} kinds); culprit right {culprit_right} of {culprit_of}; "
+        "after the threshold {median_over_threshold_s} s median, {max_over_threshold_s} s at most; "
+        "{orphans} orphans, {rows_lost} rows lost"
     )
+    console.result(text.format_map(summary))
 
 
 def _cells(row: DrillRow) -> tuple[str, ...]:

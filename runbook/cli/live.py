@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import find_run
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
+from runbook.cli.finished import find_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, UsageError
 

@@ -13,7 +13,7 @@ from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.stats.decision import Decision
-    from runbook.tools.replay import ReplayRecord
+    from runbook.tools.replay.judge import ReplayRecord
 
 
 def _add_inspect(parser: CommandParser) -> None:
@@ -41,7 +41,8 @@ def _floor(text: str) -> float:
 
 
 def _inspect(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.inspect import inspect_path, inspection_text
+    from runbook.tools.inspect.folder import inspect_path
+    from runbook.tools.inspect.types import inspection_text
 
     inspection = inspect_path(args.directory, loss_floor=args.loss_floor)
     if args.json:
@@ -108,7 +109,7 @@ def _wrong_options(args: argparse.Namespace) -> list[str]:
         return [f"unknown question {args.question!r}{near}; allowed: {', '.join(QUESTION_NAMES)}"]
     required, optional = QUESTION_NAMES[args.question]
     takes = (*required, *optional)
-    given = [name for name in _OPTIONS if getattr(args, name) is not None]
+    given = _given(args)
     found = [f"{args.question} needs {_flag(name)}" for name in required if name not in given]
     words = ", ".join(map(_flag, takes)) or "no option"
     return found + [
@@ -118,17 +119,19 @@ def _wrong_options(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
 def _decide(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.columns import read_table
-    from runbook.tools.decide import Options, ask
+    from runbook.tools.decide import QUESTIONS, read_table
 
     table = read_table(args.file)
-    options = Options(**{name: getattr(args, name) for name in _OPTIONS})
-    decision = ask(args.question, table, options)
+    decision = QUESTIONS[args.question](table, _given(args))
     code = _EXIT.get(decision.outcome.value, ProgramExit.NO_GO)
     if args.json:
         head = {"schema_version": 1, "question": args.question, "file": table.name}
@@ -190,7 +193,8 @@ def _add_replay(parser: CommandParser) -> None:
 
 
 def _replay(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.replay import judge_replay, load_replay
+    from runbook.tools.replay.judge import judge_replay
+    from runbook.tools.replay.models import load_replay
 
     replay, path, sha256 = load_replay(args.file)
     judgement = judge_replay(replay, path=str(path), sha256=sha256)

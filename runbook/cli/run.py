@@ -7,7 +7,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from runbook.cli._common import find_run
 from runbook.cli._parser import (
     DEFAULT_OUT,
     Command,
@@ -17,22 +16,13 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli.finished import find_run
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
 _SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
-# A run continues with its original options: each of them with its default.
-_FIXED_BY_RESUME: dict[str, object] = {
-    "phase": "all",
-    "profile": "auto",
-    "settings": [],
-    "protocol": "blocks",
-    "steps_scale": 1.0,
-    "aa": False,
-    "seed": 0,
-    "gpu_hour_price": None,
-    "dry_run": False,
-}
+# A run continues with its original options; where it lies and how it is shown may be said again.
+_FREE_BESIDE_RESUME = ("out", "resume")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -142,7 +132,14 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 def _beside_resume(args: argparse.Namespace) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
-    typed = [name for name, default in _FIXED_BY_RESUME.items() if getattr(args, name) != default]
+    parser = CommandParser()
+    _add_arguments(parser)
+    defaults = vars(parser.parse_args([]))
+    typed = [
+        name
+        for name, default in defaults.items()
+        if getattr(args, name) != default and name not in _FREE_BESIDE_RESUME
+    ]
     flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
         f"{flag} cannot be combined with --resume: the run continues with its original options"
@@ -152,8 +149,7 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
-    from runbook.cli._common import print_summary
-    from runbook.cli._observers import observer_for
+    from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
 
     if args.dry_run:

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._common import find_run
 from runbook.cli._parser import (
     Command,
     CommandParser,
@@ -15,11 +14,13 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli.finished import find_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, RunbookError
 
 if TYPE_CHECKING:
-    from runbook.tools.triage import StepResult, Target, Triage
+    from runbook.tools.triage import StepResult, Triage
+    from runbook.tools.triage_target import Target
 
 
 _EXIT = {
@@ -84,7 +85,7 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
 
 def _target(args: argparse.Namespace) -> Target:
     from runbook.config import load_profile, parse_settings
-    from runbook.tools.triage import find_target, with_choices
+    from runbook.tools.triage_target import find_target, with_choices
 
     settings = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
@@ -114,23 +115,21 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
     for number, step in enumerate(STEPS[target.symptom], start=1):
         launch = applied(step, target.launch, name=step.name, steps=target.steps)
         skipped = "" if step.changes(target.launch) else "skipped: the command does this already"
-        rows.append((number, step, pasteable(launch).line, skipped))
-    if as_json:
-        found = [
+        rows.append(
             {"step": number, "name": step.name, "title": step.title, "source": step.source}
-            | {"command": command, "note": skipped}
-            for number, step, command, skipped in rows
-        ]
-        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": found})
+            | {"command": pasteable(launch).line, "note": skipped}
+        )
+    if as_json:
+        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": rows})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
     console.result(printable(f"triage of {target.why} ({target.symptom})"))
     for note in first.notes:
         console.result(printable(f"every try {note}"))
     console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
-    for number, step, command, skipped in rows:
-        console.result(f"{number}. {step.title} [{step.source}]")
-        console.result(printable(f"   {skipped or command}"))
+    for row in rows:
+        console.result(f"{row['step']}. {row['title']} [{row['source']}]")
+        console.result(printable(f"   {row['note'] or row['command']}"))
 
 
 def _show(console: Console, triage: Triage, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from runbook.errors import did_you_mean
-from runbook.records.check import Comparator
+from runbook.records.outcome import Comparator
 
 if TYPE_CHECKING:
     from runbook.config.profile import LimitValue

@@ -13,9 +13,9 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from nsa import torch_env
-from nsa.contract import CONFIG_VARIABLE
+from nsa.contract import CONFIG_VARIABLE, NSAError
 from nsa.settings import TrainerConfig, scalar
-from nsa.toggles import TOGGLES, ToggleSet, contradictions, read_values
+from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.errors import UsageError, did_you_mean
 
@@ -120,10 +120,11 @@ def _unknown(name: str, keys: Mapping[str, Any]) -> str:
 
 
 def _toggle_problems(toggles: Mapping[str, str]) -> list[str]:
-    values, problems = read_values(toggles)
-    merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
-    chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "--set"))
-    return problems + contradictions(chosen)
+    try:
+        parse_toggles(toggles)
+    except NSAError as error:
+        return list(error.problems)
+    return []
 
 
 def _value_problem(name: str, kind: Any, value: Scalar) -> str:
@@ -157,10 +158,7 @@ def torch_variables(torch_home: Path | None = None) -> frozenset[str]:
 
 def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
     """Everything that is wrong with the variables: unknown, not allowed, contradicting."""
-    values, problems = read_values(environ)
-    merged = {name: values.get(name, row.default) for name, row in TOGGLES.items()}
-    chosen = ToggleSet(values=merged, sources=dict.fromkeys(values, "environment"))
-    problems = [*problems, *contradictions(chosen)]
+    problems = _toggle_problems(environ)
     problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
     read = torch_variables()
     known = {*read, *torch_env.TORCH_VARIABLES}

@@ -12,7 +12,7 @@ from runbook.engine.judge import missing_phases, reasons_for
 from runbook.errors import RunbookError
 from runbook.files import sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
-from runbook.records.invocation import Invocation
+from runbook.records.run import Invocation
 
 EVENTS_FILE = "events.jsonl"
 Event = Mapping[str, Any]

@@ -20,8 +20,8 @@ from runbook.records import (
     judge_run,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.invocation import Invocation
 from runbook.records.phase import Judgement, Phase, PlanContext
+from runbook.records.run import Invocation
 
 _SHOWN = 2
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -18,8 +17,8 @@ from runbook.config import (
 )
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
-from runbook.records.invocation import DEFAULT_PROTOCOL, PROTOCOLS, Invocation, lasting
 from runbook.records.phase import Phase, PlanContext
+from runbook.records.run import PROTOCOLS, Invocation, lasting
 from runbook.registry import select
 
 if TYPE_CHECKING:
@@ -27,41 +26,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(Invocation):
     """The command line of `runbook run`, as values.
 
-    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`; `settings`
-    are `KEY=VALUE` words; `steps_scale` multiplies every step count; `gpu_hour_price` is the price
-    of one device for one hour. `retry` false forbids the second attempt after a stall.
+    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
+    false forbids the second attempt after a stall.
     """
 
     phases: str = "all"
     profile: str = "auto"
-    out: Path = Path("artifacts")
-    settings: tuple[str, ...] = ()
-    steps_scale: float = 1.0
-    protocol: str = DEFAULT_PROTOCOL
-    aa: bool = False
-    seed: int = 0
     command: str = ""
     formats: tuple[str, ...] = ("md",)
-    gpu_hour_price: float | None = None
     retry: bool = True
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
-        return Invocation(
-            profile=lasting(self.profile) if is_profile_file(self.profile) else self.profile,
-            settings=self.settings,
-            out=lasting(self.out),
-            protocol=self.protocol,
-            steps_scale=self.steps_scale,
-            aa=self.aa,
-            seed=self.seed,
-            gpu_hour_price=self.gpu_hour_price,
-        )
+        kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
+        profile = lasting(self.profile) if is_profile_file(self.profile) else self.profile
+        return Invocation(**kept | {"profile": profile, "out": lasting(self.out)})
 
-    def recorded(self) -> dict[str, str | int | float | bool | None]:
+    def document(self) -> dict[str, str | int | float | bool | None]:
         """The part of the options that judging again needs, as run.json keeps it."""
         return {
             **self.invocation().options(),
@@ -152,18 +136,12 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     """
     kept = record.options
     before = Invocation.recorded(record.profile, record.settings, kept)
+    asked = vars(before) | {"profile": named or (profile.name if profile else before.profile)}
     options = RunOptions(
+        **asked,
         phases=str(kept["phases"]),
-        profile=named or (profile.name if profile else before.profile),
-        out=Path(before.out),
-        settings=before.settings,
-        steps_scale=before.steps_scale,
-        protocol=before.protocol,
-        aa=before.aa,
-        seed=before.seed,
         command=record.command,
         formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
-        gpu_hour_price=before.gpu_hour_price,
         retry=bool(kept["retry"]),
     )
     phases = tuple(select(options.phases))

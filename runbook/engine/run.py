@@ -73,7 +73,7 @@ def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
 
 def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
     """`run_plan` with its options resolved already."""
-    run_root = create_run_folder(setup.options.out)
+    run_root = create_run_folder(Path(setup.options.out))
     with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
         journal.append(
@@ -256,7 +256,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         finished_at=None,
         command=setup.options.command,
         settings=settings,
-        options=setup.options.recorded(),
+        options=setup.options.document(),
         environment={
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",

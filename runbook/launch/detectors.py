@@ -15,8 +15,8 @@ from nsa.contract import GATES_CSV, HALT_FILE, TRAINING_CSV
 from runbook.files import utc_text, write_atomic
 from runbook.launch.watchdog import Thresholds
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
+from runbook.read.launch import LEGACY_COLUMNS
 from runbook.read.tail import TableTail
-from runbook.read.training import LEGACY_COLUMNS
 
 _RECENT = 50
 _FEWEST = 10

@@ -50,6 +50,11 @@ GPU_SAMPLES = RowSpec(
 )
 
 
+def name_below(path: Path, root: Path) -> str:
+    """The path as a record names it: relative to `root` where it lies below."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
 def file_sha256(path: Path) -> str:
     """The digest of a file, read in pieces."""
     with path.open("rb") as stream:
@@ -110,16 +115,8 @@ def _case(element: ElementTree.Element) -> JUnitCase:
         classname=element.get("classname", ""),
         status=status,
         message=message,
-        time_s=_seconds(element.get("time")),
         properties=properties,
     )
-
-
-def _seconds(text: str | None) -> float:
-    try:
-        return float(text or 0.0)
-    except ValueError:
-        return 0.0
 
 
 def read_console(path: Path) -> tuple[tuple[str, ...], str]:

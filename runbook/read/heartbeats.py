@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
+from runbook.read.documents import name_below
 from runbook.records.evidence import Effect, RankLog
 
 if TYPE_CHECKING:
@@ -141,7 +142,6 @@ class RankHistory(RankFold):
     peaks: dict[str, float] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    gates: dict[str, float] = field(default_factory=dict)
     ended: list[tuple[Any, ...]] = field(default_factory=list)
     progress: list[tuple[Any, ...]] = field(default_factory=list)
     _alone: bool = False
@@ -157,12 +157,7 @@ class RankHistory(RankFold):
             value = record.get(name)
             if isinstance(value, float | int) and value > self.peaks.get(name, -1.0):
                 self.peaks[name] = float(value)
-        if self.event == Event.PROGRESS:
-            for name in ("gate_entropy", "max_gate"):
-                value = record.get(name)
-                if isinstance(value, float | int):
-                    self.gates[name] = float(value)
-        elif self.event == Event.EFFECT:
+        if self.event == Event.EFFECT:
             self._keep_effect(record)
         elif self.event not in _STEPPING:
             self._keep(record)
@@ -229,7 +224,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     """
     history = RankHistory(rank=rank)
     sha256, torn = fold_file(path, history)
-    name = path.relative_to(relative_to) if path.is_relative_to(relative_to) else path
     problems = history.strangers()
     if dropped := history.dropped + history.unnamed:
         problems.append(f"{dropped} unreadable lines were dropped")
@@ -242,7 +236,7 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     halted = history.counts[Event.HALT]
     return RankLog(
         rank=rank,
-        path=name.as_posix(),
+        path=name_below(path, relative_to),
         sha256=sha256,
         events=history.events,
         tokens=frozenset(history.tokens),
@@ -264,8 +258,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         proof=history.last(Event.PROOF) or None,
         ending=history.last(Event.EXIT),
         steps=history.steps_frame(),
-        gate_entropy_last=history.gates.get("gate_entropy"),
-        max_gate_last=history.gates.get("max_gate"),
         dropped_lines=dropped + bool(torn),
         problems=tuple(problems),
         damaged=damaged,

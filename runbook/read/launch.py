@@ -1,9 +1,12 @@
-"""A launch's run directory as evidence."""
+"""A launch's run directory as evidence; its training.csv also in the older headerless form."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from nsa import contract
 from runbook.read.documents import (
@@ -12,16 +15,33 @@ from runbook.read.documents import (
     GPU_SAMPLES_CSV,
     JUNIT_XML,
     file_sha256,
+    name_below,
     read_console,
     read_json_object,
     read_junit,
 )
 from runbook.read.heartbeats import heartbeat_files, read_heartbeats
-from runbook.read.rows import read_rows
-from runbook.read.training import GATES, read_training_csv
+from runbook.read.rows import RowSpec, read_rows
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
+TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
+LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
+
+
+def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
+    return RowSpec(
+        columns=contract.names(columns),
+        key=columns[0].name,
+        text=frozenset(column.name for column in columns if column.kind is str),
+        filled=frozenset(column.name for column in columns if column.filled),
+        whole=frozenset(column.name for column in columns if column.kind is int),
+        headerless=headerless,
+    )
+
+
+TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
+GATES = _spec(contract.GATES_COLUMNS)
 _DOCUMENTS = {
     "env": contract.ENV_JSON,
     "audit": contract.SDPA_AUDIT_JSON,
@@ -45,61 +65,43 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         return LaunchEvidence(launch=launch, result=result)
     problems: list[str] = []
     fields: dict[str, Any] = {}
-    _read_training(folder, run_root, problems, fields)
-    _read_documents(folder, launch.run_dir, problems, fields)
-    _read_tables(folder, launch.run_dir, problems, fields)
+
+    def keep(key: str, name: str, sha256: str) -> None:
+        fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{launch.run_dir}/{name}", sha256
+
+    if (folder / contract.TRAINING_CSV).is_file():
+        log = read_training_csv(folder / contract.TRAINING_CSV, relative_to=run_root)
+        fields["training"] = log
+        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+    for key, name in _DOCUMENTS.items():
+        found: list[str] = []
+        document, sha256 = read_json_object(folder / name, found)
+        problems.extend(f"{launch.run_dir}/{text}" for text in found)
+        if sha256:
+            fields[key] = document
+            keep(key, name, sha256)
+    if (folder / contract.TRACE_FILE).is_file():
+        keep("trace", contract.TRACE_FILE, file_sha256(folder / contract.TRACE_FILE))
+    if (folder / CONSOLE_LOG).is_file():
+        fields["console_lines"], sha256 = read_console(folder / CONSOLE_LOG)
+        keep("console", CONSOLE_LOG, sha256)
+    for key, name, spec in _TABLES:
+        if (folder / name).is_file():
+            rows = read_rows(folder / name, spec)
+            problems.extend(f"{launch.run_dir}/{name}: {problem}" for problem in rows.problems)
+            fields[key] = rows.frame
+            keep(key, name, rows.sha256)
     ranks = _read_ranks(folder, run_root, result, problems)
+    junit = f"{launch.run_dir}/{JUNIT_XML}"
     return LaunchEvidence(
         launch=launch,
         result=result,
         ranks=ranks,
-        junit=read_junit(
-            folder / JUNIT_XML, name=f"{launch.run_dir}/{JUNIT_XML}", problems=problems
-        ),
+        junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
     )
-
-
-def _read_training(
-    folder: Path, run_root: Path, problems: list[str], fields: dict[str, Any]
-) -> None:
-    path = folder / contract.TRAINING_CSV
-    if path.is_file():
-        log = read_training_csv(path, relative_to=run_root)
-        fields["training"] = log
-        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
-
-
-def _read_documents(
-    folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]
-) -> None:
-    for key, name in _DOCUMENTS.items():
-        found: list[str] = []
-        document, sha256 = read_json_object(folder / name, found)
-        problems.extend(f"{run_dir}/{text}" for text in found)
-        if sha256:
-            fields[key] = document
-            fields[f"{key}_path"] = f"{run_dir}/{name}"
-            fields[f"{key}_sha256"] = sha256
-    trace = folder / contract.TRACE_FILE
-    if trace.is_file():
-        fields["trace_path"] = f"{run_dir}/{contract.TRACE_FILE}"
-        fields["trace_sha256"] = file_sha256(trace)
-    console = folder / CONSOLE_LOG
-    if console.is_file():
-        fields["console_path"] = f"{run_dir}/{CONSOLE_LOG}"
-        fields["console_lines"], fields["console_sha256"] = read_console(console)
-
-
-def _read_tables(folder: Path, run_dir: str, problems: list[str], fields: dict[str, Any]) -> None:
-    for key, name, spec in _TABLES:
-        if (folder / name).is_file():
-            rows = read_rows(folder / name, spec)
-            problems.extend(f"{run_dir}/{name}: {problem}" for problem in rows.problems)
-            fields[key] = rows.frame
-            fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{run_dir}/{name}", rows.sha256
 
 
 def _read_ranks(
@@ -113,3 +115,43 @@ def _read_ranks(
             problems.append(f"{log.path}: heartbeats of another launch")
         logs.append(log)
     return tuple(logs)
+
+
+def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
+    """Read a training.csv; `path` in the result is relative to `relative_to` where it lies below.
+
+    Only complete rows are in the frame. A torn last line is dropped and counted, and is no
+    damage; anything wrong before it is (`damaged`): unreadable rows, a second header, steps that
+    go back or repeat (several runs or two writers in one file). Raises `OSError` if the file
+    cannot be read at all.
+    """
+    rows = read_rows(path, TRAINING)
+    frame, problems, damaged = rows.frame, rows.problems, rows.damaged
+    if "warmup" in frame:
+        frame["warmup"] = frame["warmup"] != 0
+    back = _steps_back(frame)
+    if back:
+        damaged = True
+        problems.append(
+            f"steps do not increase at {back} places: several runs or two writers in one file"
+        )
+    if rows.legacy:
+        problems.append("the file has no header; read as step,loss,lr,toks_per_s")
+    missing = [name for name in TRAINING_COLUMNS if name not in frame] if not rows.legacy else []
+    if missing:
+        problems.append(f"the header lacks: {', '.join(missing)}")
+    return TrainingLog(
+        frame=frame,
+        path=name_below(path, relative_to),
+        sha256=rows.sha256,
+        legacy=rows.legacy,
+        dropped_rows=rows.dropped,
+        problems=tuple(problems),
+        damaged=damaged,
+    )
+
+
+def _steps_back(frame: pd.DataFrame) -> int:
+    if "step" not in frame or len(frame) < 2:
+        return 0
+    return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))

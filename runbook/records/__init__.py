@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from runbook.records.check import Check, Comparator
 from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
-from runbook.records.measurement import Measurement, Source, Window
-from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
+from runbook.records.measurement import Measurement, Window
+from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
 from runbook.records.run import (
-    SCHEMA_VERSION,
     ArtifactRecord,
     LaunchEntry,
     PhaseRecord,
@@ -18,7 +16,6 @@ from runbook.records.run import (
 )
 
 __all__ = [
-    "SCHEMA_VERSION",
     "ArmSchedule",
     "ArtifactRecord",
     "Check",
@@ -34,7 +31,6 @@ __all__ = [
     "Reason",
     "RunRecord",
     "Series",
-    "Source",
     "Table",
     "Verdict",
     "Window",

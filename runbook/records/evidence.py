@@ -78,8 +78,6 @@ class RankLog:
     proof: Mapping[str, Any] | None = None
     ending: Mapping[str, Any] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
-    gate_entropy_last: float | None = None
-    max_gate_last: float | None = None
     dropped_lines: int = 0
     problems: tuple[str, ...] = ()
     damaged: bool = False
@@ -93,7 +91,6 @@ class JUnitCase:
     classname: str
     status: str
     message: str = ""
-    time_s: float = 0.0
     properties: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,12 +1,14 @@
-"""The closed sets: what a check can say, why, and what a run can say."""
+"""One row of the acceptance table; what it can say and why, and what a run can say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
+
+from pydantic import Field, model_validator
 
 from runbook.errors import ProgramExit
+from runbook.records.measurement import Measurement, Record, Scalar
 
 
 class Outcome(StrEnum):
@@ -90,16 +92,54 @@ class Verdict(StrEnum):
         return ProgramExit[self.name]
 
 
-class Judged(Protocol):
-    """The part of a check that the verdict depends on."""
+class Comparator(StrEnum):
+    """How the value is held against the limit."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def outcome(self) -> Outcome: ...
+    AT_LEAST = ">="
+    ABOVE = ">"
+    AT_MOST = "<="
+    BELOW = "<"
+    EQUALS = "=="
+    IS_TRUE = "is true"
+    NONE = ""
 
 
-def judge_run(checks: Iterable[Judged], required: Iterable[str]) -> Verdict:
+class Check(Record):
+    """A question, what was measured, the limit with its source, and what follows.
+
+    An outcome other than PASS or SKIPPED must name a remedy; only a measured value can PASS
+    against a numeric limit.
+    """
+
+    id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
+    phase: str
+    question: str
+    measurement: Measurement | None = None
+    comparator: Comparator = Comparator.NONE
+    limit: Scalar | None = None
+    limit_source: str = ""
+    outcome: Outcome
+    code: Reason
+    reason: str = Field(min_length=1)
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+    rerun: str = ""
+    required: bool = False
+
+    @model_validator(mode="after")
+    def _honest(self) -> Check:
+        if not self.id.startswith(f"{self.phase}."):
+            raise ValueError(f"check {self.id!r} does not begin with its phase {self.phase!r}")
+        if self.outcome is Outcome.PASS and self.limit is not None and self.measurement is None:
+            raise ValueError(f"check {self.id!r} cannot pass a limit without a measurement")
+        if self.limit is not None and not self.limit_source:
+            raise ValueError(f"check {self.id!r} has a limit without its source")
+        if self.outcome not in (Outcome.PASS, Outcome.SKIPPED) and not self.remedy:
+            raise ValueError(f"check {self.id!r} is {self.outcome} without saying what to do")
+        return self
+
+
+def judge_run(checks: Iterable[Check], required: Iterable[str]) -> Verdict:
     """Return the run's verdict from its checks and the ids that the profile requires.
 
     GO only if every required check is there and PASS; NO-GO if any required check is FAIL;

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.invocation import Invocation
+from runbook.records.run import Invocation
 
 if TYPE_CHECKING:
     from runbook.config.limits import FixedRule, LimitSpec

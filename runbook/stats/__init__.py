@@ -7,25 +7,23 @@ statistics; one value is the throughput of one block or launch, tokens over time
 from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
-from runbook.stats.decision import Decided, Decision, Detail
+from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
 from runbook.stats.steady import steady
 from runbook.stats.throughput import (
-    block_throughputs,
-    effective,
-    last_window,
-    step_times,
-    time_lost,
-    typical,
-)
-from runbook.stats.window import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
+    block_throughputs,
+    effective,
+    last_window,
     measured_rows,
+    step_times,
+    time_lost,
+    typical,
     warmup_cut,
 )
 
@@ -35,7 +33,6 @@ __all__ = [
     "SCALING_PLAN",
     "Decided",
     "Decision",
-    "Detail",
     "InterimPlan",
     "MissingColumn",
     "StatisticsError",

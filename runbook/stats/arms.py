@@ -51,7 +51,7 @@ def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
             problems, hint="every arm must run exactly once per block (see complete_rounds)"
         )
     table = samples.pivot(index="block", columns="arm", values="value")
-    if not _is_number(samples):
+    if not np.issubdtype(samples["block"].to_numpy().dtype, np.number):
         table = table.reindex(samples["block"].drop_duplicates())
     table = table[samples["arm"].drop_duplicates().tolist()]
     return arms, table.to_numpy(dtype=np.float64)
@@ -100,10 +100,6 @@ def _value_problems(samples: pd.DataFrame) -> list[str]:
             f" first {first['value']!r} (arm {first['arm']}, block {first['block']})"
         )
     return problems
-
-
-def _is_number(samples: pd.DataFrame) -> bool:
-    return bool(np.issubdtype(samples["block"].to_numpy().dtype, np.number))
 
 
 MIN_ROUNDS = 3

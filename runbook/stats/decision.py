@@ -104,7 +104,7 @@ def too_few(
 FloatArray = npt.NDArray[np.float64]
 
 
-def positive(name: str, values: Iterable[float], *, unit: str, at_least: int = 1) -> FloatArray:
+def positive(name: str, values: Iterable[float], *, unit: str) -> FloatArray:
     """`values` as a 1-D float array of finite numbers above zero.
 
     Raises:
@@ -118,8 +118,8 @@ def positive(name: str, values: Iterable[float], *, unit: str, at_least: int = 1
     except (TypeError, ValueError) as error:
         raise UsageError(f"{name}: not a list of numbers in {unit} ({error})") from error
     problems = []
-    if array.ndim != 1 or array.size < at_least:
-        problems.append(f"{name}: needs at least {at_least} value(s) in {unit}, got {array.size}")
+    if array.ndim != 1 or array.size < 1:
+        problems.append(f"{name}: needs at least 1 value(s) in {unit}, got {array.size}")
     for label, bad in (
         ("not finite", ~np.isfinite(array)),
         ("not above 0", np.isfinite(array) & (array <= 0)),

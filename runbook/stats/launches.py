@@ -9,15 +9,7 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import (
-    Decided,
-    Decision,
-    Detail,
-    FloatArray,
-    between,
-    paired,
-    positive,
-)
+from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, paired, positive
 from runbook.stats.pairs import mean_and_error, t_quantile
 from runbook.stats.plans import InterimPlan, first_settled, is_decided
 
@@ -149,15 +141,9 @@ def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: flo
         interval = (math.exp(log_e - half), math.exp(log_e + half))
         says = f"bounds {interval[0]:.3f} to {interval[1]:.3f} hold the limit {limit:g}"
         if interval[0] > limit:
-            outcome, says = (
-                Decided.PASS,
-                f"lower bound {interval[0]:.3f} is above {limit:g}",
-            )
+            outcome, says = Decided.PASS, f"lower bound {interval[0]:.3f} is above {limit:g}"
         elif interval[1] < limit:
-            outcome, says = (
-                Decided.FAIL,
-                f"upper bound {interval[1]:.3f} is below {limit:g}",
-            )
+            outcome, says = Decided.FAIL, f"upper bound {interval[1]:.3f} is below {limit:g}"
     if estimate > MOST_SCALING:
         outcome = Decided.INVALID
         says = f"above {MOST_SCALING}: not possible, something was not compared like for like"

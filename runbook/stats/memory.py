@@ -79,10 +79,7 @@ def memory_plateau(
     if faults:
         outcome, says = Decided.FAIL, "; ".join([*faults, trend])
     elif interval[1] <= ceiling:
-        outcome, says = (
-            Decided.PASS,
-            f"no new high-water mark; {trend}, limit {ceiling:.0f}",
-        )
+        outcome, says = Decided.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f}"
     else:
         outcome = Decided.INCONCLUSIVE
         says = f"{trend}, but up to {interval[1]:.0f} is possible, limit {ceiling:.0f}; run longer"

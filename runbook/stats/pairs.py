@@ -41,6 +41,8 @@ MIN_PAIRS = 3
 # however noisy the machine.
 GROSS_MARGINS = 2.5
 GROSS_ERROR = 0.001
+# Of a nightly regression: the rounds after the first ones, and the p below which they are run.
+MORE_ROUNDS, SUSPICION = 9, 0.25
 
 
 def non_inferiority(
@@ -101,10 +103,8 @@ def _non_inferior(
     elif high < limit:
         outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
     else:
-        outcome, says = (
-            Decided.INCONCLUSIVE,
-            f"cannot tell whether more than {margin:.1%} slower",
-        )
+        outcome = Decided.INCONCLUSIVE
+        says = f"cannot tell whether more than {margin:.1%} slower"
     return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
 
 
@@ -142,25 +142,18 @@ def faster(
 def regression(
     reference: Sequence[float] | FloatArray,
     head: Sequence[float] | FloatArray,
-    *,
     error: float = 0.01,
-    suspicion: float = 0.25,
-    first_rounds: int = 3,
-    more_rounds: int = 9,
 ) -> Decision:
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
-    Two stages: `first_rounds` rounds every night; only if these make a loss likely (one-sided
-    p below `suspicion`) are `more_rounds` added, and only then can the answer be FAIL. Fewer
-    false alarms than `error` a night follow, at a mean cost close to `first_rounds`.
+    Two stages: 3 rounds every night; only if these make a loss likely (one-sided p below 0.25)
+    are 9 more added, and only then can the answer be FAIL. Fewer false alarms than `error` a
+    night follow, at a mean cost close to 3 rounds.
 
     Args:
         reference: throughput of the reference, one value per launch.
         head: the same of HEAD, same rounds.
         error: one-sided error of the final bound.
-        suspicion: p-value below which the second stage runs.
-        first_rounds: rounds of the first stage, at least 3.
-        more_rounds: rounds of the second stage, at least 1.
 
     Returns:
         PASS: no loss shown. FAIL: the upper bound of head / reference is below 1.
@@ -170,16 +163,13 @@ def regression(
         UsageError: values that are not positive numbers, or different lengths.
     """
     between("error", error, 0.0, 0.5)
-    between("suspicion", suspicion, 0.0, 1.0)
-    between("first_rounds", first_rounds, MIN_PAIRS - 1, math.inf)
-    between("more_rounds", more_rounds, 0, math.inf)
     first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
-    whole = first_rounds + more_rounds
-    if first.size < first_rounds:
-        return _too_few(first.size, error, needed=first_rounds, go_on=True)
-    _, (_, early) = _ratio(first[:first_rounds], second[:first_rounds], suspicion)
+    whole = MIN_PAIRS + MORE_ROUNDS
+    if first.size < MIN_PAIRS:
+        return _too_few(first.size, error, go_on=True)
+    _, (_, early) = _ratio(first[:MIN_PAIRS], second[:MIN_PAIRS], SUSPICION)
     if early >= 1.0:
-        used, outcome, says = first_rounds, Decided.PASS, "no loss suspected"
+        used, outcome, says = MIN_PAIRS, Decided.PASS, "no loss suspected"
     elif first.size < whole:
         used, outcome = first.size, Decided.INCONCLUSIVE
         says = f"a loss is suspected; run {whole - first.size} more round(s)"
@@ -224,5 +214,5 @@ def _decision(
     )
 
 
-def _too_few(n: int, error: float, *, needed: int = MIN_PAIRS, go_on: bool = False) -> Decision:
-    return too_few(n, "round(s)", needed, error=error, unit="ratio", go_on=go_on)
+def _too_few(n: int, error: float, *, go_on: bool = False) -> Decision:
+    return too_few(n, "round(s)", MIN_PAIRS, error=error, unit="ratio", go_on=go_on)

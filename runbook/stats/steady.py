@@ -10,7 +10,7 @@ import numpy as np
 
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
 from runbook.stats.pairs import t_quantile, t_upper_tail
-from runbook.stats.window import warmup_cut
+from runbook.stats.throughput import warmup_cut
 
 FEWEST_BATCHES = 8
 SHORTEST_BATCH = 10
@@ -90,10 +90,7 @@ def steady(
     if faults:
         outcome, says = Decided.FAIL, "; ".join([trend, *faults])
     elif level:
-        outcome, says = (
-            Decided.PASS,
-            f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}",
-        )
+        outcome, says = Decided.PASS, f"{trend}, inside +-{tolerance:.0%}; stall {stall:.1%}"
     else:
         outcome = Decided.INCONCLUSIVE
         says = f"{trend}: cannot tell whether inside +-{tolerance:.0%}; a longer run would"

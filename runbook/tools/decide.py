@@ -1,12 +1,23 @@
-"""The decisions as questions to a CSV file: which columns each needs, and how it is asked."""
+"""The decisions as questions to anybody's CSV file: which columns each needs, how it is asked.
+
+What is wrong with a file is named by file, line and column.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.read.rows import is_number
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
 from runbook.stats.launches import meets_target, scaling
@@ -14,77 +25,167 @@ from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority
 from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN
 from runbook.stats.steady import steady
-from runbook.tools.columns import Table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
+MOST_PROBLEMS = 10
 LONG = "needed: arm,block,value, or a training.csv with arm,block,tokens,dt_s"
+# Options of a question by name; one that was not given is absent, and has its default.
+Given = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Numbers that go with a question; None: the function's own default (or not needed)."""
+class Table:
+    """Rows of one file. `lines[i]` is the line of row i in the file, counted from 1."""
 
-    error: float | None = None
-    target: float | None = None
-    margin: float | None = None
-    limit: float | None = None
-    tolerance: float | None = None
-    devices: int | None = None
-    project_to_step: float | None = None
-    baseline: str | None = None
+    name: str
+    sha256: str
+    header: tuple[str, ...]
+    rows: list[list[str]]
+    lines: list[int]
+
+    def has(self, *columns: str) -> bool:
+        """Whether all these columns are there."""
+        return set(columns) <= set(self.header)
+
+    def need(self, *columns: str, hint: str = "") -> None:
+        """Raise UsageError, naming every missing column with the nearest one that is there."""
+        missing = [
+            f"{self.name} line 1: no column {column!r}{did_you_mean(column, self.header)}"
+            for column in columns
+            if column not in self.header
+        ]
+        if missing:
+            there = f"columns there: {', '.join(self.header)}"
+            raise UsageError(missing, hint=f"{there}; {hint}" if hint else there)
+
+    def text(self, column: str) -> list[str]:
+        """A column as it stands. Raises UsageError for empty cells."""
+        return self._cells(column, "a name", lambda cell: cell.strip() or None)
+
+    def numbers(self, column: str, *, above: float = 0.0) -> FloatArray:
+        """A column as finite numbers greater than `above`. Raises UsageError for other cells."""
+
+        def read(cell: str) -> float | None:
+            value = float(cell) if is_number(cell) else math.nan
+            return value if math.isfinite(value) and value > above else None
+
+        return np.array(self._cells(column, f"finite numbers above {above:g}", read))
+
+    def one_run(self) -> None:
+        """Raise UsageError if a column `step` does not rise: rows of two runs in one file."""
+        if not self.has("step"):
+            return
+        steps = self.numbers("step", above=-1.0)
+        falls = np.flatnonzero(np.diff(steps) <= 0)
+        if falls.size:
+            before, after = steps[falls[0]], steps[falls[0] + 1]
+            where = f"{self.name} line {self.lines[int(falls[0]) + 1]}, column step"
+            raise UsageError(
+                f"{where}: {after:g} after {before:g}; allowed: rising steps of one run",
+                hint="two runs in one file are no longer run: give the rows of one",
+            )
+
+    def _cells(self, column: str, allowed: str, read: Callable[[str], T | None]) -> list[T]:
+        """Every cell as `read` gives it; the first cells that it refuses are named by line."""
+        at = self.header.index(column)
+        values = [read(row[at]) for row in self.rows]
+        problems = [
+            f"{self.name} line {line}, column {column}: {row[at]!r}; allowed: {allowed}"
+            for value, row, line in zip(values, self.rows, self.lines, strict=True)
+            if value is None
+        ]
+        if len(problems) > MOST_PROBLEMS:
+            problems[MOST_PROBLEMS:] = [f"and {len(problems) - MOST_PROBLEMS} more"]
+        if problems:
+            raise UsageError(problems)
+        return [value for value in values if value is not None]
 
 
-def ask(question: str, table: Table, options: Options) -> Decision:
-    """Put one of QUESTIONS to a table.
+def read_table(path: Path) -> Table:
+    """Read a CSV file with a header; quoted cells may hold commas and line ends.
 
     Raises:
-        UsageError: a column or an option is missing, a cell is not what it should be.
+        UsageError: no such file, not text, empty, no header, a column twice, rows of another
+            length than the header, a last line without its end.
     """
-    return QUESTIONS[question](table, options)
+    data, text = _text_of(path)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: tuple[str, ...] = ()
+    rows, lines, problems = [], [], []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            if not header:
+                header = tuple(cell.strip() for cell in row)
+                problems.extend(_header_problems(path, header))
+            elif len(row) != len(header):
+                sizes = f"{len(row)} cell(s), the header has {len(header)}"
+                problems.append(f"{path} line {reader.line_num}: {sizes}")
+            else:
+                rows.append(row)
+                lines.append(reader.line_num)
+    except csv.Error as error:
+        problems.append(f"{path} line {reader.line_num}: {error}")
+    else:
+        # What was cut off cannot be seen from the number: 10 may be the beginning of 105.3.
+        if text and not text.endswith(("\n", "\r")):
+            problems.append(
+                f"{path} line {reader.line_num}: does not end in a newline, so it may be cut off;"
+                " add the newline if the row is whole"
+            )
+    if not header:
+        problems = [f"{path}: empty; needed: a header line and rows"]
+    elif not rows and not problems:
+        problems.append(f"{path}: a header but no rows")
+    if problems:
+        raise UsageError(problems[: MOST_PROBLEMS + 1])
+    digest = hashlib.sha256(data).hexdigest()
+    return Table(name=str(path), sha256=digest, header=header, rows=rows, lines=lines)
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _text_of(path: Path) -> tuple[bytes, str]:
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    return data, text
 
 
-def _needed(value: float | None, flag: str, question: str) -> float:
-    if value is None:
-        raise UsageError(f"{question} needs {flag}")
-    return value
+def _header_problems(path: Path, header: tuple[str, ...]) -> list[str]:
+    twice = sorted({name for name in header if header.count(name) > 1})
+    problems = [f"{path} line 1: column {name!r} is there more than once" for name in twice]
+    if all(map(is_number, header)):
+        problems.append(f"{path} line 1: {','.join(header)} are numbers; needed: a header line")
+    return problems
 
 
-def _best_arm(table: Table, options: Options) -> Decision:
+def _best_arm(table: Table, given: Given) -> Decision:
     arms, values = rounds_of(_arms(table))
-    return judge_rounds(arms, values, error=_or(options.error, BUCKET_PLAN.error))
+    return judge_rounds(arms, values, error=given.get("error", BUCKET_PLAN.error))
 
 
 def _arms(table: Table) -> pd.DataFrame:
     """Columns arm, block, value; from a training.csv: tokens / time of each block."""
     import pandas as pd
 
+    def frame(*numbers: str) -> pd.DataFrame:
+        names = {"arm": table.text("arm"), "block": _maybe_numbers(table.text("block"))}
+        return pd.DataFrame(names | {name: table.numbers(name) for name in numbers})
+
     if table.has("arm", "block", "value"):
-        return pd.DataFrame(
-            {
-                "arm": table.text("arm"),
-                "block": _maybe_numbers(table.text("block")),
-                "value": table.numbers("value"),
-            }
-        )
+        return frame("value")
     if not table.has("tokens", "dt_s"):
         table.need("arm", "block", "value", hint=LONG)
     table.need("arm", "block", "tokens", "dt_s", hint=LONG)
     table.one_run()
-    rows = pd.DataFrame(
-        {
-            "arm": table.text("arm"),
-            "block": _maybe_numbers(table.text("block")),
-            "tokens": table.numbers("tokens"),
-            "dt_s": table.numbers("dt_s"),
-        }
-    )
+    rows = frame("tokens", "dt_s")
     if table.has("warmup"):
         rows = rows[table.numbers("warmup", above=-1.0) == 0]
     sums = rows.groupby(["arm", "block"], sort=False)[["tokens", "dt_s"]].sum().reset_index()
@@ -98,7 +199,7 @@ def _maybe_numbers(cells: list[str]) -> list[float] | list[str]:
         return cells
 
 
-def _two(table: Table, names: tuple[str, str], options: Options) -> tuple[FloatArray, FloatArray]:
+def _two(table: Table, names: tuple[str, str], given: Given) -> tuple[FloatArray, FloatArray]:
     """Two paired columns, or the two arms of a long table (`--baseline` is the first)."""
     if table.has(*names):
         return table.numbers(names[0]), table.numbers(names[1])
@@ -107,7 +208,7 @@ def _two(table: Table, names: tuple[str, str], options: Options) -> tuple[FloatA
     arms, values = rounds_of(_arms(table))
     if len(arms) != 2:
         raise UsageError(f"{table.name}: arms {', '.join(arms)}; exactly two can be compared")
-    first = options.baseline or (names[0] if names[0] in arms else "")
+    first = given.get("baseline") or (names[0] if names[0] in arms else "")
     if first not in arms:
         raise UsageError(
             f"no arm {first!r}{did_you_mean(first, arms)}"
@@ -119,50 +220,45 @@ def _two(table: Table, names: tuple[str, str], options: Options) -> tuple[FloatA
     return values[:, at], values[:, 1 - at]
 
 
-def _non_inferiority(table: Table, options: Options) -> Decision:
-    baseline, variant = _two(table, ("baseline", "variant"), options)
-    margin, error = _or(options.margin, 0.02), _or(options.error, FUSED_PLAN.error)
+def _non_inferiority(table: Table, given: Given) -> Decision:
+    baseline, variant = _two(table, ("baseline", "variant"), given)
+    margin, error = given.get("margin", 0.02), given.get("error", FUSED_PLAN.error)
     return non_inferiority(baseline, variant, margin, error)
 
 
-def _faster(table: Table, options: Options) -> Decision:
-    error = _or(options.error, 0.05)
+def _faster(table: Table, given: Given) -> Decision:
+    error = given.get("error", 0.05)
     if table.has("a", "b"):
         return faster(table.numbers("a"), table.numbers("b"), error)
-    base, other = _two(table, ("baseline", "variant"), options)
+    base, other = _two(table, ("baseline", "variant"), given)
     return faster(other, base, error)
 
 
-def _target(table: Table, options: Options) -> Decision:
-    target = _needed(options.target, "--target TOK_S", "target")
+def _target(table: Table, given: Given) -> Decision:
     table.need("value", hint="needed: one row per launch, its throughput in column value")
-    return meets_target(table.numbers("value"), target, _or(options.error, 0.05))
+    return meets_target(table.numbers("value"), **given)
 
 
-def _steady(table: Table, options: Options) -> Decision:
+def _steady(table: Table, given: Given) -> Decision:
     table.need("dt_s", hint="needed: one row per step, its seconds in column dt_s")
     table.one_run()
-    tolerance, error = _or(options.tolerance, 0.03), _or(options.error, 0.05)
-    return steady(table.numbers("dt_s"), tolerance=tolerance, error=error)
+    return steady(table.numbers("dt_s"), **given)
 
 
-def _memory(table: Table, options: Options) -> Decision:
-    limit = _needed(options.limit, "--limit MIB", "memory")
-    goal = _needed(options.project_to_step, "--project-to-step STEP", "memory")
+def _memory(table: Table, given: Given) -> Decision:
     table.need("step", "mem_mib", hint="needed: one row per step, memory in column mem_mib")
     table.one_run()
-    steps = table.numbers("step", above=-1.0)
-    return memory_plateau(steps, table.numbers("mem_mib"), goal, limit)
+    return memory_plateau(table.numbers("step", above=-1.0), table.numbers("mem_mib"), **given)
 
 
-def _scaling(table: Table, options: Options) -> Decision:
-    devices = int(_needed(options.devices, "--devices N", "scaling"))
+def _scaling(table: Table, given: Given) -> Decision:
     table.need("t1", "tN", hint="needed: one row per pair of launches, throughputs t1 and tN")
-    limit, error = _or(options.limit, 0.90), _or(options.error, SCALING_PLAN.error)
-    return scaling(table.numbers("t1"), table.numbers("tN"), devices, limit=limit, error=error)
+    options = {"error": SCALING_PLAN.error, **given}
+    return scaling(table.numbers("t1"), table.numbers("tN"), options.pop("devices"), **options)
 
 
-QUESTIONS: dict[str, Callable[[Table, Options], Decision]] = {
+# What the command line asks for, `runbook.cli.questions`, is there when these are called.
+QUESTIONS: dict[str, Callable[[Table, Given], Decision]] = {
     "best-arm": _best_arm,
     "non-inferiority": _non_inferiority,
     "target": _target,

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import _observers
-from runbook.cli._common import headline, print_summary
-from runbook.cli._observers import JsonObserver, RunView, TextObserver
+from runbook.cli._observers import JsonObserver, RunView, TextObserver, headline, print_summary
 from runbook.console import Console
 from runbook.records import LaunchResult, LaunchStatus, RunRecord
 from tests.reports import samples

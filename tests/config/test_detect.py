@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config import detect_profile, profile_names
-from runbook.config.detect import profile_for
+from runbook.config.load import profile_for
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"
 

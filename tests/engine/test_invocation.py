@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.options import RunOptions, prepare
-from runbook.records.invocation import Invocation
+from runbook.records.run import Invocation
 
 SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
 
@@ -83,7 +83,7 @@ def test_a_profile_of_ones_own_is_named_by_its_file(
 def test_what_run_json_keeps_gives_the_same_line(tmp_path: Path) -> None:
     options = asked(tmp_path, settings=SETTINGS, protocol="launches", aa=True, seed=5)
     settings = dict(word.split("=", 1) for word in SETTINGS)
-    again = Invocation.recorded("cpu", settings, options.recorded())
+    again = Invocation.recorded("cpu", settings, options.document())
     assert again == options.invocation()
 
 

@@ -26,7 +26,7 @@ from runbook.stats import (
     warmup_cut,
 )
 from runbook.stats.steady import stall_share
-from runbook.tools.inspect import inspect_path
+from runbook.tools.inspect.folder import inspect_path
 from tests.read.files import HEADER, legacy, row
 
 

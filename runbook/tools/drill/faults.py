@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from runbook.errors import UsageError, did_you_mean
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
@@ -19,7 +20,7 @@ _STACKS = ("stackdump_rank",)
 _RECORDS = ("stackdump_rank", "flight_rank", INCIDENT_JSON)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """One kind of fault: what is injected where, and what the harness must say.
 
@@ -56,117 +57,84 @@ class Fault:
         return self.threshold_s + MARGIN_S + self.late_s
 
 
-def _hang(name: str, title: str, inject: str, **more: object) -> Fault:
-    fields: dict[str, object] = {
-        "status": _HUNG,
-        "cause": r"hang: rank 1 silent",
-        "threshold_s": BUDGET_S,
-        "evidence": _RECORDS,
-    }
-    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
-
-
-def _halt(name: str, title: str, inject: str, kind: str, **more: object) -> Fault:
-    fields: dict[str, object] = {
-        "status": _HALTED,
-        "culprit": None,
-        "cause": kind,
-        "late_s": 5.0,
-        "step": 30,
-        "evidence": (ANOMALY_TYPE, ANOMALIES_JSONL),
-    }
-    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
-
-
-def _control(name: str, title: str, inject: str, **more: object) -> Fault:
-    fields: dict[str, object] = {"status": _DONE, "culprit": None, "steps": 30, "evidence": ()}
-    return Fault(name=name, title=title, inject=inject, **(fields | more))  # type: ignore[arg-type]
-
+_hang = partial(
+    Fault, status=_HUNG, cause="hang: rank 1 silent", threshold_s=BUDGET_S, evidence=_RECORDS
+)
+_halt = partial(
+    Fault,
+    status=_HALTED,
+    culprit=None,
+    late_s=5.0,
+    step=30,
+    evidence=(ANOMALY_TYPE, ANOMALIES_JSONL),
+)
+_control = partial(Fault, status=_DONE, culprit=None, steps=30)
 
 _SAVING = {"train.save_every": 6}
 _EVALUATING = {"train.eval_every": 6}
 
 _ROWS = (
-    Fault(name="exit", title="os._exit(7)", inject="exit", cause="exit code 7"),
-    Fault(name="sigkill", title="SIGKILL", inject="kill", cause="SIGKILL"),
-    Fault(name="segv", title="segmentation fault", inject="segv", cause="SIGSEGV",
-          evidence=_STACKS),
-    Fault(name="abort", title="abort()", inject="abort", cause="SIGABRT", evidence=_STACKS),
-    Fault(name="exception", title="exception", inject="exception", cause="ZeroDivisionError"),
-    Fault(
-        name="sigterm_rank",
-        title="SIGTERM to one rank",
-        inject="term",
-        status=LaunchStatus.PREEMPTED,
-        cause="SIGTERM",
-    ),
+    Fault("exit", "os._exit(7)", "exit", cause="exit code 7"),
+    Fault("sigkill", "SIGKILL", "kill", cause="SIGKILL"),
+    Fault("segv", "segmentation fault", "segv", cause="SIGSEGV", evidence=_STACKS),
+    Fault("abort", "abort()", "abort", cause="SIGABRT", evidence=_STACKS),
+    Fault("exception", "exception", "exception", cause="ZeroDivisionError"),
+    Fault("sigterm_rank", "SIGTERM to one rank", "term", status=LaunchStatus.PREEMPTED,
+          cause="SIGTERM"),
     _hang("sleep", "sleep in a step", "sleep"),
     _hang("busy_loop", "while True in a step", "spin"),
     _hang("sleep_backward", "sleep in the backward pass", "sleep_backward"),
     _hang("hang_rank0", "sleep in rank 0", "sleep", rank=0, culprit=0, cause="hang: rank 0"),
     _hang("frozen", "SIGSTOP", "stop", cause="frozen: rank 1", evidence=("stackdump_rank0",)),
-    _hang(
-        "frozen_rank0", "SIGSTOP of rank 0", "stop", rank=0, culprit=0, cause="frozen: rank 0",
-        evidence=("stackdump_rank1",),
-    ),
-    _hang(
-        "hang_init", "hang before the first step", "hang_init", threshold_s=10.0,
-        budgets={"init_s": 10.0}, cause="rank 1 silent .* phase init",
-    ),
-    _hang(
-        "hang_eval", "hang in an evaluation", "hang_eval", config=_EVALUATING,
-        budgets={"eval_s": BUDGET_S}, cause="phase eval",
-    ),
-    _hang(
-        "hang_checkpoint", "hang in a checkpoint", "hang_checkpoint", config=_SAVING,
-        budgets={"checkpoint_s": BUDGET_S}, cause="phase checkpoint",
-    ),
+    _hang("frozen_rank0", "SIGSTOP of rank 0", "stop", rank=0, culprit=0, cause="frozen: rank 0",
+          evidence=("stackdump_rank1",)),
+    _hang("hang_init", "hang before the first step", "hang_init", threshold_s=10.0,
+          budgets={"init_s": 10.0}, cause="rank 1 silent .* phase init"),
+    _hang("hang_eval", "hang in an evaluation", "hang_eval", config=_EVALUATING,
+          budgets={"eval_s": BUDGET_S}, cause="phase eval"),
+    _hang("hang_checkpoint", "hang in a checkpoint", "hang_checkpoint", config=_SAVING,
+          budgets={"checkpoint_s": BUDGET_S}, cause="phase checkpoint"),
     _hang("hang_exit", "hang after the last step", "hang_exit", steps=10),
     _hang("data_stall", "iterator that gives no batch", "data_stall", cause="data stall: rank 1"),
     _hang("clock_jump_hang", "clock jumps an hour, then a hang", "clock_jump_hang"),
-    Fault(
-        name="desync_op", title="another collective on one rank", inject="other_op",
-        cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
-    ),
-    Fault(
-        name="desync_order", title="an extra collective on one rank", inject="extra_collective",
-        cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
-    ),
-    Fault(
-        name="desync_shape", title="another shape on one rank", inject="other_shape",
-        cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:],
-    ),
+    Fault("desync_op", "another collective on one rank", "other_op", cause="desync at collective",
+          threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:]),
+    Fault("desync_order", "an extra collective on one rank", "extra_collective",
+          cause="desync at collective", threshold_s=BUDGET_S, or_status=_HUNG,
+          evidence=_RECORDS[1:]),
+    Fault("desync_shape", "another shape on one rank", "other_shape", cause="desync at collective",
+          threshold_s=BUDGET_S, or_status=_HUNG, evidence=_RECORDS[1:]),
     _control("straggler_20ms", "20 ms late in every step", "late_20ms", steps=60,
              note="straggler: rank 1 comes"),
     _control("straggler_100ms", "100 ms late in every step", "late_100ms", steps=40,
              note="straggler: rank 1 comes"),
-    Fault(name="nan", title="NaN loss", inject="nan", status=LaunchStatus.NON_FINITE,
-          culprit=None, cause=r"non-finite at step 6\b"),
-    Fault(name="inf", title="infinite loss", inject="inf", status=LaunchStatus.NON_FINITE,
-          culprit=None, cause=r"non-finite at step 6\b"),
-    _halt("loss_spike", "loss times five", "loss_spike", "loss_spike"),
-    _halt("exploding_gradients", "gradients times a million", "exploding", "exploding_gradients"),
-    _halt("zero_gradients", "gradients of zero", "zero_gradients", "zero_gradients",
-          rank=-1),
-    _halt("gate_collapse", "gates collapse to one branch", "gate_collapse", "gate_collapse",
+    Fault("nan", "NaN loss", "nan", status=LaunchStatus.NON_FINITE, culprit=None,
+          cause=r"non-finite at step 6\b"),
+    Fault("inf", "infinite loss", "inf", status=LaunchStatus.NON_FINITE, culprit=None,
+          cause=r"non-finite at step 6\b"),
+    _halt("loss_spike", "loss times five", "loss_spike", cause="loss_spike"),
+    _halt("exploding_gradients", "gradients times a million", "exploding",
+          cause="exploding_gradients"),
+    _halt("zero_gradients", "gradients of zero", "zero_gradients", cause="zero_gradients", rank=-1),
+    _halt("gate_collapse", "gates collapse to one branch", "gate_collapse", cause="gate_collapse",
           rank=-1, config={"train.log_every": 1}),
-    _halt("flatline", "throughput reading stands still", "flatline", "throughput_flatline",
+    _halt("flatline", "throughput reading stands still", "flatline", cause="throughput_flatline",
           rank=0),
-    _halt("memory_growth", "24 MiB leak per step", "leak", "memory_growth", rank=0, late_s=30.0),
-    Fault(name="device_oom", title="torch.OutOfMemoryError", inject="device_oom",
-          status=LaunchStatus.OUT_OF_MEMORY, cause="out of memory"),
-    Fault(name="host_oom", title="RLIMIT_AS, then 1 GiB", inject="host_oom",
-          status=LaunchStatus.OUT_OF_MEMORY, cause="out of memory"),
-    Fault(name="csv_disk_full", title="disk full for training.csv", inject="csv_full", rank=0,
-          culprit=0, cause=r"training\.csv.*No space left"),
-    Fault(name="heartbeat_disk_full", title="disk full for a heartbeat", inject="heartbeat_full",
+    _halt("memory_growth", "24 MiB leak per step", "leak", cause="memory_growth", rank=0,
+          late_s=30.0),
+    Fault("device_oom", "torch.OutOfMemoryError", "device_oom", status=LaunchStatus.OUT_OF_MEMORY,
+          cause="out of memory"),
+    Fault("host_oom", "RLIMIT_AS, then 1 GiB", "host_oom", status=LaunchStatus.OUT_OF_MEMORY,
+          cause="out of memory"),
+    Fault("csv_disk_full", "disk full for training.csv", "csv_full", rank=0, culprit=0,
+          cause=r"training\.csv.*No space left"),
+    Fault("heartbeat_disk_full", "disk full for a heartbeat", "heartbeat_full",
           cause=r"heartbeat_rank1\.jsonl.*No space left"),
-    Fault(name="checkpoint_disk_full", title="RLIMIT_FSIZE in a checkpoint", rank=0, culprit=0,
-          inject="checkpoint_full", step=12, config=_SAVING, cause=r"cannot write .*checkpoints/"),
-    Fault(name="torn_csv", title="half a row, then SIGKILL", inject="torn_csv", rank=0, culprit=0,
+    Fault("checkpoint_disk_full", "RLIMIT_FSIZE in a checkpoint", "checkpoint_full", rank=0,
+          culprit=0, step=12, config=_SAVING, cause=r"cannot write .*checkpoints/"),
+    Fault("torn_csv", "half a row, then SIGKILL", "torn_csv", rank=0, culprit=0, cause="SIGKILL"),
+    Fault("nul_csv", "NUL bytes at the end, then SIGKILL", "nul_csv", rank=0, culprit=0,
           cause="SIGKILL"),
-    Fault(name="nul_csv", title="NUL bytes at the end, then SIGKILL", inject="nul_csv", rank=0,
-          culprit=0, cause="SIGKILL"),
     _control("clock_jump", "clock jumps an hour, nothing else", "clock_jump"),
     _control("slow_phases", "4 s first step, evaluation and checkpoint", "slow_phases", step=4,
              steps=12, config={"train.save_every": 6, "train.eval_every": 6}),
@@ -180,16 +148,16 @@ _ROWS = (
              scene="checkpoint_truncated"),
     _control("checkpoint_bit_flip", "one bit of the newest checkpoint flipped, then resumed",
              "none", steps=14, scene="checkpoint_bit_flip"),
-    Fault(name="kill_launcher", spread=60, title="kill -9 of torchrun, detached grandchild",
-          inject="kill_launcher", culprit=None, cause="parent was ended by SIGKILL"),
-    Fault(name="kill_rank", spread=60, title="kill -9 of a rank, detached grandchild",
-          inject="kill_rank", cause="SIGKILL"),
-    Fault(name="kill_harness", spread=60, title="kill -9 of the harness, detached grandchild",
-          inject="grandchild", scene="kill_harness", culprit=None, status=LaunchStatus.NOT_RUN),
-    Fault(name="sigint", title="SIGINT to the harness", inject="grandchild", scene="sigint",
-          culprit=None, status=LaunchStatus.INTERRUPTED, cause="SIGINT", late_s=3.0),
-    Fault(name="sigterm", title="SIGTERM to the harness", inject="grandchild", scene="sigterm",
-          culprit=None, status=LaunchStatus.INTERRUPTED, cause="SIGTERM", late_s=3.0),
+    Fault("kill_launcher", "kill -9 of torchrun, detached grandchild", "kill_launcher", spread=60,
+          culprit=None, cause="parent was ended by SIGKILL"),
+    Fault("kill_rank", "kill -9 of a rank, detached grandchild", "kill_rank", spread=60,
+          cause="SIGKILL"),
+    Fault("kill_harness", "kill -9 of the harness, detached grandchild", "grandchild", spread=60,
+          scene="kill_harness", culprit=None, status=LaunchStatus.NOT_RUN),
+    Fault("sigint", "SIGINT to the harness", "grandchild", scene="sigint", culprit=None,
+          status=LaunchStatus.INTERRUPTED, cause="SIGINT", late_s=3.0),
+    Fault("sigterm", "SIGTERM to the harness", "grandchild", scene="sigterm", culprit=None,
+          status=LaunchStatus.INTERRUPTED, cause="SIGTERM", late_s=3.0),
 )  # fmt: skip
 
 FAULTS: dict[str, Fault] = {row.name: row for row in _ROWS}

@@ -1,21 +1,129 @@
-"""Runs a list of faults, one after the other or a few at a time."""
+"""Runs a list of faults, and judges of each whether it was noticed as promised."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from nsa.contract import TRAINING_CSV, Event
 from runbook.files import make_private_dir
 from runbook.launch import StopRequest
+from runbook.launch.reaper import carriers
+from runbook.read import read_training_csv
+from runbook.read.heartbeats import heartbeat_files, heartbeats_in
+from runbook.records import LaunchStatus
 from runbook.tools.drill.faults import Fault
-from runbook.tools.drill.scene import DrillRow, judge_scene
-from runbook.tools.drill.scenes import play
+from runbook.tools.drill.scene import Scene, play
+
+_ORPHANS_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillRow:
+    """One injected fault and how the harness did. `problems` is empty if it did as promised."""
+
+    fault: str
+    title: str
+    detected: bool
+    culprit_right: bool
+    seconds: float | None
+    threshold_s: float
+    limit_s: float | None
+    evidence: tuple[str, ...]
+    orphans: int
+    rows_lost: int
+    cause: str
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Did everything go as promised?"""
+        return not self.problems
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "ok": self.ok}
+
+
+def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
+    """Compare what was seen with what the fault promises."""
+    orphans = _orphans(scene)
+    result = scene.result
+    cause_right = re.search(fault.cause, result.cause) is not None if fault.cause else True
+    noted = not fault.note or any(fault.note in note for note in result.notes)
+    ended_so = result.status in (fault.status, fault.or_status)
+    detected = ended_so and cause_right and noted
+    culprit_right = result.culprit_rank == fault.culprit
+    control = fault.status is LaunchStatus.COMPLETED
+    seconds = None if control or scene.injected_at is None else scene.ended_at - scene.injected_at
+    late = seconds is not None and seconds > fault.limit_s
+    lost, damage = _rows_lost(scene)
+    files = sorted({path.rsplit("/", 1)[-1] for path in result.evidence})
+    missing = [part for part in fault.evidence if not any(part in name for name in files)]
+    found = {
+        f"ended as {result.status.value}, wanted {fault.status.value}": not ended_so,
+        f"the cause does not say {fault.cause!r}": not cause_right,
+        f"no note says {fault.note!r}: {list(result.notes)}": not noted,
+        f"false alarm: {list(result.notes)}": control and not fault.note and bool(result.notes),
+        f"blamed rank {result.culprit_rank}, wanted {fault.culprit}": not culprit_right,
+        "the fault was never injected": not control and scene.injected_at is None,
+        f"took {seconds or 0.0:.1f} s, allowed {fault.limit_s:g} s": late,
+        f"{orphans} processes were left alive": orphans > 0,
+        f"{lost} rows are lost": lost > 0,
+        **{f"no evidence {part}": True for part in missing},
+    }
+    problems = [*damage, *scene.remarks, *(text for text, wrong in found.items() if wrong)]
+    return DrillRow(
+        fault=fault.name,
+        title=fault.title,
+        detected=detected,
+        culprit_right=culprit_right,
+        seconds=None if seconds is None else round(seconds, 3),
+        threshold_s=fault.threshold_s,
+        limit_s=None if control else fault.limit_s,
+        evidence=tuple(files),
+        orphans=orphans,
+        rows_lost=lost,
+        cause=result.cause,
+        problems=tuple(problems),
+    )
+
+
+def _orphans(scene: Scene) -> int:
+    """Processes with the launch's token that are alive a second after the verdict."""
+    token = scene.result.run_token
+    deadline = scene.ended_at + _ORPHANS_AFTER_S
+    while token and carriers(token) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return len(carriers(token)) if token else 0
+
+
+def _rows_lost(scene: Scene) -> tuple[int, list[str]]:
+    """Steps that rank 0 said were written and that cannot be read back; and damaged files."""
+    path = scene.run_dir / TRAINING_CSV
+    said = _said_written(scene)
+    if not path.is_file():
+        return len(said), []
+    log = read_training_csv(path, relative_to=scene.root)
+    rows = set(log.frame["step"].tolist()) if "step" in log.frame else set()
+    damage = [f"training.csv is damaged: {', '.join(log.problems)}"] if log.damaged else []
+    return len(said - rows), damage
+
+
+def _said_written(scene: Scene) -> set[int]:
+    path = heartbeat_files(scene.run_dir).get(0) if scene.run_dir.is_dir() else None
+    if path is None:
+        return set()
+    said = (beat["step"] for beat in heartbeats_in(path) if beat.get("event") == Event.PROGRESS)
+    return set(map(int, said))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,27 +1,44 @@
-"""One launch with an injected fault: how it is run, and whether it was noticed as promised."""
+"""How a fault is brought about: in a rank of a launch, or to its port, its files or its harness.
+
+`-m runbook.tools.drill.scene FAULT STEP ROOT` is a harness of its own, to be killed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import INJECTED_JSON, TRAINING_CSV, Event
-from runbook.launch import Budgets, StopRequest, run_launch
+from nsa.contract import (
+    CHECKPOINTS_DIR,
+    ENV_JSON,
+    INJECTED_JSON,
+    MODEL_FILE,
+    TRAINING_CSV,
+    checkpoint_name,
+)
+from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
+from runbook.launch.reaper import TOKEN_VARIABLE, carriers
 from runbook.launch.watchdog import Thresholds
-from runbook.read import read_training_csv
-from runbook.read.heartbeats import heartbeat_files, heartbeats_in
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.tools.drill.faults import BUDGET_S, Fault
+from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
 
 _TIMEOUT_S = 240.0
-_ORPHANS_AFTER_S = 1.0
+_START_WITHIN_S = 120.0
+_END_WITHIN_S = 30.0
+_IDLE = "import time; time.sleep(600)"
 # Three seconds for what is quick, room for what is slow; a fault may have its own.
 _BUDGETS = Budgets(
     init_s=90, first_step_s=60, data_s=BUDGET_S, step_s=BUDGET_S, eval_s=30, checkpoint_s=30,
@@ -75,7 +92,6 @@ def run_injected(
     *,
     name: str = "run",
     extra: tuple[str, ...] = (),
-    observer: Observer | None = None,
     stop: StopRequest | None = None,
     retry: bool = False,
 ) -> Scene:
@@ -84,7 +100,7 @@ def run_injected(
     result = run_launch(
         launch,
         root,
-        observer=observer or Observer(),
+        observer=Observer(),
         stop=stop,
         budgets=replace(_BUDGETS, **fault.budgets),
         retry=retry,
@@ -98,114 +114,184 @@ def run_injected(
 
 def injected_at(run_dir: Path) -> float | None:
     """When the fault happened, on the monotonic clock; None if it never did."""
-    try:
-        document: Any = json.loads((run_dir / INJECTED_JSON).read_text(encoding="utf-8"))
-        return float(document["mono"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    when = _json(run_dir / INJECTED_JSON).get("mono")
+    return float(when) if isinstance(when, int | float) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrillRow:
-    """One injected fault and how the harness did. `problems` is empty if it did as promised."""
-
-    fault: str
-    title: str
-    detected: bool
-    culprit_right: bool
-    seconds: float | None
-    threshold_s: float
-    limit_s: float | None
-    evidence: tuple[str, ...]
-    orphans: int
-    rows_lost: int
-    cause: str
-    problems: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Did everything go as promised?"""
-        return not self.problems
-
-    def document(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "ok": self.ok}
+def play(fault: Fault, root: Path, **options: Any) -> Scene:
+    """Run one fault in `root`, in its own way."""
+    return _SCENES[fault.scene](fault, root, **options)
 
 
-def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
-    """Compare what was seen with what the fault promises."""
-    orphans = _orphans(scene)
-    result = scene.result
-    cause_right = re.search(fault.cause, result.cause) is not None if fault.cause else True
-    noted = not fault.note or any(fault.note in note for note in result.notes)
-    ended_so = result.status in (fault.status, fault.or_status)
-    detected = ended_so and cause_right and noted
-    culprit_right = result.culprit_rank == fault.culprit
-    control = fault.status is LaunchStatus.COMPLETED
-    seconds = None if control or scene.injected_at is None else scene.ended_at - scene.injected_at
-    lost, damage = _rows_lost(scene)
-    files = sorted({path.rsplit("/", 1)[-1] for path in result.evidence})
-    missing = [part for part in fault.evidence if not any(part in name for name in files)]
-    problems = [*damage, *scene.remarks]
-    if not ended_so:
-        problems.append(f"ended as {result.status.value}, wanted {fault.status.value}")
-    if not cause_right:
-        problems.append(f"the cause does not say {fault.cause!r}")
-    if not noted:
-        problems.append(f"no note says {fault.note!r}: {list(result.notes)}")
-    if control and not fault.note and result.notes:
-        problems.append(f"false alarm: {list(result.notes)}")
-    if not culprit_right:
-        problems.append(f"blamed rank {result.culprit_rank}, wanted {fault.culprit}")
-    if not control and scene.injected_at is None:
-        problems.append("the fault was never injected")
-    if seconds is not None and seconds > fault.limit_s:
-        problems.append(f"took {seconds:.1f} s, allowed {fault.limit_s:g} s")
-    if orphans:
-        problems.append(f"{orphans} processes were left alive")
-    if lost:
-        problems.append(f"{lost} rows are lost")
-    problems += [f"no evidence {part}" for part in missing]
-    return DrillRow(
-        fault=fault.name,
-        title=fault.title,
-        detected=detected,
-        culprit_right=culprit_right,
-        seconds=None if seconds is None else round(seconds, 3),
-        threshold_s=fault.threshold_s,
-        limit_s=None if control else fault.limit_s,
-        evidence=tuple(files),
-        orphans=orphans,
-        rows_lost=lost,
-        cause=result.cause,
-        problems=tuple(problems),
+def _override(fault: Fault, root: Path, **options: Any) -> Scene:
+    """What stands in the machine's environment must not reach the trainer."""
+    scene = run_injected(fault, root, **options)
+    remarks = []
+    env = _json(scene.run_dir / ENV_JSON)
+    effective = env.get("effective", {})
+    if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
+        remarks.append(f"seq_len became {effective.get('seq_len')}")
+    explicit = [t["name"] for t in env.get("toggles", []) if t.get("source") == "environment"]
+    remarks += [f"{name} reached the trainer" for name in explicit if name in fault.machine]
+    return replace(scene, remarks=tuple(remarks))
+
+
+def _port(fault: Fault, root: Path, **options: Any) -> Scene:
+    """Take the port between the choice of it and its use; the retry must take another one."""
+    taken: list[socket.socket] = []
+    ready = threading.Event()
+
+    def take() -> None:
+        path = root / "run" / LAUNCH_JSON
+        while not ready.wait(0.002):
+            port = _json(path).get("port")
+            if port:
+                listener = socket.socket()
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+                listener.listen()
+                taken.append(listener)
+                return
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    scene = run_injected(fault, root, **(options | {"retry": True}))
+    ready.set()
+    thread.join()
+    for listener in taken:
+        listener.close()
+    first, second = (_json(root / name / LAUNCH_JSON) for name in ("run.attempt1", "run"))
+    remarks = []
+    if scene.result.attempts != 2:
+        remarks.append(f"{scene.result.attempts} attempts instead of 2")
+    elif first.get("port") == second.get("port"):
+        remarks.append("the second attempt took the same port")
+    return replace(scene, remarks=tuple(remarks))
+
+
+def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
+    """A process of another run must be seen, and must be left alone."""
+    token = secrets.token_hex(16)
+    other = subprocess.Popen(
+        [sys.executable, "-c", _IDLE], env={**os.environ, TOKEN_VARIABLE: token}
     )
+    try:
+        time.sleep(0.2)  # until its exec, it shows this process's environment
+        seen = other.pid in carriers(token)
+        scene = run_injected(fault, root, **options)
+        alive = other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+    remarks = [] if seen else ["the leftover was not seen"]
+    remarks += [] if alive else ["the leftover of another run was killed"]
+    return replace(scene, remarks=tuple(remarks))
 
 
-def _orphans(scene: Scene) -> int:
-    """Processes with the launch's token that are alive a second after the verdict."""
-    token = scene.result.run_token
-    deadline = scene.ended_at + _ORPHANS_AFTER_S
-    while token and carriers(token) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return len(carriers(token)) if token else 0
+def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
+    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+        """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
+        saving = replace(fault, config={"train.save_every": 6}, steps=13)
+        before = run_injected(saving, root, **(options | {"name": "before"}))
+        if not before.result.ok:
+            return before
+        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / MODEL_FILE)
+        resumed = ("--resume", str(before.run_dir.resolve()))
+        scene = run_injected(fault, root, **(options | {"extra": resumed}))
+        notes = " ".join(_json(scene.run_dir / ENV_JSON).get("notes", []))
+        remarks = []
+        if "step_12" not in notes or "refused" not in notes:
+            remarks.append("the damaged checkpoint was not named")
+        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / MODEL_FILE).is_file():
+            remarks.append("the checkpoint before it is gone")
+        first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
+        if not first or not first[0].startswith("7,"):
+            remarks.append(f"did not resume after step 6: {first}")
+        return replace(scene, remarks=tuple(remarks))
+
+    return scene_of
 
 
-def _rows_lost(scene: Scene) -> tuple[int, list[str]]:
-    """Steps that rank 0 said were written and that cannot be read back; and damaged files."""
-    path = scene.run_dir / TRAINING_CSV
-    said = _said_written(scene)
-    if not path.is_file():
-        return len(said), []
-    log = read_training_csv(path, relative_to=scene.root)
-    rows = set(log.frame["step"].tolist()) if "step" in log.frame else set()
-    damage = [f"training.csv is damaged: {', '.join(log.problems)}"] if log.damaged else []
-    return len(said - rows), damage
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
 
 
-def _said_written(scene: Scene) -> set[int]:
-    path = heartbeat_files(scene.run_dir).get(0) if scene.run_dir.is_dir() else None
-    if path is None:
-        return set()
-    said = (beat["step"] for beat in heartbeats_in(path) if beat.get("event") == Event.PROGRESS)
-    return set(map(int, said))
+def _flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _to_harness(number: int) -> Callable[..., Scene]:
+    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+        """A harness of its own, which is sent the signal while its launch runs."""
+        del options
+        words = ("-m", "runbook.tools.drill.scene", fault.name, str(fault.step), str(root))
+        victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
+        run_dir = root / "run"
+        give_up = time.monotonic() + _START_WITHIN_S
+        while injected_at(run_dir) is None and time.monotonic() < give_up:
+            if victim.poll() is not None:
+                break
+            time.sleep(0.02)
+        token = str(_json(run_dir / LAUNCH_JSON).get("run_token", ""))
+        sent = time.monotonic()
+        victim.send_signal(number)
+        try:
+            victim.wait(_END_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            victim.kill()
+            victim.wait()
+        while token and carriers(token) and time.monotonic() < sent + _END_WITHIN_S:
+            time.sleep(0.01)
+        ended = time.monotonic()
+        return Scene(
+            root=root,
+            launch=drill_launch(fault, name="run"),
+            result=_result(run_dir, token),
+            injected_at=sent if injected_at(run_dir) is not None else None,
+            ended_at=ended,
+        )
+
+    return scene_of
+
+
+def _result(run_dir: Path, token: str) -> LaunchResult:
+    """What the harness wrote; one that was killed wrote nothing."""
+    path = run_dir / RESULT_JSON
+    if path.is_file():
+        return LaunchResult.model_validate_json(path.read_bytes())
+    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+_SCENES: dict[str, Callable[..., Scene]] = {
+    "launch": run_injected,
+    "override": _override,
+    "port": _port,
+    "leftover": _leftover,
+    "checkpoint_truncated": _damaged_checkpoint(_truncate),
+    "checkpoint_bit_flip": _damaged_checkpoint(_flip_a_bit),
+    "kill_harness": _to_harness(signal.SIGKILL),
+    "sigint": _to_harness(signal.SIGINT),
+    "sigterm": _to_harness(signal.SIGTERM),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one injected launch under this program's own signal handlers."""
+    with stop_on_signals(StopRequest()) as stop:
+        fault = replace(FAULTS[argv[0]], step=int(argv[1]))
+        scene = run_injected(fault, Path(argv[2]), stop=stop)
+    return 0 if scene.result.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

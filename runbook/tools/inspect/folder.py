@@ -1,17 +1,16 @@
-"""An inspection as text for a reader."""
+"""Every run directory below a path: its rows, the heartbeats of its ranks, and what they show."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import ENV_JSON, HALT_FILE, HEARTBEATS, TRAINING_CSV
 from runbook.errors import UsageError
-from runbook.read.documents import read_json_object
-from runbook.records.measurement import plain_number
-from runbook.tools.inspect.heartbeats import inspect_heartbeats, rank_remarks
+from runbook.read.documents import LAUNCH_JSON, read_json_object
+from runbook.read.heartbeats import RankFold, fold_file, heartbeat_files, whole_number
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
     Inspection,
@@ -20,12 +19,14 @@ from runbook.tools.inspect.types import (
     RemarkCode,
     RowsFacts,
     RunDirectory,
-    Statistic,
+    remarks_on,
 )
 
-_HEARTBEAT = re.compile(r"^heartbeat_rank(\d+)\.jsonl$")
 _DEEPEST = 6
 _BYTES = 256
+# A rank is silent if it ends this many steps behind the others, or this long before them.
+_STEPS_BEHIND = 1
+_SECONDS_BEHIND = 60.0
 
 
 def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
@@ -54,7 +55,9 @@ def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
 
 def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
     names = sorted(root.iterdir())
-    if any(entry.name == "training.csv" or _HEARTBEAT.match(entry.name) for entry in names):
+    if any(
+        entry.name == TRAINING_CSV or HEARTBEATS.rank_of(entry.name) is not None for entry in names
+    ):
         yield root
     for entry in names:
         if depth < _DEEPEST and entry.is_dir() and not entry.is_symlink():
@@ -65,21 +68,31 @@ def _inspect_one(
     folder: Path, *, root: Path, csv: Path | None, floor: float | None
 ) -> RunDirectory:
     problems: list[str] = []
-    env, _ = read_json_object(folder / "env.json", problems)
-    launch, _ = read_json_object(folder / "launch.json", problems)
+    env, _ = read_json_object(folder / ENV_JSON, problems)
+    launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     place = folder.relative_to(root).as_posix()
-    remarks = [Remark(code=RemarkCode.UNREADABLE, message=text, path=place) for text in problems]
-    if csv is None and (folder / ".HALT").exists():
+    remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
+    if csv is None and (folder / HALT_FILE).exists():
         text = "a .HALT file: the run was stopped, or a stale one is left"
-        remarks.append(Remark(code=RemarkCode.HALTED, message=text, path=f"{place}/.HALT"))
-    world_size = _whole((env or {}).get("world_size"))
-    ranks, found = _ranks(folder, root, skip=csv is not None)
-    remarks += found
+        remarks += remarks_on(f"{place}/{HALT_FILE}", [(RemarkCode.HALTED, text)])
+    world_size = whole_number((env or {}).get("world_size"))
+    ranks: tuple[RankFacts, ...] = ()
+    for rank, file in (heartbeat_files(folder) if csv is None else {}).items():
+        facts, found = inspect_heartbeats(file, rank=rank, relative_to=root)
+        ranks = (*ranks, facts)
+        remarks += found
     named = {_text((document or {}).get("run_token")) for document in (env, launch)}
     tokens = frozenset(token for token in named if token)
     remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
-    training, limit, source, found = _training(folder, root, csv=csv, env=env, floor=floor)
-    remarks += found
+    limit, source = _floor(env, floor)
+    path, training = csv or folder / TRAINING_CSV, None
+    if path.is_file():
+        training, found = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
+        remarks += found
+    else:
+        text = "heartbeats, but no training.csv: nothing can be measured"
+        name = path.relative_to(root).as_posix()
+        remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
     return RunDirectory(
         path=place,
@@ -92,41 +105,6 @@ def _inspect_one(
     )
 
 
-def _ranks(folder: Path, root: Path, *, skip: bool) -> tuple[tuple[RankFacts, ...], list[Remark]]:
-    if skip:
-        return (), []
-    facts, remarks = [], []
-    for entry in sorted(folder.iterdir()):
-        if (match := _HEARTBEAT.match(entry.name)) and entry.is_file():
-            one, found = inspect_heartbeats(entry, rank=int(match.group(1)), relative_to=root)
-            facts.append(one)
-            remarks += found
-    return tuple(sorted(facts, key=lambda one: one.rank)), remarks
-
-
-def _training(
-    folder: Path,
-    root: Path,
-    *,
-    csv: Path | None,
-    env: Mapping[str, Any] | None,
-    floor: float | None,
-) -> tuple[RowsFacts | None, float | None, str, list[Remark]]:
-    limit, source = _floor(env, floor)
-    path = csv or folder / "training.csv"
-    if not path.is_file():
-        name = path.relative_to(root).as_posix()
-        text = "heartbeats, but no training.csv: nothing can be measured"
-        return (
-            None,
-            limit,
-            source,
-            [Remark(code=RemarkCode.WINDOW_TOO_SHORT, message=text, path=name)],
-        )
-    facts, remarks = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
-    return facts, limit, source, remarks
-
-
 def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:
     if given is not None:
         return (given, "--loss-floor") if math.isfinite(given) else (None, "--loss-floor none")
@@ -136,108 +114,95 @@ def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | 
     effective = env.get("effective")
     if not isinstance(effective, dict) or not isinstance(effective.get("loss_floor"), int | float):
         return None, "env.json names no floor"
-    return float(effective["loss_floor"]), str(effective.get("loss_floor_source") or "env.json")
+    return float(effective["loss_floor"]), str(effective.get("loss_floor_source") or ENV_JSON)
 
 
-def _agreement(training: RowsFacts | None, ranks: tuple[RankFacts, ...]) -> list[Remark]:
+def _agreement(training: RowsFacts | None, ranks: tuple[RankFacts, ...]) -> Iterator[Remark]:
     """Rows and heartbeats of one run end at the same step, give or take one logging interval."""
     if training is None or not training.segments:
-        return []
+        return
     last = training.segments[-1]
-    remarks = []
     for facts in ranks:
         if facts.last_step is not None and abs(facts.last_step - last.last_step) > last.every:
             text = (
                 f"the rows end at step {last.last_step}, "
                 f"the heartbeats of rank {facts.rank} at step {facts.last_step}"
             )
-            remark = Remark(code=RemarkCode.ROWS_AND_HEARTBEATS, message=text, path=facts.path)
-            remarks.append(remark)
-    return remarks
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+            yield Remark(code=RemarkCode.ROWS_AND_HEARTBEATS, message=text, path=facts.path)
 
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def inspection_text(inspection: Inspection) -> str:
-    """What was found, what it measures, and what is suspicious about it."""
-    lines: list[str] = []
-    for one in inspection.directories:
-        lines += [*_directory(inspection.path, one), ""]
-    suspicious = [remark for remark in inspection.remarks if remark.suspicious]
-    undecided = [remark for remark in inspection.remarks if not remark.suspicious]
-    for title, remarks in (("suspicious", suspicious), ("too little to say", undecided)):
-        if remarks:
-            width = max(len(remark.code) for remark in remarks)
-            lines.append(title)
-            lines += [f"  {one.code:<{width}}  {one.path}: {one.message}" for one in remarks]
-    lines.append(_conclusion(len(suspicious), len(undecided)))
-    return "\n".join(lines)
+def inspect_heartbeats(
+    path: Path, *, rank: int, relative_to: Path
+) -> tuple[RankFacts, list[Remark]]:
+    """Read one heartbeat file, ours or foreign (`msg` for `event`, no token, no monotonic time).
+
+    Raises OSError if the file cannot be read.
+    """
+    fold = RankFold(rank=rank)
+    _, torn_bytes = fold_file(path, fold)
+    torn = fold.dropped + bool(torn_bytes)
+    name = path.relative_to(relative_to).as_posix()
+    facts = RankFacts(
+        rank=rank,
+        path=name,
+        lines=fold.events + fold.unnamed,
+        torn_lines=torn,
+        tokens=tuple(fold.tokens),
+        pids=tuple(fold.pids),
+        first_step=fold.first_step,
+        last_step=fold.last_step,
+        last_event=fold.event,
+        exit_code=fold.exit_code,
+        longest_silence_s=fold.silence_s,
+        last_ts=fold.ts,
+    )
+    faults = [(RemarkCode.OTHER_RUN, text) for text in fold.strangers()]
+    if torn:
+        faults.append((RemarkCode.TORN_ROWS, f"{torn} torn or unreadable heartbeat lines"))
+    if fold.steps_back:
+        text = f"the step goes back at {fold.steps_back} places"
+        faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
+    if back := fold.clock_back + fold.wall_clock_back:
+        faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
+    if fold.exit_code:
+        faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {fold.exit_code}"))
+    return facts, remarks_on(name, faults)
 
 
-def _conclusion(suspicious: int, undecided: int) -> str:
-    if suspicious:
-        things = "thing" if suspicious == 1 else "things"
-        return f"{suspicious} suspicious {things}: do not quote a number of this without it"
-    if undecided:
-        return "nothing suspicious, but too little evidence for the runbook's statistic"
-    return "nothing suspicious"
-
-
-def _directory(root: str, one: RunDirectory) -> list[str]:
-    lines = [root if one.path == "." else f"{root.rstrip('/')}/{one.path}"]
-    if one.training:
-        lines += _rows(one.training)
-    lines += [f"  {_rank(facts)}" for facts in one.ranks]
-    return lines
-
-
-def _rows(facts: RowsFacts) -> list[str]:
-    form = "no header, step,loss,lr,toks_per_s" if facts.legacy else "with header"
-    name = facts.path.rpartition("/")[2]
-    runs = f"{len(facts.segments)} run{'' if len(facts.segments) == 1 else 's'}"
-    dropped = f", {facts.dropped_rows} dropped" if facts.dropped_rows else ""
-    lines = [f"  {name}  {form}; {facts.rows} rows{dropped}, {runs}; sha256 {facts.sha256[:12]}"]
-    for one in facts.segments[:12]:
-        every = f", one per {one.every} steps" if one.every > 1 else ""
-        arms = f", arms {', '.join(one.arms)}" if one.arms else ""
-        lines.append(
-            f"    run {one.index}  steps {one.first_step}-{one.last_step}  {one.rows} rows{every}"
-            f", {one.warmup_rows} of them warm-up{arms}"
+def rank_remarks(
+    ranks: tuple[RankFacts, ...], *, world_size: int | None, tokens: frozenset[str]
+) -> list[Remark]:
+    """What only the files together can tell: other runs, missing ranks, ranks that fell silent."""
+    found = []
+    present = {facts.rank for facts in ranks}
+    expected = set(range(world_size)) if world_size else set(range(max(present, default=-1) + 1))
+    if ranks and (lost := sorted(expected - present)):
+        found.append(
+            (RemarkCode.MISSING_RANK, f"no heartbeats of rank {', '.join(map(str, lost))}")
         )
-    if len(facts.segments) > 12:
-        lines.append(f"    and {len(facts.segments) - 12} more")
-    lines += [f"    {_statistic(one)}" for one in facts.statistics]
-    lines.append(
-        f"    usable rows in the last 50 steps of the last run: {facts.window_steps_available}"
-    )
-    return lines
+    known = {name for facts in ranks for name in facts.tokens} | tokens
+    if len(known) > 1 and all(len(facts.tokens) <= 1 for facts in ranks):
+        text = f"files of {len(known)} runs in one directory: {', '.join(sorted(known))}"
+        found.append((RemarkCode.OTHER_RUN, text))
+    return [*remarks_on(".", found), *_silent(ranks)]
 
 
-def _statistic(one: Statistic) -> str:
-    spread = f" +- {plain_number(one.stdev)}" if one.stdev is not None else ""
-    runs = f" of {one.runs} runs" if one.runs > 1 else ""
-    note = f"; {one.note}" if one.note else ""
-    return (
-        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} "
-        f"(n={one.n}, steps {one.first_step}-{one.last_step}{runs}{note})"
-    )
-
-
-def _rank(facts: RankFacts) -> str:
-    steps = f"steps {facts.first_step}-{facts.last_step}" if facts.last_step is not None else ""
-    silence = (
-        f"longest silence {facts.longest_silence_s:.3g} s"
-        if facts.longest_silence_s is not None
-        else ""
-    )
-    code = f"exit code {facts.exit_code}" if facts.exit_code is not None else ""
-    ended = f"last line {facts.last_event!r}" if facts.last_event else ""
-    name = facts.path.rpartition("/")[2]
-    parts = [f"{facts.lines} lines", steps, silence, ended, code]
-    return f"{name}  {', '.join(part for part in parts if part)}"
+def _silent(ranks: tuple[RankFacts, ...]) -> Iterator[Remark]:
+    furthest = max((facts.last_step or 0 for facts in ranks), default=0)
+    latest = max((facts.last_ts or 0.0 for facts in ranks), default=0.0)
+    for facts in ranks:
+        behind = furthest - (facts.last_step or 0)
+        early = latest - facts.last_ts if facts.last_ts is not None else 0.0
+        if not facts.lines:
+            text = "the file holds no heartbeat"
+        elif behind > _STEPS_BEHIND:
+            text = f"rank {facts.rank} ends at step {facts.last_step}, another at {furthest}"
+        elif early > _SECONDS_BEHIND:
+            text = f"rank {facts.rank} falls silent {early:.0f} s before another"
+        else:
+            continue
+        yield Remark(code=RemarkCode.SILENT_RANK, message=text, path=facts.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 
 from runbook.read import read_training_csv
 from runbook.records.evidence import TrainingLog
-from runbook.tools.inspect.types import Remark, RemarkCode, RowsFacts, Segment
+from runbook.tools.inspect.types import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
 from runbook.tools.inspect.window import parts_of, segment_of, window_of
 
 _SMOOTH = 5
@@ -17,42 +18,31 @@ _FLOOR_SLACK = 0.05
 _RATE_SLACK = 0.02
 
 
-def value_remarks(log: TrainingLog) -> list[Remark]:
-    frame = log.frame
-    remarks = []
+def value_remarks(frame: pd.DataFrame) -> Iterator[Found]:
     for name in ("loss", "toks_per_s"):
         if name not in frame:
             continue
         bad = frame[~np.isfinite(frame[name].to_numpy(dtype=np.float64))]
         if len(bad):
-            text = (
-                f"{name} is not finite in {len(bad)} rows, first at step {int(bad['step'].iloc[0])}"
-            )
-            remarks.append(Remark(code=RemarkCode.NON_FINITE, message=text, path=log.path))
+            text = f"{name} is not finite in {len(bad)} rows, first at step "
+            yield RemarkCode.NON_FINITE, f"{text}{int(bad['step'].iloc[0])}"
     for name in ("dt_s", "toks_per_s"):
-        if name in frame and bool((frame[name] <= 0).any()):
-            text = f"{name} is not above zero in {int((frame[name] <= 0).sum())} rows"
-            remarks.append(Remark(code=RemarkCode.CLOCK_BACK, message=text, path=log.path))
+        if name in frame and (wrong := int((frame[name] <= 0).sum())):
+            yield RemarkCode.CLOCK_BACK, f"{name} is not above zero in {wrong} rows"
     if {"tokens", "dt_s", "toks_per_s"} <= set(frame) and len(frame):
         stated, implied = frame["toks_per_s"], frame["tokens"] / frame["dt_s"]
-        wrong = frame[((stated - implied).abs() > _RATE_SLACK * implied.abs())]
-        if len(wrong):
-            text = (
-                f"toks_per_s is not tokens / dt_s in {len(wrong)} rows, "
-                f"first at step {int(wrong['step'].iloc[0])}"
-            )
-            remarks.append(
-                Remark(code=RemarkCode.RATE_DOES_NOT_FOLLOW, message=text, path=log.path)
-            )
-    return remarks
+        off = frame[((stated - implied).abs() > _RATE_SLACK * implied.abs())]
+        if len(off):
+            text = f"toks_per_s is not tokens / dt_s in {len(off)} rows, "
+            yield RemarkCode.RATE_DOES_NOT_FOLLOW, f"{text}first at step {int(off['step'].iloc[0])}"
 
 
 def floor_remarks(
     log: TrainingLog, parts: list[pd.DataFrame], floor: float | None, source: str
-) -> list[Remark]:
+) -> Iterator[Found]:
     """A mean over a few rows below the floor: a single row may dip below it by chance."""
     if floor is None or "loss" not in log.frame:
-        return []
+        return
     lowest, step = float("inf"), 0
     for part in parts:
         smooth = part["loss"].rolling(min(_SMOOTH, len(part))).mean().to_numpy(dtype=np.float64)
@@ -61,13 +51,12 @@ def floor_remarks(
         where = int(np.nanargmin(smooth))
         if smooth[where] < lowest:
             lowest, step = float(smooth[where]), int(part["step"].iloc[where])
-    if not lowest < floor - _FLOOR_SLACK:
-        return []
-    text = (
-        f"the loss reaches {lowest:.3f} at step {step}, below {floor:.3f} ({source}): "
-        "the model sees what it should predict, or the data is not what it is said to be"
-    )
-    return [Remark(code=RemarkCode.BELOW_FLOOR, message=text, path=log.path)]
+    if lowest < floor - _FLOOR_SLACK:
+        text = (
+            f"the loss reaches {lowest:.3f} at step {step}, below {floor:.3f} ({source}): "
+            "the model sees what it should predict, or the data is not what it is said to be"
+        )
+        yield RemarkCode.BELOW_FLOOR, text
 
 
 _SAID_ELSEWHERE = ("steps do not increase", "the file has no header", "the header lacks")
@@ -84,7 +73,7 @@ def inspect_training(
     log = read_training_csv(path, relative_to=relative_to)
     parts = list(parts_of(log.frame))
     segments = tuple(segment_of(index, part) for index, part in enumerate(parts, start=1))
-    statistics, available, remarks = window_of(log, parts)
+    statistics, available, usable = window_of(log, parts)
     facts = RowsFacts(
         path=log.path,
         sha256=log.sha256,
@@ -95,47 +84,41 @@ def inspect_training(
         statistics=tuple(statistics),
         window_steps_available=available,
     )
-    remarks = [
+    found = [
         *_file_remarks(log),
-        *_segment_remarks(log, segments),
-        *remarks,
-        *value_remarks(log),
+        *_segment_remarks(segments),
+        *usable,
+        *value_remarks(log.frame),
         *floor_remarks(log, parts, floor, floor_source),
     ]
-    return facts, remarks
+    return facts, remarks_on(log.path, found)
 
 
-def _file_remarks(log: TrainingLog) -> list[Remark]:
+def _file_remarks(log: TrainingLog) -> Iterator[Found]:
     """What the reader noticed; the step order has remarks of its own, the old form is no fault."""
-    remarks = []
     for problem in log.problems:
         if problem.startswith(_SAID_ELSEWHERE):
             continue
         code = RemarkCode.TORN_ROWS if "dropped" in problem else RemarkCode.UNREADABLE
         if problem.startswith("the header occurs"):
             code = RemarkCode.MIXED_RUNS
-        remarks.append(Remark(code=code, message=problem, path=log.path))
-    return remarks
+        yield code, problem
 
 
-def _segment_remarks(log: TrainingLog, segments: tuple[Segment, ...]) -> list[Remark]:
+def _segment_remarks(segments: tuple[Segment, ...]) -> Iterator[Found]:
     if len(segments) < 2:
-        return []
+        return
     first = segments[0]
     again = [one for one in segments[1:] if one.first_step <= first.first_step + first.every]
     spans = "; ".join(
         f"steps {one.first_step}-{one.last_step} ({one.rows} rows)" for one in segments[:8]
     )
     more = f"; and {len(segments) - 8} more" if len(segments) > 8 else ""
-    remarks = []
     if again:
-        text = f"{len(again) + 1} runs in one file: {spans}{more}"
-        remarks.append(Remark(code=RemarkCode.MIXED_RUNS, message=text, path=log.path))
-    elsewhere = len(segments) - 1 - len(again)
-    if elsewhere:
+        yield RemarkCode.MIXED_RUNS, f"{len(again) + 1} runs in one file: {spans}{more}"
+    if elsewhere := len(segments) - 1 - len(again):
         text = (
             f"steps go back or repeat at {elsewhere} places without a restart: two writers, "
             f"or a run resumed into the same file ({spans}{more})"
         )
-        remarks.append(Remark(code=RemarkCode.STEPS_NOT_INCREASING, message=text, path=log.path))
-    return remarks
+        yield RemarkCode.STEPS_NOT_INCREASING, text

@@ -22,7 +22,8 @@ from runbook.stats import (
     typical,
     warmup_cut,
 )
-from runbook.tools.inspect.types import Remark, RemarkCode, Segment, Statistic
+from runbook.stats.throughput import cadence
+from runbook.tools.inspect.types import Found, RemarkCode, Segment, Statistic
 
 
 def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -43,7 +44,7 @@ def segment_of(index: int, part: pd.DataFrame) -> Segment:
         rows=len(part),
         first_step=int(steps[0]),
         last_step=int(steps[-1]),
-        every=max(1, int(np.median(np.diff(steps)))) if len(steps) > 1 else 1,
+        every=cadence(part),
         warmup_rows=warmup_rows(part),
         arms=arms,
     )
@@ -68,21 +69,21 @@ _SLOW = 0.95
 
 def window_of(
     log: TrainingLog, parts: list[pd.DataFrame]
-) -> tuple[list[Statistic], int, list[Remark]]:
+) -> tuple[list[Statistic], int, list[Found]]:
     """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use."""
     if not parts or "toks_per_s" not in log.frame:
-        return [], 0, [_too_short(log, 0, 1)]
+        return [], 0, [_too_short(0, 1)]
     arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []
     if arms and len(parts) == 1:
         return _window_of_arms(log, arms)
     last = replace(log, frame=parts[-1])
-    every = segment_of(0, parts[-1]).every
+    every = cadence(parts[-1])
     naive, remarks = _naive(log, parts)
     statistics = []
     steps = parts[-1]["step"].to_numpy()
     available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
     try:
-        honest = _of(last, "last_50_steps")
+        honest = _measured("last_50_steps", last_window(last, n=WINDOW))
         statistics.append(honest)
         if honest.value != naive.value or naive.runs > 1:
             statistics.insert(0, naive)
@@ -91,28 +92,25 @@ def window_of(
         if len(parts) == 1 and not log.legacy:
             remarks = []  # nobody quotes that window: our own statistic refuses it
         available = min(available, error.available)
-        remarks.append(_too_short(log, available, every))
+        remarks.append(_too_short(available, every))
     statistics += _rates_over_time(last)
     return statistics, available, remarks
 
 
-def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic], int, list[Remark]]:
+def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic], int, list[Found]]:
     statistics: list[Statistic] = []
     available = []
     for arm in arms:
         rows = measured_rows(log, arm=arm)
         available.append(min(WINDOW, len(rows)))
         if len(rows) >= WINDOW:
-            statistics.append(_of(log, f"last_50_steps[{arm}]", arm=arm))
+            found = last_window(log, n=WINDOW, arm=arm)
+            statistics.append(_measured(f"last_50_steps[{arm}]", found))
         if len(rows):
             statistics.append(_measured(f"effective[{arm}]", effective(log, arm=arm)))
     least = min(available)
-    remarks = [] if least >= WINDOW else [_too_short(log, least, 1, " of its poorest arm")]
+    remarks = [] if least >= WINDOW else [_too_short(least, 1, " of its poorest arm")]
     return statistics, least, remarks
-
-
-def _of(log: TrainingLog, name: str, arm: str | None = None) -> Statistic:
-    return _measured(name, last_window(log, n=WINDOW, arm=arm))
 
 
 def _measured(name: str, found: Measurement) -> Statistic:
@@ -124,8 +122,7 @@ def _measured(name: str, found: Measurement) -> Statistic:
         stdev=found.stdev,
         unit=found.unit,
         n=found.n,
-        first_step=found.window.first_step,
-        last_step=found.window.last_step,
+        **found.window.model_dump(),
     )
 
 
@@ -151,7 +148,7 @@ def _statistic(
     )
 
 
-def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Remark]]:
+def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Found]]:
     """What `rows[-50:]` of the runbook's snippet takes, however many runs and steps that is."""
     rows = log.frame.iloc[-WINDOW:]
     rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
@@ -171,14 +168,13 @@ def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list
         runs=touched,
         note="as the runbook's snippet computes it: rows, not steps",
     )
-    remarks = []
+    found: list[Found] = []
     if warm:
         text = f"the last {len(rows)} rows hold {warm} warm-up row{'s' if warm > 1 else ''}"
         text += f" (window: steps {statistic.first_step}-{statistic.last_step}"
         text += f" of {touched} runs)" if touched > 1 else ")"
-        remarks.append(Remark(code=RemarkCode.WARMUP_IN_WINDOW, message=text, path=log.path))
-    remarks += _mean_of_rates(log, rates)
-    return statistic, remarks
+        found.append((RemarkCode.WARMUP_IN_WINDOW, text))
+    return statistic, [*found, *_mean_of_rates(rates)]
 
 
 def _slow_starters(part: pd.DataFrame, taken: int) -> int:
@@ -193,7 +189,7 @@ def _slow_starters(part: pd.DataFrame, taken: int) -> int:
     return int(np.count_nonzero(rates[outside:cut] < _SLOW * np.median(rates[cut:])))
 
 
-def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Remark]:
+def _mean_of_rates(rates: npt.NDArray[np.float64]) -> list[Found]:
     if not len(rates) or not bool((rates > 0).all()):
         return []
     mean, harmonic = float(np.mean(rates)), float(len(rates) / np.sum(1.0 / rates))
@@ -203,7 +199,7 @@ def _mean_of_rates(log: TrainingLog, rates: npt.NDArray[np.float64]) -> list[Rem
         f"the mean of the last {len(rates)} rates, {mean:.4g} tok/s, flatters: the same rows as "
         f"tokens over time give {harmonic:.4g} tok/s"
     )
-    return [Remark(code=RemarkCode.MEAN_OF_RATES, message=text, path=log.path)]
+    return [(RemarkCode.MEAN_OF_RATES, text)]
 
 
 def _rates_over_time(log: TrainingLog) -> list[Statistic]:
@@ -227,7 +223,7 @@ def _rows_over_time(log: TrainingLog) -> list[Statistic]:
     return [_statistic("last_run", value, None, rows, note=note)]
 
 
-def _too_short(log: TrainingLog, available: int, every: int, of: str = "") -> Remark:
+def _too_short(available: int, every: int, of: str = "") -> Found:
     cadence = f", one row per {every} steps" if every > 1 else ""
     text = f"the last {WINDOW} steps{of} are not there: {available} usable rows{cadence}"
-    return Remark(code=RemarkCode.WINDOW_TOO_SHORT, message=text, path=log.path)
+    return RemarkCode.WINDOW_TOO_SHORT, text

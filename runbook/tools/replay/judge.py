@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from runbook.records.check import Check, Comparator
-from runbook.records.invocation import Invocation
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
-from runbook.records.outcome import Outcome, Reason, Verdict, judge_run
+from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
+from runbook.records.run import Invocation
 from runbook.stats import Decided, meets_target
 from runbook.stats.launches import MOST_SCALING
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
@@ -34,10 +33,10 @@ _SCALING_REASONS = {
 }
 # Check of each phase that only asks whether it completed.
 _PLAIN = {
-    "preflight": ("preflight.sanity", "Were environment and sanity tests recorded?"),
-    "sdpa_audit": ("sdpa_audit.completed", "Did the SDPA audit complete?"),
-    "nvtx": ("nvtx.completed", "Did profiling show the selection ranges?"),
-    "long_run": ("long_run.completed", "Did the long run complete?"),
+    "preflight": ("sanity", "Were environment and sanity tests recorded?"),
+    "sdpa_audit": ("completed", "Did the SDPA audit complete?"),
+    "nvtx": ("completed", "Did profiling show the selection ranges?"),
+    "long_run": ("completed", "Did the long run complete?"),
 }
 
 
@@ -79,85 +78,73 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
 def _checks(replay: ReplayFile, path: str, sha256: str) -> Iterator[Check]:
     for phase in PHASE_NAMES:
-        if phase != "fineweb":
-            yield from _phase_checks(replay, phase, path, sha256)
+        if phase in _PLAIN:
+            yield _plain(replay, _Asked(phase, *_PLAIN[phase]))
+        elif phase == "baseline":
+            yield _throughput(replay, path, sha256)
+        elif phase == "v2_parity":
+            same = _Asked(phase, "parity", "Is selection v2 equal to v1?")
+            yield _plain(replay, same, speed=False)
+            quicker = _Asked(phase, "faster", "Is selection v2 faster?")
+            yield _plain(replay, quicker, speed=True)
+        elif phase == "single_gpu":
+            yield _scaling(replay)
+        elif phase != "fineweb":
+            yield _choice(replay, phase)
 
 
-def _phase_checks(replay: ReplayFile, phase: str, path: str, sha256: str) -> Iterator[Check]:
-    if phase in _PLAIN:
-        yield _plain(replay, phase, *_PLAIN[phase])
-    elif phase == "baseline":
-        yield _throughput(replay, path, sha256)
-    elif phase == "v2_parity":
-        yield _plain(replay, phase, "v2_parity.parity", "Is selection v2 equal to v1?", speed=False)
-        yield _plain(replay, phase, "v2_parity.faster", "Is selection v2 faster?", speed=True)
-    elif phase == "single_gpu":
-        yield _scaling(replay)
-    else:
-        yield _choice(replay, phase)
+class _Asked(NamedTuple):
+    """A question to one phase of the report, and the row that answers it."""
+
+    phase: str
+    what: str
+    question: str
+
+    def answer(self, outcome: Outcome, code: Reason, reason: str, **more: Any) -> Check:
+        passed = outcome in (Outcome.PASS, Outcome.SKIPPED)
+        return Check(
+            id=f"{self.phase}.{self.what}",
+            phase=self.phase,
+            question=self.question,
+            outcome=outcome,
+            code=code,
+            reason=reason,
+            remedy="" if passed else f"run the phase {self.phase} on that machine",
+            rerun=Invocation(profile="auto").line([self.phase]),
+            required=self.phase not in OPTIONAL_PHASES,
+            **more,
+        )
+
+    def not_completed(self, status: Status) -> Check:
+        outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
+        return self.answer(outcome, _REASONS[status], status.value.replace("_", " "))
 
 
-def _row(
-    phase: str,
-    name: str,
-    question: str,
-    outcome: Outcome,
-    code: Reason,
-    reason: str,
-    **more: Any,
-) -> Check:
-    passed = outcome in (Outcome.PASS, Outcome.SKIPPED)
-    return Check(
-        id=name,
-        phase=phase,
-        question=question,
-        outcome=outcome,
-        code=code,
-        reason=reason,
-        remedy="" if passed else f"run the phase {phase} on that machine",
-        rerun=Invocation(profile="auto").line([phase]),
-        required=phase not in OPTIONAL_PHASES,
-        **more,
-    )
-
-
-def _plain(
-    replay: ReplayFile, phase: str, name: str, question: str, *, speed: bool | None = None
-) -> Check:
+def _plain(replay: ReplayFile, asked: _Asked, *, speed: bool | None = None) -> Check:
     """Completed, nothing failed, nothing left out. `speed` takes only the speed tests' part."""
-    table, status = replay.table(phase), replay.table(phase).status
+    table = replay.table(asked.phase)
 
-    def mine(part: str) -> bool:
-        return speed is None or speed == ("performance" in part)
+    def mine(parts: tuple[str, ...]) -> str:
+        return ", ".join(one for one in parts if speed is None or speed == ("performance" in one))
 
-    failed = [part for part in table.failed if mine(part)]
-    missing = [part for part in table.not_run if mine(part)]
-    if failed:
-        what = f"{', '.join(failed)} failed"
-        return _row(phase, name, question, Outcome.FAIL, Reason.TEST_FAILED, what)
-    if status is not Status.COMPLETED:
-        return _not_completed(phase, name, question, status)
-    if missing:
-        what = f"no result of {', '.join(missing)}"
-        return _row(phase, name, question, Outcome.INCOMPLETE, Reason.NOT_RUN, what)
-    return _row(phase, name, question, Outcome.PASS, Reason.OK, "the report says so")
-
-
-def _not_completed(phase: str, name: str, question: str, status: Status) -> Check:
-    outcome = Outcome.FAIL if status is Status.CRASHED else Outcome.INCOMPLETE
-    reason = status.value.replace("_", " ")
-    return _row(phase, name, question, outcome, _REASONS[status], reason)
+    if failed := mine(table.failed):
+        return asked.answer(Outcome.FAIL, Reason.TEST_FAILED, f"{failed} failed")
+    if table.status is not Status.COMPLETED:
+        return asked.not_completed(table.status)
+    if missing := mine(table.not_run):
+        return asked.answer(Outcome.INCOMPLETE, Reason.NOT_RUN, f"no result of {missing}")
+    return asked.answer(Outcome.PASS, Reason.OK, "the report says so")
 
 
 def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
     acceptance = replay.acceptance
     question = f"Does {acceptance.config} reach {acceptance.min_toks_per_s:g} tok/s?"
+    asked = _Asked("baseline", "throughput", question)
     lines = [line for line in replay.results("baseline") if line.config == acceptance.config]
     line = next((line for line in lines if line.span), None)
     if line is None or line.span is None:
         what = "only warm-up rows" if lines else "not measured on this config"
-        outcome, code = Outcome.INCOMPLETE, Reason.TOO_FEW_SAMPLES
-        return _row("baseline", "baseline.throughput", question, outcome, code, what)
+        return asked.answer(Outcome.INCOMPLETE, Reason.TOO_FEW_SAMPLES, what)
     measured = Measurement(
         name="throughput",
         value=line.span[0],
@@ -168,14 +155,8 @@ def _throughput(replay: ReplayFile, path: str, sha256: str) -> Check:
         sha256=sha256,
         note="lowest value that the report states",
     )
-    outcome, code, reason = _against_floor(replay, line, line.span)
-    return _row(
-        "baseline",
-        "baseline.throughput",
-        question,
-        outcome,
-        code,
-        reason,
+    return asked.answer(
+        *_against_floor(replay, line, line.span),
         measurement=measured,
         comparator=Comparator.AT_LEAST,
         limit=acceptance.min_toks_per_s,
@@ -201,40 +182,33 @@ def _against_floor(
 
 
 def _scaling(replay: ReplayFile) -> Check:
-    question = "Does throughput scale with the devices?"
+    asked = _Asked("single_gpu", "scaling", "Does throughput scale with the devices?")
     found = efficiency(replay)
     if found is None:
-        status = replay.table("single_gpu").status
-        code = _REASONS.get(status, Reason.NOT_COMPARABLE)
+        code = _REASONS.get(replay.table("single_gpu").status, Reason.NOT_COMPARABLE)
         what = "no config was measured on one and on all devices"
-        outcome = Outcome.INCOMPLETE
-        return _row("single_gpu", "single_gpu.scaling", question, outcome, code, what)
+        return asked.answer(Outcome.INCOMPLETE, code, what)
     low, high, text = found
     reason = f"{text}: E = {low:.2f} to {high:.2f}"
-    outcome, code = Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES
     if low > MOST_SCALING:
-        outcome, code = Outcome.INVALID, Reason.NOT_PLAUSIBLE
-    elif (decision := paired_scaling(replay)) is not None:
-        outcome, reason = decision.outcome.as_check, decision.reason
-        code = _SCALING_REASONS[outcome]
-    return _row("single_gpu", "single_gpu.scaling", question, outcome, code, reason)
+        return asked.answer(Outcome.INVALID, Reason.NOT_PLAUSIBLE, reason)
+    if (decision := paired_scaling(replay)) is None:
+        return asked.answer(Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES, reason)
+    outcome = decision.outcome.as_check
+    return asked.answer(outcome, _SCALING_REASONS[outcome], decision.reason)
 
 
 def _choice(replay: ReplayFile, phase: str) -> Check:
-    question = "Is the choice between the arms borne out?"
-    name = f"{phase}.choice"
-    status, table = replay.table(phase).status, replay.table(phase)
-    if status is not Status.COMPLETED:
-        return _not_completed(phase, name, question, status)
+    asked = _Asked(phase, "choice", "Is the choice between the arms borne out?")
+    table = replay.table(phase)
+    if table.status is not Status.COMPLETED:
+        return asked.not_completed(table.status)
     rows = min((len(line.rows) for line in table.results), default=0)
     if rows < replay.window_rows and not all(line.launches for line in table.results):
         what = f"{rows} rows per arm, {replay.window_rows} are needed"
-        outcome, code = Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES
-        return _row(phase, name, question, outcome, code, what)
-    decision = arms_decision(table.results)
-    # TIE is an answer too: then nothing but the configured value can be chosen.
+        return asked.answer(Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES, what)
+    decision, wins = arms_decision(table.results)
     settled = decision.winner is not None or decision.outcome is Decided.TIE
-    kept = next((line.arm for line in table.results if line.control), "")
-    if settled and (decision.winner or kept) == table.chosen:
-        return _row(phase, name, question, Outcome.PASS, Reason.OK, decision.reason)
-    return _row(phase, name, question, Outcome.INCONCLUSIVE, Reason.UNDECIDED, decision.reason)
+    if settled and wins == table.chosen:
+        return asked.answer(Outcome.PASS, Reason.OK, decision.reason)
+    return asked.answer(Outcome.INCONCLUSIVE, Reason.UNDECIDED, decision.reason)

@@ -65,12 +65,11 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
     table = replay.table("bucket_sweep")
     if not table.chosen:
         return
-    decision = arms_decision(table.results)
-    kept = next((line.arm for line in table.results if line.control), "")
-    if (decision.winner or (kept if decision.outcome is Decided.TIE else "")) == table.chosen:
+    decision, wins = arms_decision(table.results)
+    if wins == table.chosen:
         return
     usable = [line for line in table.results if line.span]
-    ranked = sorted(usable, key=lambda line: -tokens_over_time(_rates_of(line)))
+    ranked = sorted(usable, key=lambda line: -tokens_over_time(line.after_first or _span(line)))
     spans = "; ".join(f"{line.arm}: {rates(_span(line))}" for line in ranked)
     yield contradiction(
         "sweep.winner_not_shown",
@@ -81,21 +80,24 @@ def winner_not_shown(replay: ReplayFile) -> Iterator[Contradiction]:
     )
 
 
-def arms_decision(results: Sequence[Result]) -> Decision:
+def arms_decision(results: Sequence[Result]) -> tuple[Decision, str]:
     """`best_arm` on the launches, or on all rows that the arms have in common as rounds.
 
-    Rows are no blocks in random order, so that is generous: what is no winner here is none.
+    Rows are no blocks in random order, so that is generous: what is no winner here is none. The
+    arm that may be chosen comes with it: after a TIE the configured one, empty if undecided.
     """
     launches = [line.launches for line in results]
     if len(results) > 1 and min(map(len, launches)) == max(map(len, launches)) > 0:
         values = np.array(launches, dtype=np.float64).T
-        return judge_rounds([line.arm for line in results], values, error=0.01)
-    common = set.intersection(*(set(line.rows) for line in results)) if results else set()
-    steps = sorted(common)
-    values = np.array([[line.rows[step] for line in results] for step in steps], dtype=np.float64)
-    if len(results) < 2 or len(steps) < MIN_ROUNDS:
-        values = np.ones((len(steps), max(len(results), 2)))
-    return judge_rounds([line.arm for line in results], values, error=0.01)
+    else:
+        steps = sorted(set.intersection(*(set(line.rows) for line in results)) if results else ())
+        rounds = [[line.rows[step] for line in results] for step in steps]
+        values = np.array(rounds, dtype=np.float64)
+        if len(results) < 2 or len(steps) < MIN_ROUNDS:
+            values = np.ones((len(steps), max(len(results), 2)))
+    decision = judge_rounds([line.arm for line in results], values, error=0.01)
+    kept = next((line.arm for line in results if line.control), "")
+    return decision, decision.winner or (kept if decision.outcome is Decided.TIE else "")
 
 
 def against_own_rule(replay: ReplayFile) -> Iterator[Contradiction]:
@@ -256,10 +258,6 @@ def _span(line: Result) -> tuple[float, float]:
     if line.span is None:
         raise ValueError(f"{line.arm or line.config}: only warm-up rows, no throughput")
     return line.span
-
-
-def _rates_of(line: Result) -> list[float]:
-    return line.after_first or list(_span(line))
 
 
 NUMBER_RULES = (

@@ -17,8 +17,8 @@ from runbook.errors import UsageError
 from runbook.launch.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import FAULTS, Fault, select
-from runbook.tools.drill.runner import DrillReport
-from runbook.tools.drill.scene import Scene, drill_launch, judge_scene
+from runbook.tools.drill.runner import DrillReport, judge_scene
+from runbook.tools.drill.scene import Scene, drill_launch
 
 HANG = FAULTS["sleep"]
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.tools.inspect import Inspection, inspect_path, inspection_text
+from runbook.tools.inspect.folder import inspect_path
+from runbook.tools.inspect.types import Inspection, inspection_text
 from tests.tools.inspect.folders import (
     HEADER,
     beats,

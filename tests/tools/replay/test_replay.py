@@ -12,14 +12,9 @@ import yaml
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.records.outcome import Verdict
-from runbook.tools.replay import (
-    RULES,
-    ReplayFile,
-    ReplayRecord,
-    judge_replay,
-    load_replay,
-    replay_names,
-)
+from runbook.tools.replay.judge import ReplayRecord, judge_replay
+from runbook.tools.replay.models import ReplayFile, load_replay, replay_names
+from runbook.tools.replay.rules_rows import RULES
 
 SHA = "0" * 64
 

@@ -15,10 +15,11 @@ from runbook.launch.observer import Observer
 from runbook.records import Launch
 from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.scene import drill_launch
-from runbook.tools.triage import STEPS, Target, applied, find_target, run_steps
+from runbook.tools.triage import STEPS, applied, run_steps
+from runbook.tools.triage_target import Target, find_target
 from tests.launch.helpers import FAST, fake_launch
 
-SMOKE = Path(__file__).parents[3] / "configs" / "cpu_smoke.yaml"
+SMOKE = Path(__file__).parents[2] / "configs" / "cpu_smoke.yaml"
 
 
 def target(launch: Launch, **changes: object) -> Target:

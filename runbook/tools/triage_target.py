@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -55,7 +56,7 @@ def find_target(
         )
     if (path / "run.json").is_file():
         return _of_run(path, symptom, floor)
-    if (path / "launch.json").is_file():
+    if (path / LAUNCH_JSON).is_file():
         launch = _launch_of(path)
         return _target(launch, symptom, floor, f"the launch in {path}", _failed_step(path))
     raise UsageError(
@@ -81,17 +82,17 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
         raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
     bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
     if bad and symptom in ("auto", "failure"):
-        entry = bad[0]
-        why = f"{entry.launch.phase}/{entry.launch.name} {entry.result.status.value}"
-        steps = max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)
-        return _target(entry.launch, "failure", floor, f"{why}: {entry.result.cause}", steps)
+        launch, result = bad[0].launch, bad[0].result
+        why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
+        steps = max((rank.steps_done or 0 for rank in result.ranks), default=0)
+        return _target(launch, "failure", floor, why, steps)
     for phase in record.phases:
-        for check in phase.checks:
-            trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
-            if check.measurement is None or check.code is not Reason.BELOW_LIMIT:
-                continue
-            if trainers and check.measurement.unit == TOKENS_PER_SECOND:
-                limit = floor if floor is not None else _number(check.limit)
+        trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
+        for check in phase.checks if trainers else ():
+            unit = check.measurement.unit if check.measurement else ""
+            if check.code is Reason.BELOW_LIMIT and unit == TOKENS_PER_SECOND:
+                limit = check.limit if isinstance(check.limit, int | float) else None
+                limit = limit if floor is None else floor
                 return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
     raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
 
@@ -100,16 +101,12 @@ def _failed(entry: LaunchEntry) -> bool:
     return entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
 def _launch_of(path: Path) -> Launch:
     try:
-        document = json.loads((path / "launch.json").read_bytes())
+        document = json.loads((path / LAUNCH_JSON).read_bytes())
         launch = Launch.model_validate(document["launch"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}/launch.json cannot be read: {error}") from error
+        raise UsageError(f"{path}/{LAUNCH_JSON} cannot be read: {error}") from error
     if launch.kind != "trainer":
         raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
     return launch
@@ -117,7 +114,7 @@ def _launch_of(path: Path) -> Launch:
 
 def _failed_step(path: Path) -> int:
     try:
-        document = json.loads((path / "result.json").read_bytes())
+        document = json.loads((path / RESULT_JSON).read_bytes())
         return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
