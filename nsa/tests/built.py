@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 
 from nsa import oracle
+from nsa.config import ModelConfig, NSAConfig
 from nsa.layer import NSAAttention
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
@@ -44,13 +45,27 @@ WAYS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 BATCH, VOCABULARY = 2, 256
 
 
+def config(case: str) -> ModelConfig:
+    """What the trainer has to make of a case, from the file's words and not from its plan."""
+    words = dict(CASES[case]["model"])
+    layers, tied = words.pop("n_layers"), words.pop("tie_embeddings")
+    return ModelConfig(
+        vocab_size=VOCABULARY,
+        n_layers=layers,
+        attention=NSAConfig(**words, **CASES[case]["nsa"]),
+        tie_embeddings=tied,
+        rope_base=10_000.0,
+        norm_eps=1e-6,
+    )
+
+
 def build(case: str, way: str, folder: Path) -> Engine:
     """The trainer's own engine for a case and a way to run, with its weights replaced."""
     train = {"steps": 1, "seq_len": 64, "batch_size": BATCH, "lr": 1e-3, "grad_clip": 0.0}
     runtime = {"device": "auto", "precision": "fp32"}
-    config = {**CASES[case], "data": {"tokenizer": "byte"}, "runtime": runtime, "train": train}
+    whole = {**CASES[case], "data": {"tokenizer": "byte"}, "runtime": runtime, "train": train}
     file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config))
+    file.write_text(yaml.safe_dump(whole))
     environment, settings = WAYS[way]
     chosen = [word for setting in settings for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), *chosen], environment)

@@ -22,15 +22,16 @@ from nsa.tests import built
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 
-# Float64 rounds at 1e-16; logits of size 10 after two layers of sums of tens of terms: 1e-13.
-LOGITS = 1e-11
+# Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of
+# them rounded too: 2e-14 where this was written.
+LOGITS = 1e-12
 # Central differences with a step of 1e-4: the error of the method is 1e-8 / 6 of the third
-# derivative, that of rounding 1e-16 / 1e-4 of the loss. Both are relative to the usual slope.
+# derivative, that of rounding 1e-16 / 1e-4 of the loss: 3e-8 of the usual slope, the two together.
 STEP, SLOPES = 1e-4, 1e-6
 # The trainer takes the loss in float32, from logits that it rounds to 2**-24 of their size.
 STEP_LOSS = 1e-6
 DIRECTIONS = 3
-# What changes nothing that matters would change less than this.
+# A part that matters changes some logit, or some output of its layer, by more than this.
 MATTERS = 1e-4
 LENGTHS = (1, 5, 8, 33, 71)
 LONG = LENGTHS[-1]
@@ -57,8 +58,8 @@ def _settings_of_torch() -> Iterator[None]:
 class Truth:
     """The oracle's side of a case: weights, logits, loss and slopes."""
 
-    def __init__(self, engine: Engine, seq_len: int) -> None:
-        self.cfg, self.weights = engine.model.cfg, built.weights(engine.model)
+    def __init__(self, case: str, engine: Engine, seq_len: int) -> None:
+        self.cfg, self.weights = built.config(case), built.weights(engine.model)
         self.tokens = built.tokens(seq_len)
         self.answer = self.forward(self.weights)
         self.loss = self.loss_of(self.answer)
@@ -125,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def truth(case: str, seq_len: int, folder: Path) -> Truth:
     """Worked out once for all ways to run: the weights are the same."""
-    return Truth(built.build(case, "batched v2", folder), seq_len)
+    return Truth(case, built.build(case, "batched v2", folder), seq_len)
 
 
 def forward(engine: Engine, tokens: oracle.Index) -> torch.Tensor:
