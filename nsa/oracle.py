@@ -47,7 +47,7 @@ class Attended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Output:
     """Logits [B,S,V] of the model, and its attention layers at every position."""
 
     logits: Array
@@ -55,13 +55,13 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A choice of blocks, judged by the equations' scores.
+class Selection:
+    """Another's blocks, judged by the equations' scores.
 
     rows: one per sequence, position and group. illegal: rows that take an invisible block, one
     twice, too few, too many, or not the forced ones. differing: legal rows that are not the
     oracle's own. shortfall: the most by which a block that was taken scores below one that was
-    left out, in the unit of `Attended.scores`; not above 0 where every choice is the best one.
+    left out, in the unit of `Attended.scores`; not above 0 where all take the best ones.
     """
 
     rows: int
@@ -91,7 +91,8 @@ def sigmoid(x: Array) -> Array:
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """weight * x / sqrt(mean(x^2) + eps), along the last axis."""
-    return weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    normed: Array = weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return normed
 
 
 def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
@@ -116,11 +117,12 @@ def compress(cfg: NSAConfig, weights: Weights, name: str, x: Array) -> Array:
     inside = np.arange(count)[:, None] * cfg.d + np.arange(cfg.l)
     blocks = x[:, inside].transpose(0, 1, 3, 2, 4)  # [B,N,G,l,D]
     if cfg.phi == "avg":
-        return blocks.mean(-2)
+        mean: Array = blocks.mean(-2)
+        return mean
     blocks = blocks + weights[f"{name}.position"]
     flat = blocks.reshape(*blocks.shape[:3], cfg.l * x.shape[-1])
     y = flat @ weights[f"{name}.net.0.weight"].T + weights[f"{name}.net.0.bias"]
-    gelu = 0.5 * y * (1 + _ERF(y / math.sqrt(2)).astype(np.float64))
+    gelu = 0.5 * y * (1 + np.asarray(_ERF(y / math.sqrt(2)), dtype=np.float64))
     return gelu @ weights[f"{name}.net.2.weight"].T
 
 
@@ -227,7 +229,7 @@ def attention(
     )
 
 
-def judge_choice(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Choice:
+def judge_selection(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Selection:
     """Judge another's blocks [B,P,G,n] (-1 for none) by the scores of `found`, at its positions."""
     taken, own = np.asarray(blocks), choose(cfg, found.scores, found.positions)
     illegal, differing, shortfall = 0, 0, -np.inf
@@ -245,7 +247,7 @@ def judge_choice(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Choice:
             gap = max(row[j] for j in left) - min(row[j] for j in free)
             shortfall = max(shortfall, float(gap))
     rows = math.prod(own.shape[:3])
-    return Choice(rows=rows, illegal=illegal, differing=differing, shortfall=shortfall)
+    return Selection(rows=rows, illegal=illegal, differing=differing, shortfall=shortfall)
 
 
 def model(
@@ -254,7 +256,7 @@ def model(
     tokens: Index,
     *,
     blocks: Sequence[ArrayLike] | None = None,
-) -> Answer:
+) -> Output:
     """The language model for tokens [B,S]; `blocks`: for each layer, as in `attention`."""
     _check(weights)
     x, layers = weights["embedding.weight"][tokens], []
@@ -273,7 +275,7 @@ def model(
         layers.append(found)
     head = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
     x = rms_norm(x, weights["norm.weight"], cfg.norm_eps)
-    return Answer(logits=x @ head.T, layers=tuple(layers))
+    return Output(logits=x @ head.T, layers=tuple(layers))
 
 
 def cross_entropy(logits: Array, targets: Index) -> float:

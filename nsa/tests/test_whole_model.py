@@ -61,23 +61,23 @@ class Truth:
     def __init__(self, case: str, engine: Engine, seq_len: int) -> None:
         self.cfg, self.weights = built.config(case), built.weights(engine.model)
         self.tokens = built.tokens(seq_len)
-        self.answer = self.forward(self.weights)
-        self.loss = self.loss_of(self.answer)
+        self.output = self.forward(self.weights)
+        self.loss = self.loss_of(self.output)
         self.groups = built.groups(engine.model)
 
     def forward(
         self, weights: dict[str, oracle.Array], *, blocks: list[oracle.Index] | None = None
-    ) -> oracle.Answer:
+    ) -> oracle.Output:
         return oracle.model(self.cfg, weights, self.tokens[:, :-1], blocks=blocks)
 
-    def loss_of(self, answer: oracle.Answer) -> float:
-        return oracle.cross_entropy(answer.logits, self.tokens[:, 1:])
+    def loss_of(self, output: oracle.Output) -> float:
+        return oracle.cross_entropy(output.logits, self.tokens[:, 1:])
 
     def chosen(self) -> list[oracle.Index]:
         """Blocks of each layer as the trainer holds them: [B,S,G,n_sel], ascending, then -1."""
         count = self.cfg.attention.n_sel
         found = []
-        for layer in self.answer.layers:
+        for layer in self.output.layers:
             order = np.argsort(~layer.chosen, axis=-1, kind="stable")
             order = np.where(np.take_along_axis(layer.chosen, order, -1), order, -1)
             missing = max(0, count - order.shape[-1])
@@ -153,9 +153,9 @@ def test_outputs_are_the_equations(case: str, way: str, folder: Path) -> None:
     engine = built.build(case, way, folder)
     for seq_len in lengths(way):
         expected = truth(case, seq_len, folder)
-        off = distance(forward(engine, expected.tokens), expected.answer.logits)
+        off = distance(forward(engine, expected.tokens), expected.output.logits)
         assert off <= LOGITS, f"{way}, S={seq_len}: logits are off by {off:.1e}"
-        layers = zip(built.attentions(engine.model), expected.answer.layers, strict=True)
+        layers = zip(built.attentions(engine.model), expected.output.layers, strict=True)
         for (layer, at), blocks in zip(layers, expected.chosen(), strict=True):
             assert layer.last_blocks is not None and layer.last_gates is not None
             assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks), f"S={seq_len}: blocks"
@@ -231,8 +231,8 @@ def test_selection_selects(case: str, folder: Path) -> None:
     expected = truth(case, LONG, folder)
     cfg = expected.cfg.attention
     assert (LONG - 1) // cfg.l_sel + 1 > cfg.n_sel
-    for layer, blocks in zip(expected.answer.layers, expected.chosen(), strict=True):
-        good = oracle.judge_choice(cfg, layer, blocks)
+    for layer, blocks in zip(expected.output.layers, expected.chosen(), strict=True):
+        good = oracle.judge_selection(cfg, layer, blocks)
         # A margin far above rounding: no machine may choose otherwise.
         assert (good.illegal, good.differing) == (0, 0) and good.shortfall < -1e-7
         last = (LONG - 1) // cfg.l_sel
@@ -241,9 +241,9 @@ def test_selection_selects(case: str, folder: Path) -> None:
         worse, illegal = blocks.copy(), blocks.copy()
         worse[0, -1, 0][worse[0, -1, 0] == free] = left_out
         illegal[1, -1, 1][illegal[1, -1, 1] == last] = left_out
-        found = oracle.judge_choice(cfg, layer, worse)
+        found = oracle.judge_selection(cfg, layer, worse)
         assert (found.illegal, found.differing) == (0, 1) and found.shortfall > 0
-        assert oracle.judge_choice(cfg, layer, illegal).illegal == 1
+        assert oracle.judge_selection(cfg, layer, illegal).illegal == 1
 
 
 @pytest.mark.parametrize("case", list(built.CASES))
@@ -263,5 +263,5 @@ def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
         blocks=layer.last_blocks[:1, at].cpu().numpy(),
     )
     assert distance(out[:1, at], found.out) <= LOGITS
-    assert oracle.judge_choice(layer.cfg, found, layer.last_blocks[:1, at].cpu()).illegal == 0
+    assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:1, at].cpu()).illegal == 0
     assert distance(out[:1, at + 1 - (at == LONG - 1)], found.out) > MATTERS
