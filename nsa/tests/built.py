@@ -40,7 +40,9 @@ WAYS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "without flash": (BATCHED, ("runtime.use_flash=false",)),
     "sdpa": ({**BATCHED, "NSA_SDPA_NO_FLASH": "1"}, ()),
     "recomputed": (BATCHED, ("runtime.gradient_checkpointing=true",)),
-    "token by token": ({}, ()),
+    "token by token v2": ({}, ()),
+    # The one way that reads the ranges token by token; the others only ask which blocks they hold.
+    "token by token v1": ({"NSA_SEL_RANGES_V2": "0"}, ()),
 }
 BATCH, VOCABULARY = 2, 256
 

@@ -143,7 +143,7 @@ def distance(found: torch.Tensor, expected: oracle.Array) -> float:
 
 def lengths(way: str) -> tuple[int, ...]:
     """Token by token takes a second for the long one; the short ones have every branch."""
-    return LENGTHS[:-1] if way == "token by token" else LENGTHS
+    return LENGTHS[:-1] if way.startswith("token") else LENGTHS
 
 
 @pytest.mark.parametrize("way", list(built.WAYS))
@@ -244,6 +244,23 @@ def test_selection_selects(case: str, folder: Path) -> None:
         found = oracle.judge_selection(cfg, layer, worse)
         assert (found.illegal, found.differing) == (0, 1) and found.shortfall > 0
         assert oracle.judge_selection(cfg, layer, illegal).illegal == 1
+
+
+@pytest.mark.parametrize("way", list(built.WAYS))
+def test_ties_go_to_the_lower_block(way: str, folder: Path) -> None:
+    """Queries of 0 find all compressed keys equal, and so whole blocks, to the last bit."""
+    engine, case = built.build("avg, tied head", way, folder), "avg, tied head"
+    rows = oracle.in_proj_rows(built.config(case).attention)["q"][0]
+    with torch.no_grad():
+        for layer in built.attentions(engine.model):
+            layer.in_proj.weight[rows] = 0
+    expected = Truth(case, engine, 41)
+    forward(engine, expected.tokens)
+    layers = zip(built.attentions(engine.model), expected.chosen(), strict=True)
+    for layer, blocks in layers:
+        assert blocks[0, -1, 0].tolist() == [0, 1, 4, 5], "no tie between blocks 1, 2 and 3"
+        assert layer.last_blocks is not None
+        assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks)
 
 
 @pytest.mark.parametrize("case", list(built.CASES))
