@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.attention.model_mutants import MODEL_DEFECTS
+
 ROOT = Path(__file__).resolve().parents[2]
 # Quick ones that between them see everything; slow ones (gradcheck) are left out.
 TESTS = (
@@ -29,16 +31,19 @@ TESTS = (
     "nsa/tests/test_selection_v2_equiv.py",
     "tests/attention/test_equations.py",
 )
+# The proof that runs on the target machine: it has to see the model's defects by itself.
+WHOLE_MODEL = ("nsa/tests/test_whole_model.py",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One planted defect. path: below nsa/."""
+    """One planted defect. path: below nsa/. tests: what has to notice it."""
 
     name: str
     path: str
     old: str
     new: str
+    tests: tuple[str, ...] = TESTS
 
 
 def _mutant(name: str, path: str, old: str, new: str) -> Mutant:
@@ -263,6 +268,12 @@ MUTANTS = (
 )
 
 
+MODEL_MUTANTS = tuple(
+    Mutant(name=name, path=path, old=old, new=new, tests=WHOLE_MODEL)
+    for name, path, old, new in MODEL_DEFECTS
+)
+
+
 def plant(mutant: Mutant, folder: Path) -> None:
     """Copy the package and its tests to `folder` and apply the mutant; its text must be there."""
     for part in ("nsa", "tests/attention"):
@@ -287,8 +298,8 @@ def _test_copy(folder: Path, tests: tuple[str, ...]) -> int:
     return int(pytest.main([*quiet, "-k", "not gradcheck", *tests]))
 
 
-def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
-    """Whether one of `tests` fails with the mutant in place."""
+def is_killed(mutant: Mutant) -> bool:
+    """Whether one of its tests fails with the mutant in place."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plant(mutant, folder)
@@ -300,7 +311,7 @@ def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
                     os.dup2(nowhere.fileno(), 1)
                     os.dup2(nowhere.fileno(), 2)
                 with contextlib.suppress(SystemExit):
-                    code = _test_copy(folder, tests)
+                    code = _test_copy(folder, mutant.tests)
             finally:
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -311,24 +322,30 @@ def is_killed(mutant: Mutant, tests: tuple[str, ...] = TESTS) -> bool:
 
 
 # A change without a defect has to live, or else killing means nothing.
-CONTROL = Mutant(name="control", path="projection.py", old="angle =", new="angle  =")
+CONTROL = Mutant(
+    name="control",
+    path="projection.py",
+    old="angle =",
+    new="angle  =",
+    tests=(*TESTS[:2], *WHOLE_MODEL),
+)
 
 
 def fate(mutant: Mutant) -> str:
     """`killed` or `survived`."""
-    return "killed" if is_killed(mutant, TESTS[:2] if mutant is CONTROL else TESTS) else "survived"
+    return "killed" if is_killed(mutant) else "survived"
 
 
 def answer(names: Iterable[str]) -> None:
     """Print the fate of each name as it comes, so that several workers can share the mutants."""
-    known = {mutant.name: mutant for mutant in (*MUTANTS, CONTROL)}
+    known = {mutant.name: mutant for mutant in (*MUTANTS, *MODEL_MUTANTS, CONTROL)}
     for name in names:
         print(fate(known[name.rstrip("\n")]), flush=True)
 
 
 def main(names: list[str]) -> int:
     """Print one line per mutant, and for the control; survivors decide the exit code."""
-    chosen = [m for m in MUTANTS if not names or m.name in names]
+    chosen = [m for m in (*MUTANTS, *MODEL_MUTANTS) if not names or m.name in names]
     survivors = 0
     for mutant in chosen:
         became = fate(mutant)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attention.mutants import CONTROL, MUTANTS, Mutant, is_killed
+from tests.attention.mutants import CONTROL, MODEL_MUTANTS, MUTANTS, Mutant, is_killed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,9 @@ def fate() -> Iterator[Callable[[Mutant], str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mutant", (*MUTANTS, *MODEL_MUTANTS), ids=lambda m: m.name.replace(" ", "-")
+)
 def test_mutant_is_killed(mutant: Mutant, fate: Callable[[Mutant], str]) -> None:
     assert fate(mutant) == "killed", f"no test noticed: {mutant.name}"
 
@@ -68,4 +70,6 @@ def test_a_mutant_without_its_text_is_refused() -> None:
 
 
 def test_there_are_enough() -> None:
-    assert len(MUTANTS) >= 15 and len({m.name for m in MUTANTS}) == len(MUTANTS)
+    everything = (*MUTANTS, *MODEL_MUTANTS)
+    assert len(MUTANTS) >= 15 and len(MODEL_MUTANTS) >= 45
+    assert len({m.name for m in everything}) == len(everything)

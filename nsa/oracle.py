@@ -1,0 +1,299 @@
+"""The whole model a second time, in NumPy and float64: what the trainer's model must compute.
+
+Written from the equations of Native Sparse Attention (arXiv 2502.11089) and of a pre-norm decoder
+with rotary positions, RMSNorm and SwiGLU. It shares no code with the trainer, only the names and
+shapes of its weights. Every score is written out and masked: to be believed by reading, not fast.
+
+The letters: B sequences, S tokens, P chosen positions, G key/value groups, h query heads of a
+group, H = G*h, N compressed blocks, M selection blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nsa.config import ModelConfig, NSAConfig
+from nsa.contract import raise_problems
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Weights = Mapping[str, Array]
+
+BRANCHES = ("cmp", "sel", "win")
+_ERF = np.frompyfunc(math.erf, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """One attention layer at `positions` [P].
+
+    out [B,P,dim]. branches: output of each branch before its gate [B,P,H,d_v]. gates [B,P,H,3],
+    in the order of BRANCHES. scores: importance of each selection block, summed over the heads of
+    the group [B,P,G,M]. chosen: whether the selected branch read it [B,P,G,M].
+    """
+
+    positions: Index
+    out: Array
+    branches: Mapping[str, Array]
+    gates: Array
+    scores: Array
+    chosen: Mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Logits [B,S,V] of the model, and its attention layers at every position."""
+
+    logits: Array
+    layers: tuple[Attended, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Another's blocks, judged by the equations' scores.
+
+    rows: one per sequence, position and group. illegal: rows that take an invisible block, one
+    twice, too few, too many, or not the forced ones. differing: legal rows that are not the
+    oracle's own. shortfall: the most by which a block that was taken scores below one that was
+    left out, in the unit of `Attended.scores`; not above 0 where all take the best ones.
+    """
+
+    rows: int
+    illegal: int
+    differing: int
+    shortfall: float
+
+
+def in_proj_rows(cfg: NSAConfig) -> dict[str, tuple[slice, int, int]]:
+    """Rows of `in_proj.weight` by part, with its number of heads and the width of one."""
+    parts = {"q": (cfg.n_heads, cfg.d_k)}
+    parts |= {f"k_{branch}": (cfg.n_kv_groups, cfg.d_k) for branch in BRANCHES}
+    parts |= {f"v_{branch}": (cfg.n_kv_groups, cfg.d_v) for branch in BRANCHES}
+    parts["gates"] = (cfg.n_heads, len(BRANCHES))
+    found, first = {}, 0
+    for name, (heads, width) in parts.items():
+        found[name] = (slice(first, first + heads * width), heads, width)
+        first += heads * width
+    return found
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """weight * x / sqrt(mean(x^2) + eps), along the last axis."""
+    normed: Array = weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    return normed
+
+
+def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
+    """W_down (silu(W_gate x) * W_up x); `gate_up` holds W_gate above W_up."""
+    w_gate, w_up = np.split(gate_up, 2)
+    gate = x @ w_gate.T
+    return (gate * sigmoid(gate) * (x @ w_up.T)) @ down.T
+
+
+def rotate(x: Array, positions: Index, base: float) -> Array:
+    """Turn components 2i and 2i+1 of x [B,P,heads,D] by the angle position * base^(-2i/D)."""
+    width = x.shape[-1]
+    angle = positions[:, None] * base ** (-np.arange(0, width, 2) / width)
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return np.stack((even * cos - odd * sin, even * sin + odd * cos), -1).reshape(x.shape)
+
+
+def compress(cfg: NSAConfig, weights: Weights, name: str, x: Array) -> Array:
+    """Equation 7: phi of tokens [i*d, i*d + l) of x [B,S,G,D], for every complete block i."""
+    count = max(0, (x.shape[1] - cfg.l) // cfg.d + 1)
+    inside = np.arange(count)[:, None] * cfg.d + np.arange(cfg.l)
+    blocks = x[:, inside].transpose(0, 1, 3, 2, 4)  # [B,N,G,l,D]
+    if cfg.phi == "avg":
+        mean: Array = blocks.mean(-2)
+        return mean
+    blocks = blocks + weights[f"{name}.position"]
+    flat = blocks.reshape(*blocks.shape[:3], cfg.l * x.shape[-1])
+    y = flat @ weights[f"{name}.net.0.weight"].T + weights[f"{name}.net.0.bias"]
+    gelu = 0.5 * y * (1 + np.asarray(_ERF(y / math.sqrt(2)), dtype=np.float64))
+    return gelu @ weights[f"{name}.net.2.weight"].T
+
+
+def attend(q: Array, k: Array, v: Array, seen: Mask) -> tuple[Array, Array]:
+    """Softmax attention over the keys that are seen; where none is, exactly 0.
+
+    q [B,P,G,h,Dk], k [B,n,G,Dk], v [B,n,G,Dv], seen [B,P,G,n] (or of size 1): probabilities
+    [B,P,G,h,n] and outputs [B,P,G,h,Dv].
+    """
+    logits = np.einsum("bpghd,bngd->bpghn", q, k, optimize=True) / math.sqrt(q.shape[-1])
+    logits = np.where(seen[..., None, :], logits, -np.inf)
+    peak = logits.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
+    total = e.sum(-1, keepdims=True)
+    p = e / np.where(total > 0, total, 1.0)
+    return p, np.einsum("bpghn,bngd->bpghd", p, v, optimize=True)
+
+
+def block_scores(cfg: NSAConfig, p: Array, n_blocks: int) -> Array:
+    """Equations 9 and 10 for p [B,P,G,h,N]: importance of each selection block [B,P,G,M].
+
+    Selection block j holds the strides u = j*l_sel/d + m. Each of them is inside the compression
+    blocks u - n, n < l/d, and adds their probabilities; then all heads of the group are summed.
+    """
+    p = p.sum(3)
+    scores = np.zeros((*p.shape[:3], n_blocks))
+    for m in range(cfg.l_sel // cfg.d):
+        for n in range(cfg.l // cfg.d):
+            i = np.arange(n_blocks) * (cfg.l_sel // cfg.d) + m - n
+            real = (i >= 0) & (i < p.shape[-1])
+            scores[..., real] += p[..., i[real]]
+    return scores
+
+
+def _forced(cfg: NSAConfig, t: int) -> set[int]:
+    """The initial block, the current one and the one before it."""
+    return {0, t // cfg.l_sel, max(0, t // cfg.l_sel - 1)}
+
+
+def choose(cfg: NSAConfig, scores: Array, positions: Index) -> Mask:
+    """Equation 11: the forced blocks and the best others, n_sel in all, ties to the lower one."""
+    chosen = np.zeros(scores.shape, dtype=np.bool_)
+    for b, p, g in np.ndindex(scores.shape[:3]):
+        t, row = int(positions[p]), scores[b, p, g]
+        forced = _forced(cfg, t)
+        rest = [j for j in range(t // cfg.l_sel + 1) if j not in forced]
+        rest.sort(key=lambda j, row=row: (-row[j], j))  # type: ignore[misc]
+        chosen[b, p, g, [*forced, *rest[: cfg.n_sel - len(forced)]]] = True
+    return chosen
+
+
+def attention(
+    cfg: NSAConfig,
+    weights: Weights,
+    x: Array,
+    *,
+    rope_base: float = 10_000.0,
+    positions: ArrayLike | None = None,
+    blocks: ArrayLike | None = None,
+) -> Attended:
+    """One attention layer for its input x [B,S,dim], at `positions` [P] (None: everywhere).
+
+    weights: in_proj.weight, gate_bias, out_proj.weight, for phi "mlp" also those of compress_k and
+    compress_v; a missing one is a KeyError. blocks: read these selection blocks [B,P,G,n] (any
+    order, -1 for none) in place of the best ones, as where a narrower type has chosen.
+    """
+    _check(weights)
+    every = np.arange(x.shape[1])
+    at = every if positions is None else np.asarray(positions, dtype=np.int64)
+    n_blocks = -(-len(every) // cfg.l_sel)
+    rows = in_proj_rows(cfg)
+
+    def part(name: str, source: Array) -> Array:
+        mine, heads, width = rows[name]
+        made = source @ weights["in_proj.weight"][mine].T
+        return made.reshape(*source.shape[:2], heads, width)
+
+    gates = sigmoid(part("gates", x[:, at]) + weights["gate_bias"].reshape(cfg.n_heads, -1))
+    q = rotate(part("q", x[:, at]), at, rope_base)
+    q = q.reshape(*q.shape[:2], cfg.n_kv_groups, -1, cfg.d_k)
+    k = {name: rotate(part(f"k_{name}", x), every, rope_base) for name in BRANCHES}
+    v = {name: part(f"v_{name}", x) for name in BRANCHES}
+    k["cmp"] = compress(cfg, weights, "compress_k", k["cmp"])
+    v["cmp"] = compress(cfg, weights, "compress_v", v["cmp"])
+
+    last = np.arange(k["cmp"].shape[1]) * cfg.d + cfg.l - 1
+    p, cmp = attend(q, k["cmp"], v["cmp"], (last <= at[:, None])[None, :, None])
+    scores = block_scores(cfg, p, n_blocks)
+    if blocks is None:
+        chosen = choose(cfg, scores, at)
+    else:
+        chosen = (np.asarray(blocks)[..., None] == np.arange(n_blocks)).any(-2)
+    past = (every <= at[:, None])[None, :, None]
+    near = (every > at[:, None] - cfg.w)[None, :, None]
+    _, sel = attend(q, k["sel"], v["sel"], chosen[..., every // cfg.l_sel] & past)
+    _, win = attend(q, k["win"], v["win"], near & past)
+
+    flat = (*q.shape[:2], cfg.n_heads, cfg.d_v)
+    branches = {"cmp": cmp.reshape(flat), "sel": sel.reshape(flat), "win": win.reshape(flat)}
+    mixed = sum(gates[..., i, None] * branches[name] for i, name in enumerate(BRANCHES))
+    out = np.reshape(mixed, (*q.shape[:2], -1)) @ weights["out_proj.weight"].T
+    return Attended(
+        positions=at, out=out, branches=branches, gates=gates, scores=scores, chosen=chosen
+    )
+
+
+def judge_selection(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Selection:
+    """Judge another's blocks [B,P,G,n] (-1 for none) by the scores of `found`, at its positions."""
+    taken, own = np.asarray(blocks), choose(cfg, found.scores, found.positions)
+    illegal, differing, shortfall = 0, 0, -np.inf
+    for b, p, g in np.ndindex(own.shape[:3]):
+        t, row = int(found.positions[p]), found.scores[b, p, g]
+        mine = [int(j) for j in taken[b, p, g] if j != -1]
+        forced, visible = _forced(cfg, t), set(range(t // cfg.l_sel + 1))
+        count = min(cfg.n_sel, len(visible))
+        if len(mine) != count or len(set(mine)) != count or not forced <= set(mine) <= visible:
+            illegal += 1
+            continue
+        differing += set(mine) != set(np.flatnonzero(own[b, p, g]).tolist())
+        free, left = set(mine) - forced, visible - set(mine)
+        if free and left:
+            gap = max(row[j] for j in left) - min(row[j] for j in free)
+            shortfall = max(shortfall, float(gap))
+    rows = math.prod(own.shape[:3])
+    return Selection(rows=rows, illegal=illegal, differing=differing, shortfall=shortfall)
+
+
+def model(
+    cfg: ModelConfig,
+    weights: Weights,
+    tokens: Index,
+    *,
+    blocks: Sequence[ArrayLike] | None = None,
+) -> Output:
+    """The language model for tokens [B,S]; `blocks`: for each layer, as in `attention`."""
+    _check(weights)
+    x, layers = weights["embedding.weight"][tokens], []
+    for number in range(cfg.n_layers):
+        own = below(weights, f"layers.{number}.")
+        found = attention(
+            cfg.attention,
+            below(own, "attention."),
+            rms_norm(x, own["attention_norm.weight"], cfg.norm_eps),
+            rope_base=cfg.rope_base,
+            blocks=None if blocks is None else blocks[number],
+        )
+        x = x + found.out
+        inner = rms_norm(x, own["mlp_norm.weight"], cfg.norm_eps)
+        x = x + swiglu(inner, own["mlp.gate_up.weight"], own["mlp.down.weight"])
+        layers.append(found)
+    head = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
+    x = rms_norm(x, weights["norm.weight"], cfg.norm_eps)
+    return Output(logits=x @ head.T, layers=tuple(layers))
+
+
+def cross_entropy(logits: Array, targets: Index) -> float:
+    """Mean of -ln softmax(logits)[target], in nats: logits [B,S,V], targets [B,S]."""
+    peak = logits.max(-1)
+    total = peak + np.log(np.exp(logits - peak[..., None]).sum(-1))
+    hit = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return float((total - hit).mean())
+
+
+def below(weights: Weights, prefix: str) -> dict[str, Array]:
+    """The weights whose names begin with `prefix`, without it."""
+    return {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
+
+
+def _check(weights: Weights) -> None:
+    """Raise NSAError (a ValueError) that lists the weights of a narrower type than float64."""
+    raise_problems(
+        "the oracle's weights",
+        [f"{n}: {w.dtype}, must be float64" for n, w in weights.items() if w.dtype != np.float64],
+    )

@@ -1,0 +1,284 @@
+"""The model that the trainer builds is the one of the equations: outputs, loss and gradients.
+
+Both sides get the same random weights, in float64. The other side is `nsa.oracle`, in NumPy: it
+has no gradients, so the trainer's are held against differences of the oracle's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from nsa import oracle
+from nsa.data.source import Batch
+from nsa.projection import Columns
+from nsa.tests import built
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+
+# Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of
+# them rounded too: 2e-14 where this was written.
+LOGITS = 1e-12
+# Central differences with a step of 1e-4: the error of the method is 1e-8 / 6 of the third
+# derivative, that of rounding 1e-16 / 1e-4 of the loss: 3e-8 of the usual slope, the two together.
+STEP, SLOPES = 1e-4, 1e-6
+# The trainer takes the loss in float32, from logits that it rounds to 2**-24 of their size.
+STEP_LOSS = 1e-6
+DIRECTIONS = 3
+# A part that matters changes some logit, or some output of its layer, by more than this.
+MATTERS = 1e-4
+LENGTHS = (1, 5, 8, 33, 71)
+LONG = LENGTHS[-1]
+
+Case = tuple[str, int]
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_torch() -> Iterator[None]:
+    """The engine sets these for its process; other tests in this one must not see it."""
+    cuda, precision = torch.backends.cuda, torch.get_float32_matmul_precision()
+    flags = (
+        (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
+        (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
+        (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
+        (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
+    )
+    yield
+    torch.set_float32_matmul_precision(precision)
+    for restore, value in flags:
+        restore(value)
+
+
+class Truth:
+    """The oracle's side of a case: weights, logits, loss and slopes."""
+
+    def __init__(self, case: str, engine: Engine, seq_len: int) -> None:
+        self.cfg, self.weights = built.config(case), built.weights(engine.model)
+        self.tokens = built.tokens(seq_len)
+        self.output = self.forward(self.weights)
+        self.loss = self.loss_of(self.output)
+        self.groups = built.groups(engine.model)
+
+    def forward(
+        self, weights: dict[str, oracle.Array], *, blocks: list[oracle.Index] | None = None
+    ) -> oracle.Output:
+        return oracle.model(self.cfg, weights, self.tokens[:, :-1], blocks=blocks)
+
+    def loss_of(self, output: oracle.Output) -> float:
+        return oracle.cross_entropy(output.logits, self.tokens[:, 1:])
+
+    def chosen(self) -> list[oracle.Index]:
+        """Blocks of each layer as the trainer holds them: [B,S,G,n_sel], ascending, then -1."""
+        count = self.cfg.attention.n_sel
+        found = []
+        for layer in self.output.layers:
+            order = np.argsort(~layer.chosen, axis=-1, kind="stable")
+            order = np.where(np.take_along_axis(layer.chosen, order, -1), order, -1)
+            missing = max(0, count - order.shape[-1])
+            room = [(0, 0)] * 3 + [(0, missing)]
+            found.append(np.pad(order, room, constant_values=-1)[..., :count])
+        return found
+
+    @cached_property
+    def slopes(self) -> dict[str, oracle.Array]:
+        """Derivatives of the loss in random directions; the choice of blocks has none."""
+        blocks, found = self.chosen(), {}
+        for name, group in self.groups.items():
+            sides = [
+                [
+                    self.loss_of(self.forward(group.moved(self.weights, way, step), blocks=blocks))
+                    for step in (STEP, -STEP)
+                ]
+                for way in self.ways(group)
+            ]
+            found[name] = -np.diff(sides)[:, 0] / (2 * STEP)
+        return found
+
+    def ways(self, group: built.Group) -> list[list[oracle.Array]]:
+        """The random directions of a group."""
+        return [group.direction(self.weights, seed) for seed in range(DIRECTIONS)]
+
+    def check_gradients(self, engine: Engine, bound: float) -> None:
+        """The gradients that the model's parameters hold, against the slopes."""
+        named = dict(engine.model.named_parameters())
+        absent = [name for name, parameter in named.items() if parameter.grad is None]
+        assert not absent, f"no gradient: {absent}"
+        grads = {name: p.grad.cpu().numpy() for name, p in named.items() if p.grad is not None}
+        for name, group in self.groups.items():
+            expected = self.slopes[name]
+            found = np.array([group.slope(grads, way) for way in self.ways(group)])
+            usual = float(np.sqrt((expected**2).mean()))
+            worst = float(np.abs(found - expected).max())
+            assert worst <= bound * usual + 1e-11, f"d {name}: {found}, not {expected}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole_model")
+
+
+@cache
+def truth(case: str, seq_len: int, folder: Path) -> Truth:
+    """Worked out once for all ways to run: the weights are the same."""
+    return Truth(case, built.build(case, "batched v2", folder), seq_len)
+
+
+def forward(engine: Engine, tokens: oracle.Index) -> torch.Tensor:
+    """Logits as the trainer's step computes them."""
+    assert engine.wrapped is not None
+    logits = engine.wrapped(torch.from_numpy(tokens[:, :-1]).to(engine.device))
+    assert logits.dtype == torch.float64
+    return logits
+
+
+def distance(found: torch.Tensor, expected: oracle.Array) -> float:
+    return float(np.abs(found.detach().cpu().numpy() - expected).max())
+
+
+def lengths(way: str) -> tuple[int, ...]:
+    """Token by token takes a second for the long one; the short ones have every branch."""
+    return LENGTHS[:-1] if way.startswith("token") else LENGTHS
+
+
+@pytest.mark.parametrize("way", list(built.WAYS))
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_outputs_are_the_equations(case: str, way: str, folder: Path) -> None:
+    """Logits, selected blocks and gates of every layer, and the loss that the trainer reports."""
+    engine = built.build(case, way, folder)
+    for seq_len in lengths(way):
+        expected = truth(case, seq_len, folder)
+        off = distance(forward(engine, expected.tokens), expected.output.logits)
+        assert off <= LOGITS, f"{way}, S={seq_len}: logits are off by {off:.1e}"
+        layers = zip(built.attentions(engine.model), expected.output.layers, strict=True)
+        for (layer, at), blocks in zip(layers, expected.chosen(), strict=True):
+            assert layer.last_blocks is not None and layer.last_gates is not None
+            assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks), f"S={seq_len}: blocks"
+            gates = at.gates.reshape(*at.gates.shape[:2], layer.cfg.n_kv_groups, -1, 3)
+            assert distance(layer.last_gates.transpose(1, 2), gates) <= LOGITS
+        loss = engine.loss(torch.from_numpy(expected.tokens).to(engine.device))
+        assert abs(loss.item() - expected.loss) <= STEP_LOSS * expected.loss
+
+
+@pytest.mark.parametrize("way", list(built.WAYS))
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_gradients_are_the_equations(case: str, way: str, folder: Path) -> None:
+    """Every group of parameters; where S < l, a gradient of 0 for what compresses."""
+    engine = built.build(case, way, folder)
+    for seq_len in (lengths(way)[1], lengths(way)[-1]):
+        expected = truth(case, seq_len, folder)
+        engine.model.zero_grad(set_to_none=True)
+        targets = torch.from_numpy(expected.tokens[:, 1:]).to(engine.device)
+        logits = forward(engine, expected.tokens)
+        cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        expected.check_gradients(engine, SLOPES)
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_the_step_is_the_equations(case: str, folder: Path) -> None:
+    """`Engine.compute` over two micro-batches: mean loss, gradients, and their norm."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    halves = [Batch(tokens=torch.from_numpy(row[None])) for row in expected.tokens]
+    outcome = engine.compute(halves, StepClock(engine.device))
+    assert abs(float(outcome.loss) - expected.loss) <= STEP_LOSS * expected.loss
+    expected.check_gradients(engine, 10 * STEP_LOSS)
+    squares = sum(float(p.grad.square().sum()) for p in engine.model.parameters())
+    assert float(outcome.norm) == pytest.approx(squares**0.5, rel=STEP_LOSS)
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_every_parameter_is_proven(case: str, folder: Path) -> None:
+    """Each is in one group, rows and all; each group matters; names and rows are the trainer's."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    covered = {name: np.zeros(value.shape) for name, value in expected.weights.items()}
+    for group in expected.groups.values():
+        for name, rows in group.members:
+            covered[name][rows] += 1
+    assert all((covered[name] == 1).all() for name, _ in engine.model.named_parameters())
+    for name, slopes in expected.slopes.items():
+        assert np.abs(slopes).max() > 1e-5, f"{name} does not matter: {slopes}"
+    columns = Columns(cfg=expected.cfg.attention)
+    ours = oracle.in_proj_rows(columns.cfg)
+    assert {n: rows for n, (rows, _, _) in ours.items()} == columns.slices
+    assert {n: row[1:] for n, row in ours.items()} == {n: columns.shape(n) for n in ours}
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
+    """Shut in the oracle, one by one, none can hide: the trainer's model differs by then."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    logits = forward(engine, expected.tokens)
+    heads, blocks = expected.cfg.attention.n_heads, expected.chosen()
+    for number in range(expected.cfg.n_layers):
+        name = f"layers.{number}.attention.gate_bias"
+        open_ = expected.weights[name].reshape(heads, 3)
+        single = [(h, branch) for h in range(heads) for branch in range(3)]
+        for place in [*single, *((slice(None), branch) for branch in range(3))]:
+            shut = open_.copy()
+            shut[place] = -np.inf
+            other = expected.forward({**expected.weights, name: shut.ravel()}, blocks=blocks)
+            assert distance(logits, other.logits) > MATTERS, f"layer {number}: {place}"
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_selection_selects(case: str, folder: Path) -> None:
+    """More blocks are visible than taken; taken are the best; a worse or illegal choice shows."""
+    expected = truth(case, LONG, folder)
+    cfg = expected.cfg.attention
+    assert (LONG - 1) // cfg.l_sel + 1 > cfg.n_sel
+    for layer, blocks in zip(expected.output.layers, expected.chosen(), strict=True):
+        good = oracle.judge_selection(cfg, layer, blocks)
+        # A margin far above rounding: no machine may choose otherwise.
+        assert (good.illegal, good.differing) == (0, 0) and good.shortfall < -1e-7
+        last = (LONG - 1) // cfg.l_sel
+        left_out = (set(range(last)) - set(blocks[0, -1, 0].tolist())).pop()
+        free = (set(blocks[0, -1, 0].tolist()) - {0, last - 1, last}).pop()
+        worse, illegal = blocks.copy(), blocks.copy()
+        worse[0, -1, 0][worse[0, -1, 0] == free] = left_out
+        illegal[1, -1, 1][illegal[1, -1, 1] == last] = left_out
+        found = oracle.judge_selection(cfg, layer, worse)
+        assert (found.illegal, found.differing) == (0, 1) and found.shortfall > 0
+        assert oracle.judge_selection(cfg, layer, illegal).illegal == 1
+
+
+@pytest.mark.parametrize("way", list(built.WAYS))
+def test_ties_go_to_the_lower_block(way: str, folder: Path) -> None:
+    """Queries of 0 find all compressed keys equal, and so whole blocks, to the last bit."""
+    engine, case = built.build("avg, tied head", way, folder), "avg, tied head"
+    rows = oracle.in_proj_rows(built.config(case).attention)["q"][0]
+    with torch.no_grad():
+        for layer in built.attentions(engine.model):
+            layer.in_proj.weight[rows] = 0
+    expected = Truth(case, engine, 41)
+    forward(engine, expected.tokens)
+    layers = zip(built.attentions(engine.model), expected.chosen(), strict=True)
+    for layer, blocks in layers:
+        assert blocks[0, -1, 0].tolist() == [0, 1, 4, 5], "no tie between blocks 1, 2 and 3"
+        assert layer.last_blocks is not None
+        assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks)
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
+    """The layer's real input at some positions, read with the trainer's own blocks."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    layer, seen = built.attentions(engine.model)[1], []
+    layer.register_forward_hook(lambda _, inputs, out: seen.extend((*inputs, out)))
+    forward(engine, expected.tokens)
+    x, out = (value.detach().cpu() for value in seen)
+    at = np.array([0, 6, 40, LONG - 1])
+    found = oracle.attention(
+        expected.cfg.attention,
+        oracle.below(expected.weights, "layers.1.attention."),
+        x[:1].numpy(),
+        positions=at,
+        blocks=layer.last_blocks[:1, at].cpu().numpy(),
+    )
+    assert distance(out[:1, at], found.out) <= LOGITS
+    assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:1, at].cpu()).illegal == 0
+    assert distance(out[:1, at + 1 - (at == LONG - 1)], found.out) > MATTERS
