@@ -49,7 +49,7 @@ def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
         by_parameter.setdefault(id(piece.parameter), []).append(piece)
     weight = float(engine.ranks.rank + 1)
     handles = [
-        group[0].parameter.register_hook(partial(_swap, seen, group, weight))
+        group[0].parameter.register_hook(partial(_swap, seen, group, weight))  # type: ignore[no-untyped-call]
         for group in by_parameter.values()
         if group[0].parameter.requires_grad
     ]
@@ -95,7 +95,7 @@ def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
         seen.positions = gradient.ne(0).any(-1).sum()
 
     def hook(_module: nn.Module, _inputs: Any, logits: Tensor) -> None:
-        logits.register_hook(count)
+        logits.register_hook(count)  # type: ignore[no-untyped-call]
 
     return hook
 

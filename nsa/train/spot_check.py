@@ -58,7 +58,7 @@ class SpotCheck:
             if name not in self.outputs:  # checkpointing runs a layer a second time
                 self.inputs[name], self.outputs[name] = inputs[0][:1].detach(), output[:1].detach()
                 if name.endswith(".attention"):
-                    self.blocks[name] = module.last_blocks[:1].detach()  # type: ignore[index,union-attr]
+                    self.blocks[name] = module.last_blocks[:1].detach()  # type: ignore[index]
 
         return hook
 
@@ -101,7 +101,7 @@ class SpotCheck:
             positions=at,
             blocks=blocks[:, at],
         )
-        choice = oracle.judge_choice(cfg.attention, attended, blocks[:, at])
+        picked = oracle.judge_selection(cfg.attention, attended, blocks[:, at])
         middle = x[:, at] + attended.out
         inner = oracle.rms_norm(middle, own["mlp_norm.weight"], cfg.norm_eps)
         y = middle + oracle.swiglu(inner, own["mlp.gate_up.weight"], own["mlp.down.weight"])
@@ -110,8 +110,8 @@ class SpotCheck:
         return {
             "attention": _share(got, attended.out),
             "layer": _share(added, y - x[:, at]),
-            "blocks_illegal": float(choice.illegal),
-            "blocks_shortfall": max(0.0, choice.shortfall) / _mean_score(attended.scores),
+            "blocks_illegal": float(picked.illegal),
+            "blocks_shortfall": max(0.0, picked.shortfall) / _mean_score(attended.scores),
         }
 
     def _logits(self, at: NDArray[np.int64]) -> float:

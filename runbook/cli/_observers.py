@@ -254,7 +254,7 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     A quiet console gets the verdict's line and the report's path. After an interruption every row
     that has no evidence would say so; the way to go on is what counts then.
     """
-    from runbook.engine.rendering import render
+    from runbook.engine.outputs import render
 
     text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
     short = console.quiet or record.interrupted
