@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ from tests.shared import once
 # to any of them, and no test here means to say how fast something is.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One worker more than there are processors: a test of a hang waits most of its time."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(scope="session")
