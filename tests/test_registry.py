@@ -82,11 +82,16 @@ def start(*words: str, cwd: Path = HOME, path: str = "") -> subprocess.Completed
     )
 
 
-def test_a_phase_of_another_package_is_listed_in_its_place(tmp_path: Path) -> None:
-    target = install(tmp_path, name="warp-phases", entry="warp")
+@pytest.fixture(scope="module")
+def warp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an installed package with one phase, for reading only."""
+    return install(tmp_path_factory.mktemp("warp"), name="warp-phases", entry="warp")
+
+
+def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
     before = start("phases").stdout
     assert "warp" not in before
-    listed = start("phases", path=str(target))
+    listed = start("phases", path=str(warp))
     assert listed.returncode == 0, listed.stderr
     names = [line.split()[0] for line in listed.stdout.splitlines()[1:]]
     assert names[names.index("warp") - 1 : names.index("warp") + 2] == [
@@ -97,21 +102,20 @@ def test_a_phase_of_another_package_is_listed_in_its_place(tmp_path: Path) -> No
     assert [name for name in names if name != "warp"] == [
         line.split()[0] for line in before.splitlines()[1:]
     ]
-    planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(target))
+    planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(warp))
     assert planned.returncode == 0, planned.stderr
     ran = [phase["name"] for phase in json.loads(planned.stdout)["phases"]]
     assert len(ran) == 9 and "warp" not in ran, "installing a package changes no verdict"
 
 
-def test_a_phase_of_another_package_runs_when_it_is_named(tmp_path: Path) -> None:
-    target = install(tmp_path, name="warp-phases", entry="warp")
+def test_a_phase_of_another_package_runs_when_it_is_named(warp: Path, tmp_path: Path) -> None:
     profile = tmp_path / "mine.yaml"
     profile.write_text("extends: cpu\nname: mine\nphases: {warp: {timeout_s: 60, source: x}}\n")
     words = ("run", "--phase", "warp", "--profile", str(profile), "--dry-run", "--json")
-    planned = start(*words, path=str(target))
+    planned = start(*words, path=str(warp))
     assert planned.returncode == 0, planned.stderr
     assert [phase["name"] for phase in json.loads(planned.stdout)["phases"]] == ["warp"]
-    refused = start("run", "--phase", "warp", "--profile", "cpu", "--dry-run", path=str(target))
+    refused = start("run", "--phase", "warp", "--profile", "cpu", "--dry-run", path=str(warp))
     assert refused.returncode == 2
     assert "profile cpu says nothing of phase warp" in refused.stderr
 

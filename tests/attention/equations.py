@@ -44,11 +44,11 @@ def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     return p, p @ v
 
 
-def compress(x: Array, t: int, s: Shape) -> Array:
-    """Equation 7 with phi the mean: the blocks of x [S,D] that end at or before t."""
+def compress(x: Array, s: Shape) -> Array:
+    """Equation 7 with phi the mean: the blocks of x [S,D] that end within it."""
     blocks = []
     i = 0
-    while i * s.d + s.l - 1 <= t:
+    while i * s.d + s.l <= len(x):
         blocks.append(x[i * s.d : i * s.d + s.l].mean(0))
         i += 1
     return np.array(blocks).reshape(len(blocks), x.shape[1])
@@ -102,23 +102,24 @@ def nsa(
     fixed: take the blocks from an earlier result (for finite differences across a choice).
     """
     batch, length = x["q"].shape[:2]
+    groups = range(s.groups)
     out = np.zeros((batch, length, s.groups * s.heads, s.d_v))
     blocks: list[list[list[list[int]]]] = []
     margin = np.inf
     for b in range(batch):
         blocks.append([])
+        # A block is the same for every query that sees it: the mean is taken once.
+        k_cmp, v_cmp = (
+            [x[name][b, :, g] if compressed else compress(x[name][b, :, g], s) for g in groups]
+            for name in ("k_cmp", "v_cmp")
+        )
         for t in range(length):
             blocks[b].append([])
-            for g in range(s.groups):
+            for g in groups:
                 mine = range(g * s.heads, (g + 1) * s.heads)
                 q, gate = x["q"][b, t, mine], x["gates"][b, t, mine]
-                kc, vc = x["k_cmp"][b, :, g], x["v_cmp"][b, :, g]
-                if compressed:
-                    ended = sum(1 for i in range(len(kc)) if i * s.d + s.l - 1 <= t)
-                    kc, vc = kc[:ended], vc[:ended]
-                else:
-                    kc, vc = compress(kc, t, s), compress(vc, t, s)
-                p, o = attention(q, kc, vc)
+                ended = sum(1 for i in range(len(k_cmp[g])) if i * s.d + s.l - 1 <= t)
+                p, o = attention(q, k_cmp[g][:ended], v_cmp[g][:ended])
                 total = gate[:, [0]] * o
                 chosen, gap = select(p, t, s)
                 if fixed is not None:

@@ -5,7 +5,7 @@
 
 Each must be killed: some test must fail. A mutant is a piece of text that occurs exactly once in
 a file, and what replaces it. The copy is tested in a forked process, so that torch is imported
-once for all of them.
+once for all of them, beginning with the tests that mostly see a defect at once.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
+import numpy  # noqa: F401 - a child has it already
 import pytest
 
 from tests.attention.model_mutants import MODEL_DEFECTS
@@ -33,6 +35,26 @@ TESTS = (
 )
 # The proof that runs on the target machine: it has to see the model's defects by itself.
 WHOLE_MODEL = ("nsa/tests/test_whole_model.py",)
+# Run before all others, in this order: quick ones of which one fails for each known mutant. They
+# decide how soon a mutant dies, and nothing else: where they all pass, the rest is run.
+FIRST = (
+    "test_proofs.py::test_h_forced_blocks_are_inside_n[3]",
+    "test_layer.py::test_the_layer_is_its_parts",
+    "test_proofs.py::test_c_turning_works_in_any_layout",
+    "test_proofs.py::test_d_selecting_everything_is_dense[1-reference]",
+    "test_proofs.py::test_f_blocks_of_one_token_collapse_to_dense[reference]",
+    "test_proofs.py::test_d_a_window_over_everything_is_dense[reference]",
+    "test_proofs.py::test_h_ties_go_to_the_lower_index",
+    "test_proofs.py::test_e_each_branch_depends_on_its_keys[win-batched]",
+    "test_proofs.py::test_k_path_parity[7-",
+    "test_proofs.py::test_k_path_parity[33-batched-v2]",
+    "test_proofs.py::test_b_the_future_changes_nothing[6-avg-reference]",
+    "test_selection_v2_equiv.py::test_equivalence_various_patterns[repeats]",
+    "test_proofs.py::test_large_scores_neither_overflow_nor_underflow",
+    "test_proofs.py::test_decoding_continues_what_prefill_began",
+    "test_equations.py::test_bfloat16_through_native_kernels",
+    "test_equations.py::test_sequential_output",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,14 +310,31 @@ def plant(mutant: Mutant, folder: Path) -> None:
     target.write_text(text.replace(mutant.old, mutant.new))
 
 
+class _QuickFirst:
+    """A plugin that puts the tests named in `FIRST` before the others."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        def place(item: pytest.Item) -> int:
+            named = (i for i, name in enumerate(FIRST) if f"/{name}" in item.nodeid)
+            return next(named, len(FIRST))
+
+        items.sort(key=place)
+
+
 def _test_copy(folder: Path, tests: tuple[str, ...]) -> int:
     """In the child: forget the package, take the copy, and stop at the first failing test."""
     for name in [m for m in sys.modules if m.split(".")[0] in ("nsa", "tests")]:
         del sys.modules[name]
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    quiet = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    return int(pytest.main([*quiet, "-k", "not gradcheck", *tests]))
+    # One failing example is enough: nobody reads a smaller one.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("first-failure", phases=phases)
+    hypothesis.settings.load_profile("first-failure")
+    quiet = ["-x", "-q", "--no-header", "--tb=no", "--assert=plain"]
+    quiet += ["-p", "no:cacheprovider", "-p", "no:xdist"]
+    return int(pytest.main([*quiet, "-k", "not gradcheck", *tests], plugins=[_QuickFirst()]))
 
 
 def is_killed(mutant: Mutant) -> bool:

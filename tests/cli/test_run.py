@@ -15,36 +15,28 @@ import pytest
 
 from runbook.collect.host import find_token_processes
 from runbook.records import RunRecord, Verdict
-from tests.cli.shell import ESCAPE, runbook
+from tests.cli.shell import ESCAPE, Ended, runbook
 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]:
-    folder = tmp_path_factory.mktemp("empty")
-    ended = runbook(
-        "run", "--phase", "preflight", "--profile", "cpu", cwd=folder, HF_TOKEN="canary-5566"
-    )
-    return folder, ended.code, ended.out, ended.err
-
-
-def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, int, str, str]) -> None:
-    folder, code, out, _ = preflight
+def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, Ended]) -> None:
+    folder, ended = preflight
     (root,) = (folder / "artifacts").iterdir()
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert record.verdict is Verdict.INCOMPLETE
-    assert code == 3
-    assert out.startswith("INCOMPLETE (profile cpu: function only, throughput not gated)\n")
-    told = [line for line in out.splitlines() if line.startswith("INCOMPLETE  ")]
+    assert ended.code == 3
+    assert ended.out.startswith("INCOMPLETE (profile cpu: function only, throughput not gated)\n")
+    told = [line for line in ended.out.splitlines() if line.startswith("INCOMPLETE  ")]
     assert len(told) == 1 and told[0].endswith(" checks)  this phase was not asked for")
     assert root.stat().st_mode & 0o077 == 0, "for its owner only"
 
 
 def test_the_result_on_stdout_and_the_progress_on_stderr(
-    preflight: tuple[Path, int, str, str],
+    preflight: tuple[Path, Ended],
 ) -> None:
-    folder, _, out, err = preflight
+    folder, ended = preflight
+    out, err = ended.out, ended.err
     (root,) = (folder / "artifacts").iterdir()
     where = f"artifacts/{root.name}"
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-z]{7}", root.name)
@@ -57,14 +49,14 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
     assert ESCAPE not in out + err
 
 
-def test_no_secret_is_in_any_byte_of_the_run(preflight: tuple[Path, int, str, str]) -> None:
-    folder, _, out, err = preflight
-    assert "canary-5566" not in out + err
+def test_no_secret_is_in_any_byte_of_the_run(preflight: tuple[Path, Ended]) -> None:
+    folder, ended = preflight
+    assert "canary-5566" not in ended.out + ended.err
     for path in folder.rglob("*"):
         assert not path.is_file() or b"canary-5566" not in path.read_bytes(), path
 
 
-def test_the_report_command_finds_it(preflight: tuple[Path, int, str, str]) -> None:
+def test_the_report_command_finds_it(preflight: tuple[Path, Ended]) -> None:
     folder, *_ = preflight
     (root,) = (folder / "artifacts").iterdir()
     ended = runbook("report", cwd=folder)

@@ -24,6 +24,7 @@ from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from tests.launch.helpers import fake_launch
+from tests.shared import once
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-31d0c5e7f2"
@@ -71,7 +72,10 @@ def _listening(pids: list[int]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchResult, Onlooker]:
     """A real run that crashes at step 12, on a machine whose environment is full of secrets."""
-    root = tmp_path_factory.mktemp("run")
+    return once(tmp_path_factory, "crashed", _crashed)
+
+
+def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
     fault = FAULTS["exception"]
     launch = drill_launch(fault, name="run").model_copy(
         update={

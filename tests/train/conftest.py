@@ -1,4 +1,4 @@
-"""Real launches, each shared by many tests."""
+"""Real launches, each shared by many tests, on whichever worker they run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import once
 from tests.train.launching import SMOKE, Launch, run, start
 
 # Every launch of `everything` and of its continuation runs under these.
@@ -50,7 +51,10 @@ def edited(folder: Path, *changes: tuple[str, str]) -> Path:
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Two ranks, nearly every toggle, evaluation, checkpoints, profiler, audit, bf16."""
-    folder = tmp_path_factory.mktemp("everything")
+    return once(tmp_path_factory, "everything", _everything)
+
+
+def _everything(folder: Path) -> Launch:
     config = edited(folder, ("eval_every: 0", "eval_every: 8"), ("save_every: 0", "save_every: 12"))
     args = ["--dataset", "markov", "--ddp", "1", "--steps", str(STEPS), "--precision", "bf16"]
     args += ["--profile-steps", "3"]
@@ -60,7 +64,10 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 @pytest.fixture(scope="session")
 def resumed(everything: Launch, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """`everything` again from its checkpoints, the newest of which has one flipped bit."""
-    folder = tmp_path_factory.mktemp("resumed")
+    return once(tmp_path_factory, "resumed", lambda folder: _resumed(everything, folder))
+
+
+def _resumed(everything: Launch, folder: Path) -> Launch:
     copy = folder / "checkpoints"
     shutil.copytree(everything.run_dir / "checkpoints", copy)
     model = copy / f"step_{STEPS}" / "model.pt"
@@ -76,7 +83,10 @@ def resumed(everything: Launch, tmp_path_factory: pytest.TempPathFactory) -> Lau
 @pytest.fixture(scope="session")
 def one_step(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
     """The same four sequences in one step: by one rank at once, by two ranks in two halves."""
-    folder = tmp_path_factory.mktemp("one_step")
+    return once(tmp_path_factory, "one_step", _one_step)
+
+
+def _one_step(folder: Path) -> dict[int, Launch]:
     args = ["--dataset", "synthetic", "--steps", "1", "--save"]
     return {
         1: run(folder / "1", [*args, "--ddp", "0", "--batch-size", "4"]),
@@ -87,7 +97,10 @@ def one_step(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Launch]:
 @pytest.fixture(scope="session")
 def arms(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Arms inside one launch on two ranks: one cannot run, and `.ENOUGH` stops before the last."""
-    folder = tmp_path_factory.mktemp("arms")
+    return once(tmp_path_factory, "arms", _arms)
+
+
+def _arms(folder: Path) -> Launch:
     blocks = [
         ("small", 5, {"NSA_DDP_BUCKET_MB": "0.25", "NSA_OPT_FUSED": "0"}),
         ("big", 5, {"NSA_DDP_BUCKET_MB": "1", "NSA_OPT_FUSED": "1", "NSA_SEL_RANGES_V2": "0"}),
@@ -117,7 +130,10 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 @pytest.fixture(scope="session")
 def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
     """Short launches of one process each, side by side."""
-    folder = tmp_path_factory.mktemp("singles")
+    return once(tmp_path_factory, "singles", _singles)
+
+
+def _singles(folder: Path) -> dict[str, Launch]:
     docs = folder / "docs.jsonl"
     docs.write_text("".join(json.dumps({"text": f"Document {i}. " * 9}) + "\n" for i in range(40)))
     evaluated = edited(folder, ("eval_every: 0", "eval_every: 2"))

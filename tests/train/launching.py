@@ -20,6 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ROOT / "configs" / "cpu_smoke.yaml"
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What is left of a process that another worker of the tests has waited for."""
+
+    returncode: int | None
+
+
 @dataclass
 class Launch:
     """A started trainer and its run directory."""
@@ -27,6 +34,9 @@ class Launch:
     process: subprocess.Popen[str]
     run_dir: Path
     log: Path
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "process": Ended(self.process.returncode)}
 
     def wait(self, timeout_s: float = 120) -> Launch:
         try:

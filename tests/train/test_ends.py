@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared import once
 from tests.train.conftest import edited
 from tests.train.launching import Launch, alive, run, start
 
@@ -28,7 +29,11 @@ def _pids(launch: Launch) -> list[int]:
 @pytest.fixture(scope="module")
 def halted(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Stacks asked for in mid-run, then `.HALT`."""
-    launch = start(tmp_path_factory.mktemp("halted"), [*ENDLESS, "--ddp", "1"], ranks=2)
+    return once(tmp_path_factory, "halted", _halted)
+
+
+def _halted(folder: Path) -> Launch:
+    launch = start(folder, [*ENDLESS, "--ddp", "1"], ranks=2)
     launch.until(_training)
     os.kill(_pids(launch)[1], signal.SIGUSR1)
     time.sleep(0.3)

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from nsa.data.generated import CHAIN_CHANCES, chain_entropy_nats
+from tests.shared import once
 from tests.train.launching import Launch, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def learner(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     args = ["--dataset", "markov", "--steps", "250", "--batch-size", "4", "--log-every", "50"]
-    return run(tmp_path_factory.mktemp("learner"), args)
+    return once(tmp_path_factory, "learner", lambda folder: run(folder, args))
 
 
 def _error_of_the_mean(tokens: int) -> float:

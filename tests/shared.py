@@ -1,0 +1,33 @@
+"""What many tests only read: made once in a test run, by the first worker that asks for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:
+    """What `make` returns for an empty folder of its own, which it may fill.
+
+    Workers that ask meanwhile wait, and get a copy of what it returned. Nobody may change the
+    folder afterwards. If `make` raises, the next one that asks tries again.
+    """
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # the workers' own folders lie side by side in it
+    result = root / f"{name}.pickle"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not result.exists():
+            made = make(factory.mktemp(name))
+            result.write_bytes(pickle.dumps(made))
+        found: T = pickle.loads(result.read_bytes())
+        return found
