@@ -50,8 +50,8 @@ class Preflight(RowPhase):
                 context,
                 phase=self.name,
                 name=_SANITY,
-                modules=("test_equiv_small", "test_group_consistency"),
-                purpose="paths agree; all heads of a group read the same blocks",
+                modules=("test_equiv_small", "test_group_consistency", "test_whole_model"),
+                purpose="paths agree; heads of a group read the same blocks; the model is NSA",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
             )
@@ -165,6 +165,17 @@ def _sanity_rows() -> tuple[Row, ...]:
                 lambda test: "test_group_consistency" in test.classname,
             ),
             topic="sanity",
+        ),
+        Row(
+            "whole_model",
+            "Is the model that the trainer builds the one that the equations describe?",
+            lambda case: judge_cases(
+                case,
+                _SANITY,
+                "the whole model against the oracle",
+                lambda test: "test_whole_model" in test.classname,
+            ),
+            topic="oracle",
         ),
     )
 

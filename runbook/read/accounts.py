@@ -128,14 +128,13 @@ def _step_clock(frame: pd.DataFrame, rank: RankLog) -> list[str]:
 def clocked_steps(frame: pd.DataFrame, rank: RankLog) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
-    Left out are the first step of a block and steps in whose time something else happened.
+    Left out are the first step of an arm's block and steps in whose time something else happened.
     """
     if rank.steps is None or "dt_s" not in frame:
         return None
     clock = rank.steps.assign(clock_s=rank.steps["mono"].diff())
-    both = frame[["step", "dt_s"]].assign(
-        inside=frame["block"].eq(frame["block"].shift()) if "block" in frame else True
-    )
+    places = frame[[name for name in ("arm", "block") if name in frame]]
+    both = frame[["step", "dt_s"]].assign(inside=places.eq(places.shift()).all(axis=1))
     both = both.merge(clock[["step", "clock_s", "alone"]], on="step")
     kept: pd.DataFrame = both[both["inside"] & both["alone"].astype(bool) & both["clock_s"].notna()]
     return kept
@@ -203,7 +202,7 @@ def union_of_data(ranks: Sequence[RankLog]) -> pd.Series[Any] | None:
 
 
 def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
-    """training.csv and the heartbeats of every rank tell the same loss, rate and steps."""
+    """training.csv and the heartbeats tell the same steps, losses and, on rank 0, rates."""
     problems = []
     for rank in ranks:
         if rank.steps is None or rank.steps["loss"].isna().all():
@@ -214,7 +213,8 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
                 f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
             )
         both = frame.merge(rank.steps, on="step", suffixes=("", "_said"))
-        for name in ("loss", "toks_per_s"):
+        # The loss is agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
+        for name in ("loss", "toks_per_s") if rank.rank == 0 else ("loss",):
             said = both[f"{name}_said"]
             apart = (both[name] - said).abs() > COPY_TOLERANCE * said.abs() + 1e-3 * (
                 name != "loss"

@@ -335,6 +335,7 @@ _TESTS = {
     "sanity": (
         ("nsa.tests.test_equiv_small", "test_paths_agree"),
         ("nsa.tests.test_group_consistency", "test_heads_read_the_same_blocks"),
+        ("nsa.tests.test_whole_model", "test_logits"),
     ),
     "parity": (
         ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[random]"),

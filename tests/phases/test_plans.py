@@ -133,7 +133,11 @@ def test_parity_runs_the_two_documented_test_commands() -> None:
 
 def test_preflight_runs_the_sanity_tests() -> None:
     (sanity,) = plan("preflight")
-    assert sanity.argv[-2:] == ("nsa.tests.test_equiv_small", "nsa.tests.test_group_consistency")
+    assert sanity.argv[-3:] == (
+        "nsa.tests.test_equiv_small",
+        "nsa.tests.test_group_consistency",
+        "nsa.tests.test_whole_model",
+    )
 
 
 def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> None:

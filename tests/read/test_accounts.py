@@ -39,6 +39,7 @@ def rows() -> pd.DataFrame:
             "toks_per_s": RANKS * PER_RANK / dt,
             "tokens": RANKS * PER_RANK,
             "dt_s": dt,
+            "arm": "",
             "block": 0,
         }
     )
@@ -162,6 +163,22 @@ def test_time_beside_the_steps_is_left_out() -> None:
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
     assert accounts._step_clock(table, ranks[0]) == []
+
+
+def test_time_between_two_arms_of_one_round_is_left_out() -> None:
+    table, ranks = honest()
+    table["arm"] = np.where(table["step"] > 30, "b", "a")
+    steps = ranks[0].steps
+    assert steps is not None
+    late = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] > 30, 9.0, 0.0))
+    assert accounts._step_clock(table, late[0]) == []
+
+
+def test_each_rank_has_a_rate_of_its_own() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert steps is not None
+    assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
