@@ -162,7 +162,7 @@ def test_time_beside_the_steps_is_left_out() -> None:
         assert steps is not None
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
-    assert accounts._step_clock(table, ranks[0]) == []
+    assert accounts._step_clock(table, ranks[0], ranks) == []
 
 
 def test_time_between_two_arms_of_one_round_is_left_out() -> None:
@@ -171,7 +171,23 @@ def test_time_between_two_arms_of_one_round_is_left_out() -> None:
     steps = ranks[0].steps
     assert steps is not None
     late = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] > 30, 9.0, 0.0))
-    assert accounts._step_clock(table, late[0]) == []
+    assert accounts._step_clock(table, late[0], late) == []
+
+
+def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
+    """Rank 0 closes its profiler at the end of step 20; rank 1 waits for it in step 21."""
+    table, ranks = honest()
+    first, second = ranks[0].steps, ranks[1].steps
+    assert first is not None
+    assert second is not None
+    ranks = steps_of(
+        ranks,
+        0,
+        mono=first["mono"] + np.where(first["step"] >= 20, 9.0, 0.0),
+        alone=first["step"] != 20,
+    )
+    ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
+    assert [accounts._step_clock(table, rank, ranks) for rank in ranks] == [[], []]
 
 
 def test_each_rank_has_a_rate_of_its_own() -> None:
