@@ -8,12 +8,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nsa.contract import SELECTION_RANGES
+
+
+class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that torch really runs meanwhile, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note the operator and run it."""
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeCounts:
+    """How often each range was entered, and how many operators ran in those of the selection.
+
+    A range is a name that code gives itself; the operators are what ran.
+    """
+
+    entered: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+
+
+_COUNTED = frozenset(SELECTION_RANGES.values())
 _nvtx_enabled = False
-_counts: Counter[str] | None = None
+_counts: RangeCounts | None = None
 
 
 def enable_nvtx(on: bool) -> None:
@@ -23,10 +56,10 @@ def enable_nvtx(on: bool) -> None:
 
 
 @contextmanager
-def count_ranges() -> Iterator[Counter[str]]:
-    """Count the ranges entered meanwhile, by name: proof of which code ran, without a profiler."""
+def count_ranges() -> Iterator[RangeCounts]:
+    """Count the ranges entered meanwhile: proof of which code ran, without a profiler."""
     global _counts
-    _counts = counts = Counter[str]()
+    _counts = counts = RangeCounts()
     try:
         yield counts
     finally:
@@ -36,14 +69,18 @@ def count_ranges() -> Iterator[Counter[str]]:
 @contextmanager
 def profile_range(name: str) -> Iterator[None]:
     """Mark the enclosed work as `name` for torch.profiler, and for NVTX where enabled."""
-    if _counts is not None:
-        _counts[name] += 1
+    counts = _counts
+    operators = OperatorCount() if counts is not None and name in _COUNTED else None
+    if counts is not None:
+        counts.entered[name] += 1
     nvtx = _nvtx_enabled and torch.cuda.is_available()
     if nvtx:
         torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
-        with torch.profiler.record_function(name):
+        with torch.profiler.record_function(name), operators or nullcontext():
             yield
     finally:
+        if counts is not None and operators is not None:
+            counts.operators[name] += operators.names.total()
         if nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nsa.attention.tracing import RangeCounts
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
 from nsa.train.cli import TOGGLE_OVERRIDES
@@ -20,6 +21,10 @@ from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
 
+# Operators in one call from which on the ranges are built in torch: v2 needs about 40, v1 makes one
+# tensor from its lists.
+_VECTORIZED = 10
+_FUSED_KERNEL = "_fused_adamw_"
 # Judged in every run, set or not: the phases decide from them.
 ALWAYS = (
     "NSA_PREFILL_BATCHED",
@@ -34,13 +39,15 @@ ALWAYS = (
 class Seen:
     """What was observed in a block's first steps.
 
+    ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
     a rank whose object does nothing.
     """
 
     engine: Engine
     toggles: ToggleSet
-    ranges: Mapping[str, int]
+    ranges: RangeCounts
+    update: Mapping[str, int]
     kernels: Mapping[str, str] | None
     wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
@@ -71,7 +78,7 @@ def _running(name: str, seen: Seen) -> Evidence:
 
 def _prefill(seen: Seen) -> Evidence:
     layers = seen.engine.plan.config.model.n_layers
-    calls = sum(seen.ranges.get(name, 0) for name in SELECTION_RANGES.values())
+    calls = sum(seen.ranges.entered[name] for name in SELECTION_RANGES.values())
     per_layer = calls / layers
     # Batched prefill builds the ranges once per layer, the sequential one once per token.
     path = "batched" if per_layer == 1 else "sequential" if per_layer > 1 else "none"
@@ -80,22 +87,29 @@ def _prefill(seen: Seen) -> Evidence:
 
 
 def _ranges(seen: Seen) -> Evidence:
-    names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges))
+    """The range's name is what the code calls itself; v1's loops run in Python, v2 in torch."""
+    names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
     asked = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-    return names == [SELECTION_RANGES[asked]], {"ranges": names}
+    operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]
+    ran = ["v2" if count >= _VECTORIZED else "v1" for count in operators]
+    evidence = {"ranges": names, "operators_per_call": operators, "ran": ran}
+    return names == [SELECTION_RANGES[asked]] and ran == [asked], evidence
 
 
 def _fused(seen: Seen) -> Evidence:
     optimizer = seen.engine.optimizer
     steps = [entry["step"] for entry in optimizer.state.values() if "step" in entry]
+    kernels = sorted(name for name in seen.update if name.startswith(("_fused_", "_foreach_")))
     evidence = {
         "optimizer": type(optimizer).__name__,
+        "kernels": kernels,
         "fused": [bool(group["fused"]) for group in optimizer.param_groups],
         "state_entries": len(steps),
         "step_device": sorted({str(step.device) for step in steps}),
     }
     asked = seen.toggles.flag("NSA_OPT_FUSED")
-    return bool(steps) and seen.engine.is_fused() == asked, evidence
+    ran = _FUSED_KERNEL in kernels
+    return bool(steps) and seen.engine.is_fused() == asked == ran, evidence
 
 
 def _bucket(seen: Seen) -> Evidence:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from nsa.attention.tracing import count_ranges
+from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -151,7 +151,8 @@ class BlockEvidence:
     ) -> None:
         self.block, self.log, self.engine = block, log, engine
         self.profiler, self.running = profiler, running
-        self._ranges: dict[str, int] = {}
+        self._ranges = RangeCounts()
+        self._update: OperatorCount | None = None
         self._audit: KernelAudit | None = None
         self._steps, self._emitted = 0, False
         wanted = any(block.toggles.flag(name) for name in AUDITED)
@@ -171,7 +172,14 @@ class BlockEvidence:
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
             yield
-        self._ranges = dict(counts)
+        self._ranges = counts
+
+    def watch_update(self) -> AbstractContextManager[Any]:
+        """Around the optimizer's step; only the block's first one is looked at."""
+        if self._steps:
+            return nullcontext()
+        self._update = OperatorCount()
+        return self._update
 
     def step_done(self) -> bool:
         """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
@@ -208,6 +216,7 @@ class BlockEvidence:
             engine=self.engine,
             toggles=self.block.toggles,
             ranges=self._ranges,
+            update=dict(self._update.names) if self._update else {},
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
             running=self.running,

@@ -190,7 +190,8 @@ class Loop:
         self.meter.begin(batches)
         outcome = self.engine.compute(batches, clock, evidence.watch())
         posted = self._post(outcome)
-        rate = self.engine.update(self.step, clock)
+        with evidence.watch_update():
+            rate = self.engine.update(self.step, clock)
         self.largest_lr = max(self.largest_lr, rate)
         if self.settler.lag == 0 or (self.profiler and self.profiler.active):
             with clock.part("wait"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from nsa.attention import selection
+from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
+from nsa.config import NSAConfig
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train import effects
 from nsa.train.effects import Seen
@@ -25,7 +30,8 @@ def seen(variables: dict[str, str], running: dict[str, Any] | None = None) -> Se
     return Seen(
         engine=cast("Any", SimpleNamespace(wrapped=None)),
         toggles=with_safe_mode(parse_toggles(variables)),
-        ranges={},
+        ranges=RangeCounts(),
+        update={},
         kernels=None,
         wire=None,
         running=running or {},
@@ -55,3 +61,45 @@ def test_safe_mode_is_all_of_its_consequences() -> None:
     took, evidence = effects._judge("NSA_DDP_SAFE_MODE", seen({"NSA_DDP_SAFE_MODE": "1"}))
     assert took is True
     assert evidence == {**SAFE_MODE, "gradient_as_bucket_view": False}
+
+
+def _built(version: str) -> RangeCounts:
+    cfg = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=4, d=2, l_sel=4, n_sel=3, w=4)
+    blocks = torch.tensor([0, 1, 2]).expand(1, 12, 1, 3)
+    with count_ranges() as counts:
+        selection.build_ranges(blocks, cfg, cast("Any", version))
+    return counts
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"}
+    took, evidence = effects._ranges(replace(seen(asked), ranges=_built(version)))
+    assert took is True
+    assert evidence["ran"] == [version]
+    other = selection.ranges_v1 if version == "v2" else selection.ranges_v2
+    monkeypatch.setattr(selection, f"ranges_{version}", other)
+    took, evidence = effects._ranges(replace(seen(asked), ranges=_built(version)))
+    assert took is False
+    assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
+
+
+def _updated(*, fused: bool | None, says: bool) -> tuple[bool | None, Any]:
+    """The effect of NSA_OPT_FUSED=1 on an optimizer that says one thing and may do another."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([parameter], fused=fused)
+    parameter.grad = torch.ones(4)
+    with OperatorCount() as operators:
+        optimizer.step()
+    engine = SimpleNamespace(optimizer=optimizer, is_fused=lambda: says, wrapped=None)
+    asked = seen({"NSA_OPT_FUSED": "1"})
+    return effects._fused(replace(asked, engine=cast("Any", engine), update=dict(operators.names)))
+
+
+def test_the_fused_kernel_has_to_run() -> None:
+    assert _updated(fused=True, says=True)[0] is True
+    took, evidence = _updated(fused=None, says=True)
+    assert took is False
+    assert evidence["kernels"] == []
