@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from phases.common.case import (
     Case,
@@ -42,8 +43,11 @@ from phases.limits import (
     STALL_SHARE,
 )
 from runbook.records import Launch, Outcome, Reason, Series, Window
-from runbook.records.evidence import RankLog
+from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.phase import Judgement, PlanContext
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LAUNCH = "run"
 _MIB_PER_GIB = 1024.0
@@ -224,26 +228,32 @@ def _learns(case: Case) -> Finding:
     return replace(found, code=Reason.NOT_LEARNING)
 
 
+def _with_memory(case: Case) -> LaunchEvidence:
+    """The launch, if each of its ranks told its memory."""
+    launch = case.completed(_LAUNCH)
+    known = [rank.rank for rank in launch.ranks if not _readings(rank).empty]
+    if known != list(range(launch.launch.nproc)):
+        raise missing(f"memory of {len(known)} of {launch.launch.nproc} ranks is known")
+    return launch
+
+
+def _readings(rank: RankLog) -> pd.DataFrame:
+    """Steps after which the rank told its memory."""
+    import pandas as pd
+
+    return pd.DataFrame() if rank.steps is None else rank.steps[rank.steps["mem_mib"].notna()]
+
+
 def _memory_plateau(case: Case) -> Finding:
     """Of the rank whose memory looks worst."""
-    launch = case.completed(_LAUNCH)
-    silent = [str(rank.rank) for rank in launch.ranks if _no_memory(rank)]
-    if silent or not launch.ranks:
-        raise missing(f"{_LAUNCH}: no memory readings of rank {', '.join(silent) or 'any'}")
-    return min((_plateau(case, rank) for rank in launch.ranks), key=lambda f: f.outcome.rank)
-
-
-def _no_memory(rank: RankLog) -> bool:
-    return rank.steps is None or bool(rank.steps["mem_mib"].isna().all())
+    ranks = _with_memory(case).ranks
+    return min((_plateau(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
 
 
 def _plateau(case: Case, rank: RankLog) -> Finding:
     from runbook.stats import memory_plateau
 
-    steps = rank.steps
-    if steps is None:
-        raise AssertionError("a rank without readings does not come here")
-    rows = steps[steps["mem_mib"].notna()]
+    rows = _readings(rank)
     limit = case.limit(MEMORY)
     decision = memory_plateau(
         rows["step"].to_numpy(dtype=float),
@@ -259,16 +269,11 @@ def _plateau(case: Case, rank: RankLog) -> Finding:
 
 
 def _memory_limit(case: Case) -> Finding:
-    launch = case.completed(_LAUNCH)
-    peaks = [
-        (rank.peak_cuda_mib if case.profile.has_gpu else rank.peak_rss_mib, rank)
-        for rank in launch.ranks
-    ]
-    known = [(peak, rank) for peak, rank in peaks if peak is not None]
-    if not known or len(known) < launch.launch.nproc:
-        reason = f"memory of {len(known)} of {launch.launch.nproc} ranks is known"
-        return incomplete(Reason.MISSING_ARTIFACT, reason)
-    peak, rank = max(known, key=lambda item: item[0])
+    """On CUDA the allocator's peak, activations included; on a CPU the resident memory."""
+    launch = _with_memory(case)
+    peaks = {rank.rank: float(_readings(rank)["mem_mib"].max()) for rank in launch.ranks}
+    rank = max(launch.ranks, key=lambda log: peaks[log.rank])
+    peak = peaks[rank.rank]
     value = rank_value(rank, "peak_memory", peak / _MIB_PER_GIB, "GiB")
     text = f"rank {rank.rank} uses most: {peak:.0f} MiB"
     return against(value, case.limit(MEMORY), text)

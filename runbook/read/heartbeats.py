@@ -139,7 +139,6 @@ class RankHistory(RankFold):
     """A fold that keeps the evidence as well: effects, peaks, and the records of rare events."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    peaks: dict[str, float] = field(default_factory=dict)
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     ended: list[tuple[Any, ...]] = field(default_factory=list)
@@ -153,10 +152,6 @@ class RankHistory(RankFold):
             return
         self.counts[self.event] += 1
         self._take_account(record)
-        for name in ("rss_mib", "cuda_mib"):
-            value = record.get(name)
-            if isinstance(value, float | int) and value > self.peaks.get(name, -1.0):
-                self.peaks[name] = float(value)
         if self.event == Event.EFFECT:
             self._keep_effect(record)
         elif self.event not in _STEPPING:
@@ -245,8 +240,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
         exit_code=history.exit_code,
         exit_reason=history.exit_reason,
         param_hash=str(param_hash) if param_hash else None,
-        peak_rss_mib=history.peaks.get("rss_mib"),
-        peak_cuda_mib=history.peaks.get("cuda_mib"),
         counts=dict(history.counts),
         effects=tuple(history.effects),
         ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),

@@ -65,8 +65,6 @@ class RankLog:
     exit_code: int | None
     exit_reason: str
     param_hash: str | None
-    peak_rss_mib: float | None
-    peak_cuda_mib: float | None
     counts: Mapping[str, int]
     effects: tuple[Effect, ...] = ()
     ddp_buckets: tuple[Mapping[str, Any], ...] = ()

@@ -263,8 +263,6 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
             exit_code=0,
             exit_reason="done",
             param_hash="feed",
-            peak_rss_mib=300.0,
-            peak_cuda_mib=30_000.0 if profile.has_gpu else None,
             counts={"exit": 1},
             effects=effects(launch, rank),
             ddp_buckets=buckets(launch),

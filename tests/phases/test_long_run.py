@@ -14,6 +14,17 @@ from tests.phases import builder
 from tests.phases.answers import NOTHING, TOO_MUCH, WHERE, row, said
 
 
+def second_rank(**values: float) -> builder.Change:
+    """What rank 1 says of its steps, changed."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        steps = made.ranks[1].steps
+        assert steps is not None
+        return builder.rank(1, steps=steps.assign(**values))(made)
+
+    return change
+
+
 def drifting(made: LaunchEvidence) -> LaunchEvidence:
     assert made.training is not None
     rise = np.linspace(1.0, 1.3, len(made.training.frame))
@@ -79,12 +90,12 @@ COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
         ),
         (
             "memory_limit",
-            builder.rank(1, peak_cuda_mib=70_000.0),
+            second_rank(mem_mib=70_000.0),
             TOO_MUCH,
         ),
         (
             "memory_limit",
-            builder.rank(1, peak_cuda_mib=None),
+            second_rank(mem_mib=math.nan),
             NOTHING,
         ),
     ],

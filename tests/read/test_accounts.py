@@ -71,8 +71,6 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         exit_code=0,
         exit_reason="",
         param_hash="h",
-        peak_rss_mib=300.0,
-        peak_cuda_mib=None,
         counts={},
         pids=(40 + number,),
         clock_s=float(table["dt_s"].sum()),
