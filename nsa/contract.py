@@ -259,8 +259,8 @@ COMMON_FIELDS = (
 # What an event carries besides; those that are not listed carry nothing.
 EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.PROOF: (
-        "loss", "positions", "own_gradient", "mean_low", "mean_high", "wire", "missing",
-        "oracle",
+        "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
+        "missing", "oracle",
     ),
     Event.STEP_END: ("embedded", "data", "mem_mib"),
     Event.PROFILER: ("active",),
@@ -277,7 +277,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.HALT: ("reason",),
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
-        "largest_lr",
+        "largest_lr", "updates",
     ),
 }  # fmt: skip
 

@@ -95,6 +95,11 @@ class Engine:
         """Does the optimizer itself say that it runs the fused kernel?"""
         return all(bool(group["fused"]) for group in self.optimizer.param_groups)
 
+    def updates(self) -> list[int]:
+        """Fewest and most updates of a parameter, as the optimizer itself counts them."""
+        counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
+        return [min(counts), max(counts)] if counts else []
+
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""
         dtype = _AUTOCAST.get(self.plan.config.runtime.precision)

@@ -36,6 +36,7 @@ class _Seen:
 
     local: list[tuple[Piece, Tensor]] = field(default_factory=list)
     positions: Tensor | None = None
+    logits: Tensor | None = None
 
 
 def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
         engine.wrapped.wire.take()
     return {
         "loss": float(loss.detach()),
+        "loss_again": _mean_surprise(seen.logits, batch.tokens),
         "positions": 0 if seen.positions is None else int(seen.positions),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
         **arrived,
@@ -89,15 +91,25 @@ def _pattern(like: Tensor) -> Tensor:
 
 
 def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
-    """A forward hook that counts the positions [B,S] whose logits get a gradient."""
+    """A forward hook that keeps the logits and counts the positions that get a gradient."""
 
     def count(gradient: Tensor) -> None:
         seen.positions = gradient.ne(0).any(-1).sum()
 
     def hook(_module: nn.Module, _inputs: Any, logits: Tensor) -> None:
+        seen.logits = logits.detach()
         logits.register_hook(count)  # type: ignore[no-untyped-call]
 
     return hook
+
+
+def _mean_surprise(logits: Tensor | None, tokens: Tensor) -> float | None:
+    """Mean of ln(sum(exp(z))) - z[next token] over logits [B,S,V] for tokens [B,S+1], in nats."""
+    if logits is None or logits.shape[:2] != (tokens.shape[0], tokens.shape[1] - 1):
+        return None
+    z = logits.float()
+    following = z.gather(-1, tokens[:, 1:, None].to(z.device))[..., 0]
+    return float((z.logsumexp(-1) - following).mean())
 
 
 def _arrived(engine: Engine) -> dict[str, Any]:

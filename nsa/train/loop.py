@@ -121,7 +121,12 @@ class Loop:
     def accounts(self) -> dict[str, Any]:
         """What the exit event says beside the end: tokens by two counts, how far weights moved."""
         moved = plain_floats(self.movement.by_group())
-        return {**self.meter.sums(), "moved": moved, "largest_lr": self.largest_lr}
+        return {
+            **self.meter.sums(),
+            "moved": moved,
+            "largest_lr": self.largest_lr,
+            "updates": self.engine.updates(),
+        }
 
     def _probe(self, block: Block) -> str | None:
         if block.toggles.values["NSA_USE_TRITON_SEL"]:

@@ -9,6 +9,7 @@ from runbook.read.accounts import (
     copy_account,
     data_account,
     gradient_account,
+    loss_account,
     movement_account,
     oracle_account,
     oracle_tolerance,
@@ -25,10 +26,11 @@ def balanced(case: Case, name: str) -> Finding:
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
     problems = [
         *process_account(launch.ranks),
-        *time_account(log.frame, launch.ranks, launch.result.duration_s),
+        *time_account(log.frame, launch.ranks, launch.result.duration_s, launch.result.ranks),
         *token_account(log.frame, launch.ranks, work),
         *data_account(launch.ranks, work),
         *copy_account(log.frame, launch.ranks),
+        *loss_account(log.frame, launch.ranks, work),
     ]
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
@@ -42,7 +44,7 @@ def balanced(case: Case, name: str) -> Finding:
 def learned_from(case: Case, name: str) -> Finding:
     """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
     launch, work = _every_rank(case, name), _workload(case, name)
-    problems = [*gradient_account(launch.ranks, work), *movement_account(launch.ranks)]
+    problems = [*gradient_account(launch.ranks, work), *movement_account(launch.ranks, work)]
     paths = [rank.path for rank in launch.ranks]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"

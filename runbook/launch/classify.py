@@ -66,6 +66,7 @@ def rank_exits(
                 signal=_signal_name(code),
                 reason=state.exit_reason if state else "",
                 steps_done=_steps_done(state) if state else None,
+                **(state.clocks() if state else {}),
             )
         )
     return tuple(exits)

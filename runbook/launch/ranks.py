@@ -32,6 +32,10 @@ class RankState(RankFold):
     longest_step_s: float = 0.0
     step_started_mono: float | None = None
     recent: list[Mapping[str, Any]] = field(default_factory=list)
+    # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
+    first_arrival: tuple[float, float] | None = None
+    last_arrival: tuple[float, float] | None = None
+    _step_ended: bool = False
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record of this launch in."""
@@ -44,9 +48,24 @@ class RankState(RankFold):
             return
         if self.event == Event.STEP_START:
             self.step_started_mono = self.mono if self.phase != Phase.FIRST_STEP else None
-        elif self.event == Event.STEP_END and self.step_started_mono is not None:
+        self._step_ended = self._step_ended or self.event == Event.STEP_END
+        if self.event == Event.STEP_END and self.step_started_mono is not None:
             self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
             self.step_started_mono = None
+
+    def arrived(self, now: float) -> None:
+        """What was read since the last call has arrived by `now`, s on this process's clock."""
+        if self._step_ended and self.mono is not None:
+            self.last_arrival = (now, self.mono)
+            self.first_arrival = self.first_arrival or self.last_arrival
+        self._step_ended = False
+
+    def clocks(self) -> dict[str, float]:
+        """Seconds of its steps by both clocks, as the fields of `RankExit`."""
+        if self.first_arrival is None or self.last_arrival is None:
+            return {}
+        watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
+        return {"watched_s": round(watched, 3), "said_s": round(said, 3)}
 
     @property
     def ended(self) -> bool:
@@ -112,6 +131,7 @@ class RankWatch:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
             state.changed_at = time.monotonic()
+            state.arrived(state.changed_at)
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:

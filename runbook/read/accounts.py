@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -22,22 +23,29 @@ CLOCK_TOLERANCE = 0.02
 PAUSE_S = 0.1
 # Between the end of a step and its heartbeat, in the middle of all steps.
 JITTER_S = 5e-5
+# Looking for new heartbeats, and being looked at late on a busy machine.
+ARRIVAL_S = 1.0
 # Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
 _MANY = 40
 # Starting and ending a launch, outside its ranks' clocks.
 OVERHEAD_S = 60.0
 # Numbers of the same step in two files: only their rounding may differ.
 COPY_TOLERANCE = 1e-6
+# The same logits, summed in another order: nats.
+LOSS_TOLERANCE = 2e-3
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
 # Unit roundoff of what the products are computed in, and how often it may add up in one layer. On
 # CUDA fp32 products run in TF32, which has the bits of fp16.
 ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 ROUNDOFFS = 8
+# What is off by less than this share of a roundoff was computed in a wider type.
+NARROW = 1 / 8
 # Accumulated in float32, sums of some thousand products.
 FLOAT32_SUMS = 1e-4
 # Adam moves a parameter by about the learning rate in every step, whatever its gradient.
 MOVED_SHARE = 0.1
+MOVED_MOST = 1.5
 _COMPRESSED = ("attention.k_cmp", "attention.v_cmp", "compress")
 
 
@@ -86,10 +94,21 @@ def _wire(env: Mapping[str, Any], nproc: int) -> str | None:
 
 
 def time_account(
-    frame: pd.DataFrame, ranks: Sequence[RankLog], duration_s: float | None
+    frame: pd.DataFrame,
+    ranks: Sequence[RankLog],
+    duration_s: float | None,
+    exits: Sequence[RankExit] = (),
 ) -> list[str]:
     """Column dt_s, the ranks' monotonic clocks and the launcher's clock tell the same time."""
     problems = []
+    for end in exits:
+        if end.said_s is None or end.watched_s is None:
+            continue  # over before the launcher saw two of its steps
+        if abs(end.watched_s - end.said_s) > CLOCK_TOLERANCE * end.watched_s + ARRIVAL_S:
+            problems.append(
+                f"rank {end.rank} counts {end.said_s:.1f} s between steps that arrived at the "
+                f"launcher in {end.watched_s:.1f} s"
+            )
     for rank in ranks:
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
@@ -196,6 +215,8 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         again = own[own.duplicated()] if work.generated else own[own.eq(own.shift())]
         if len(again):
             problems.append(f"rank {rank.rank} reads in step {again.index[0]} what it read before")
+        elif work.generated:
+            problems += _read_by_another(rank.rank, own, digests)
         for other, theirs in digests.items():
             same = own.index[own.eq(theirs.reindex(own.index))]
             if len(same):
@@ -204,6 +225,21 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
                     f"first in step {same[0]}"
                 )
         digests[rank.rank] = own
+    return problems
+
+
+def _read_by_another(
+    number: int, own: pd.Series[Any], others: Mapping[int, pd.Series[Any]]
+) -> list[str]:
+    """Steps whose data another rank reads too, in another step."""
+    problems = []
+    for other, theirs in others.items():
+        shared = own[own.isin(set(theirs)) & ~own.eq(theirs.reindex(own.index))]
+        if len(shared):
+            problems.append(
+                f"rank {number} reads in step {shared.index[0]} what rank {other} reads in "
+                f"another ({len(shared)} steps)"
+            )
     return problems
 
 
@@ -246,6 +282,33 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
+def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """The loss of the first batch: as trained on, as computed again, as in the CSV's first row."""
+    problems, found = [], []
+    for rank in ranks:
+        proof = rank.proof or {}
+        loss, again = proof.get("loss"), proof.get("loss_again")
+        if not _close(loss, again):
+            problems.append(
+                f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
+            )
+        else:
+            found.append(float(str(loss)))
+    whole = work.step_tokens == work.pass_tokens and not problems and bool(found)
+    first = frame.iloc[0]
+    if whole and first["step"] == 1 and not _close(sum(found) / len(found), float(first["loss"])):
+        problems.append(
+            f"the CSV's first loss is {first['loss']:.5f}, the ranks' mean was "
+            f"{sum(found) / len(found):.5f}"
+        )
+    return problems
+
+
+def _close(one: object, other: object) -> bool:
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return numbers and abs(float(str(one)) - float(str(other))) <= LOSS_TOLERANCE
+
+
 def process_account(ranks: Sequence[RankLog]) -> list[str]:
     """One process for each rank, and one rank for each process."""
     writers: dict[int, int] = {}
@@ -284,16 +347,29 @@ def gradient_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return problems
 
 
-def movement_account(ranks: Sequence[RankLog]) -> list[str]:
-    """Every group of parameters moved, about as far as the learning rate lets it."""
+def movement_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Every group of parameters moved, about as far as the learning rate lets it.
+
+    The optimizer counts its updates itself: one for each step, but where fp16 overflows.
+    """
     problems = []
     for rank in ranks:
+        steps = 0 if rank.steps is None else len(rank.steps)
         moved: Mapping[str, float] = rank.ending.get("moved") or {}
         rate = rank.ending.get("largest_lr")
         if not moved or not isinstance(rate, int | float):
             problems.append(f"rank {rank.rank} does not say how far its parameters moved")
             continue
         still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
+        far = [name for name, change in moved.items() if change > MOVED_MOST * steps * rate]
+        if far:
+            problems.append(
+                f"rank {rank.rank}: {', '.join(far)} moved further than {steps} steps of the "
+                f"learning rate {rate:g} can"
+            )
+        updates = rank.ending.get("updates")
+        if work.dtype != "fp16" and updates != [rank.last_step, rank.last_step]:
+            problems.append(f"rank {rank.rank}: {updates} updates up to step {rank.last_step}")
         if still:
             problems.append(
                 f"rank {rank.rank}: {len(still)} of {len(moved)} groups of parameters did not "
@@ -321,6 +397,10 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         }.items()
         if not _at_most(spots.get(what), limit)
     ]
+    least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
+    attention = spots.get("attention")
+    if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
+        problems.append(f"attention is off by {attention} only: not computed in {work.dtype}")
     if spots.get("blocks_illegal") != 0:
         problems.append(f"{spots.get('blocks_illegal')} choices of blocks break the rules")
     return problems

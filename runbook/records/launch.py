@@ -131,13 +131,19 @@ class LaunchStatus(StrEnum):
 
 
 class RankExit(Record):
-    """One rank's end, from its last heartbeat and from its parent's wait."""
+    """One rank's end, from its last heartbeat and from its parent's wait.
+
+    said_s: time between two of its steps by the rank's own clock. watched_s: time between their
+    arrivals at the launcher, by the launcher's clock.
+    """
 
     rank: int = Field(ge=0)
     code: int | None
     signal: str | None = None
     reason: str = ""
     steps_done: int | None = None
+    said_s: float | None = None
+    watched_s: float | None = None
 
 
 class LaunchResult(Record):

@@ -12,6 +12,7 @@ import pytest
 
 from runbook.read import accounts
 from runbook.read.accounts import Workload
+from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
@@ -27,6 +28,7 @@ WORK = Workload(
     device="cuda",
 )
 Ranks = tuple[RankLog, ...]
+EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
 
 
 def rows() -> pd.DataFrame:
@@ -75,6 +77,8 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         pids=(40 + number,),
         clock_s=float(table["dt_s"].sum()),
         proof={
+            "loss": 5.6 + 0.01 * (number - 0.5),
+            "loss_again": 5.6 + 0.01 * (number - 0.5),
             "positions": PER_RANK,
             "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
             "mean_low": 0.998,
@@ -82,9 +86,9 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "wire": "bf16",
             "missing": [],
             "oracle": dict.fromkeys(
-                ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
-                0.0,
+                ("layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
             )
+            | {"attention": 0.005}
             if number == 0
             else None,
         },
@@ -93,6 +97,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "embedded_sum": 9,
             "moved": {"embedding": 0.01, "norm": 0.02},
             "largest_lr": 3e-3,
+            "updates": [STEPS, STEPS],
         },
         steps=steps,
     )
@@ -102,12 +107,13 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
     """Everything that does not balance."""
     return [
         *accounts.process_account(ranks),
-        *accounts.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0),
+        *accounts.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0, EXITS),
         *accounts.token_account(table, ranks, work),
         *accounts.data_account(ranks, work),
         *accounts.copy_account(table, ranks),
+        *accounts.loss_account(table, ranks, work),
         *accounts.gradient_account(ranks, work),
-        *accounts.movement_account(ranks),
+        *accounts.movement_account(ranks, work),
         *accounts.oracle_account(ranks, work),
     ]
 
@@ -264,6 +270,22 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "2 of 2 groups of parameters did not move",
     ),
     "one group frozen": (lambda r: ending_of(r, 0, moved={"a": 1.0, "b": 0.0}), "1 of 2 groups"),
+    "further than the rate can": (
+        lambda r: ending_of(r, 0, moved={"a": 0.3, "b": 0.01}),
+        "a moved further than 60 steps",
+    ),
+    "every second update": (
+        lambda r: ending_of(r, 0, updates=[30, 30]),
+        "rank 0: [30, 30] updates up to step 60",
+    ),
+    "no updates counted": (lambda r: ending_of(r, 0, updates=None), "None updates up to step 60"),
+    "another target": (lambda r: proof_of(r, 1, loss_again=5.2), "computed again 5.2"),
+    "no second loss": (lambda r: proof_of(r, 1, loss_again=None), "computed again None"),
+    "the step before of the other rank": (
+        lambda r: steps_of(r, 1, data=r[0].steps["data"].shift(fill_value="ff")),  # type: ignore[index]
+        "rank 1 reads in step 2 what rank 0 reads in another (59 steps)",
+    ),
+    "computed in fp32": (lambda r: oracle_of(r, attention=1e-6), "not computed in bf16"),
     "nothing about movement": (lambda r: ending_of(r, 0, moved=None), "how far its parameters"),
     "attention off": (lambda r: oracle_of(r, attention=0.3), "attention is off by 0.3"),
     "attention NaN": (lambda r: oracle_of(r, attention=float("nan")), "attention is off by nan"),
@@ -279,6 +301,24 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     change, text = HEARTBEATS[name]
     table, ranks = honest()
     assert text in "; ".join(all_accounts(table, change(ranks)))
+
+
+def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
+    table, ranks = honest()
+    slow = RankExit(rank=0, code=0, said_s=10.0, watched_s=20.0)
+    assert accounts.time_account(table, ranks, 30.0, (slow,)) == [
+        "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
+    ]
+
+
+def test_the_first_row_has_the_loss_of_the_first_batch() -> None:
+    table, ranks = honest()
+    table.loc[0, "loss"] = 5.58
+    assert "the CSV's first loss is 5.58000, the ranks' mean was 5.60000" in "; ".join(
+        accounts.loss_account(table, ranks, WORK)
+    )
+    two = replace(WORK, step_tokens=2 * PER_RANK)
+    assert accounts.loss_account(table, ranks, two) == []  # a pass is half of the step
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:

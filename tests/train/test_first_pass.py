@@ -57,9 +57,30 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
 
 def test_the_loss_is_that_of_the_first_step() -> None:
     trainer, tokens = engine(), batch()
-    assert first_pass(trainer, tokens)["loss"] == pytest.approx(
-        float(trainer.loss(tokens.tokens).detach()), abs=1e-6
-    )
+    proof = first_pass(trainer, tokens)
+    loss = float(trainer.loss(tokens.tokens).detach())
+    assert proof["loss"] == pytest.approx(loss, abs=1e-6)
+    assert proof["loss_again"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_loss_on_other_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(self: Engine, tokens: Tensor) -> Tensor:
+        logits = self.model(tokens[:, :-1])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-1].flatten())
+
+    monkeypatch.setattr(Engine, "loss", loss)
+    proof = first_pass(engine(), batch())
+    assert abs(proof["loss"] - proof["loss_again"]) > 2e-3
+
+
+def test_the_optimizer_counts_its_updates() -> None:
+    trainer = engine()
+    assert trainer.updates() == []
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    trainer.optimizer.step()
+    trainer.optimizer.step()
+    assert trainer.updates() == [2, 2]
 
 
 def _half_a_loss(patch: pytest.MonkeyPatch) -> None:
