@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phases.common.case import Case, Finding, ending, failed, invalid, passed, skipped
+from phases.common.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
 from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
@@ -66,9 +66,9 @@ def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
     """Without the optional packages there is nothing to judge: SKIPPED, with their names."""
 
     def judged(case: Case) -> Finding:
-        missing = _missing_package(case)
-        if missing:
-            return skipped(Reason.NOT_ASKED_FOR, missing)
+        absent = _missing_package(case)
+        if absent:
+            return skipped(Reason.NOT_ASKED_FOR, absent)
         return answer(case)
 
     return judged
@@ -92,6 +92,8 @@ def _loader(case: Case) -> Finding:
     if fallback:
         return fallback
     log = case.log(_SMOKE)
+    if "fetch_s" not in log.frame:
+        raise missing(f"{log.path} has no column fetch_s", log.path)
     slowest = float(log.frame["fetch_s"].max())
     value = log_value(log, "fetch_s_max", slowest, "s")
     return against(value, case.limit(LOADER_FETCH), f"slowest batch after {slowest:.2f} s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.common.case import (
@@ -18,11 +19,11 @@ from phases.common.case import (
     passed,
 )
 from phases.common.commands import environment, trainer_launch
+from phases.common.gates import gates
 from phases.common.measure import (
     against,
     decided,
     estimated,
-    in_file,
     log_value,
     rank_value,
     shown_only,
@@ -42,7 +43,7 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Outcome, Reason, Series, Window
+from runbook.records import Launch, Outcome, Reason, Series
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.phase import Judgement, PlanContext
 
@@ -107,7 +108,7 @@ class LongRun(RowPhase):
                 _learns,
                 topic="learns",
             ),
-            Row("gates", "Are the gates healthy?", _gates, topic="gates"),
+            Row("gates", "Are the gates healthy?", partial(gates, name=_LAUNCH), topic="gates"),
             Row("memory_plateau", "Has memory stopped growing?", _memory_plateau, topic="memory"),
             Row(
                 "memory_limit",
@@ -149,51 +150,6 @@ def _steady(case: Case) -> Finding:
     if not case.gates_throughput(drift, stall):
         return shown_only(value, drift, decision.reason)
     return with_limit(decided(decision, value), value, drift)
-
-
-def _gates(case: Case) -> Finding:
-    """Collapsed: entropy too low or one gate too large in N readings one after the other."""
-    launch = case.completed(_LAUNCH)
-    frame = launch.gates
-    if frame is None or frame.empty:
-        raise missing("no gate health was recorded")
-    low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
-    patience = case.limit(GATE_COLLAPSE_READINGS)
-    entropy = frame["entropy"].to_numpy(dtype=float)
-    largest = frame["max_gate"].to_numpy(dtype=float)
-    bad = [
-        not (low.holds(one) and high.holds(other))
-        for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
-    ]
-    value = in_file(
-        launch.gates_path,
-        launch.gates_sha256,
-        "gate_entropy_min",
-        float(entropy.min()),
-        n=len(frame),
-        window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
-        note=f"largest gate share {largest.max():.3f}",
-    )
-    text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
-    start, readings = _longest_run(bad)
-    if not patience.holds(readings):
-        step = int(frame["step"].iloc[start])
-        reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
-        return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
-    if any(bad):
-        text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
-        return passed(text, measurement=value)
-    return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
-
-
-def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
-    """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
-    start, longest, run = 0, 0, 0
-    for index, flag in enumerate(flags):
-        run = run + 1 if flag else 0
-        if run > longest:
-            start, longest = index - run + 1, run
-    return start, longest
 
 
 def _learns(case: Case) -> Finding:
@@ -283,7 +239,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
     limit = case.limit(MEMORY).value * _MIB_PER_GIB
     kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
     launch = optional(lambda: case.launch(_LAUNCH))
-    if launch is None or launch.gates is None:
+    if launch is None or launch.gates is None or "entropy" not in launch.gates:
         return kept
     file = (launch.gates_path, launch.gates_sha256)
     least = case.limit(GATE_ENTROPY_MIN).value

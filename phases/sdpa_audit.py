@@ -106,7 +106,7 @@ def _audit(case: Case) -> Mapping[str, Any]:
 
 
 def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
-    found = ((audit or {}).get(arm) or {}).get("branches", {}).get(branch) or {}
+    found = (((audit or {}).get(arm) or {}).get("branches") or {}).get(branch) or {}
     return str(found.get("kernel") or "not seen")
 
 
@@ -162,7 +162,8 @@ def _arm(case: Case, arm: str) -> Finding:
         fault = refused(launch, [arm])
     if fault is not None:
         return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
-    rows = 0 if launch.training is None else int((launch.training.frame["arm"] == arm).sum())
+    table = None if launch.training is None else launch.training.frame
+    rows = 0 if table is None or "arm" not in table else int((table["arm"] == arm).sum())
     if rows == 0:
         case.completed(INTERLEAVED)
         raise missing(f"arm {arm} wrote no step")

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.measure import log_value, rank_value
-from runbook.read.accounts import (
-    Workload,
-    copy_account,
-    data_account,
+from runbook.read.accounts import Workload, balance
+from runbook.read.learning import (
     gradient_account,
-    loss_account,
     movement_account,
     oracle_account,
     oracle_tolerance,
-    process_account,
-    time_account,
-    token_account,
 )
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
@@ -24,14 +18,7 @@ from runbook.records.evidence import LaunchEvidence
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, processes and the CSV's numbers have a second source."""
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
-    problems = [
-        *process_account(launch.ranks),
-        *time_account(log.frame, launch.ranks, launch.result.duration_s, launch.result.ranks),
-        *token_account(log.frame, launch.ranks, work),
-        *data_account(launch.ranks, work),
-        *copy_account(log.frame, launch.ranks),
-        *loss_account(log.frame, launch.ranks, work),
-    ]
+    problems = balance(log.frame, launch.ranks, work, launch.result.duration_s, launch.result.ranks)
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
     if problems:
@@ -69,7 +56,7 @@ def as_written(case: Case, name: str) -> Finding:
         return failed(Reason.UNBALANCED, reason, evidence=paths, topic="oracle")
     spots = (launch.ranks[0].proof or {})["oracle"]
     value = rank_value(launch.ranks[0], "attention_error", float(spots["attention"]), "share")
-    count = len(spots["positions"])
+    count = len(spots.get("positions") or ())
     reason = (
         f"attention, layer and logits at {count} positions of the first batch, S={work.seq_len}: "
         f"off by at most {max(spots[n] for n in ('attention', 'layer', 'logits')):.2g} of "
@@ -90,7 +77,7 @@ def _every_rank(case: Case, name: str) -> LaunchEvidence:
 def _workload(case: Case, name: str) -> Workload:
     try:
         return Workload.of(case.env(name))
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         path = case.launch(name).env_path
-        reason = f"{path} does not say what was trained: {error!r}"
+        reason = f"{path} does not say what was trained: {error}"
         raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))) from error

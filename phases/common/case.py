@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
 from runbook.config.limits import Limit
-from runbook.records import Comparator, LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import Comparator, Launch, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 from runbook.records.phase import PlanContext
 
@@ -139,6 +139,13 @@ def ending(launch: LaunchEvidence) -> Finding:
     return _finding(outcome, code, reason, evidence=paths)
 
 
+def _lacking(log: TrainingLog, launch: Launch) -> list[str]:
+    """Columns without which a log answers nothing; arms that take turns need those of blocks."""
+    wanted = ["step", "loss", "toks_per_s", "tokens", "dt_s"]
+    wanted += ["arm", "block", "warmup"] if launch.schedule is not None else []
+    return [name for name in wanted if name not in log.frame]
+
+
 def _impossible(log: TrainingLog) -> str:
     """The first value that no training step can have, or an empty string."""
     for column in ("dt_s", "tokens", "toks_per_s"):
@@ -215,6 +222,9 @@ class Case:
             raise missing(f"{name} wrote no step to training.csv", found.console_path)
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
+            raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
+        if lacking := _lacking(log, found.launch):
+            reason = f"{log.path}: the header lacks {', '.join(lacking)}"
             raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
         broken = _impossible(log) if sane else ""
         if broken:

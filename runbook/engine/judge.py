@@ -162,6 +162,14 @@ def read_facts(run_root: Path) -> dict[str, Fact]:
     return {name: Fact(**fields) for name, fields in document.items()}
 
 
+def shown_fact(fact: Fact) -> str:
+    """A fact as the record's environment shows it; empty where nothing is known."""
+    if fact.value in (None, ""):
+        return ""
+    value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
+    return f"{value} {fact.unit}".strip()
+
+
 def read_phase(
     run_root: Path,
     entries: Sequence[LaunchEntry],

@@ -81,8 +81,31 @@ def artifact_records(run_root: Path, *, without: Iterable[str] = ()) -> tuple[Ar
     return tuple(records)
 
 
+def strange_entries(run_root: Path) -> list[str]:
+    """Entries that no run leaves: links, empty folders, and what is neither file nor folder."""
+    problems = []
+    for path in sorted(run_root.rglob("*")):
+        name = path.relative_to(run_root).as_posix()
+        if path.is_symlink():
+            problems.append(f"{name}: a symbolic link")
+        elif path.is_dir():
+            if not any(path.iterdir()):
+                problems.append(f"{name}: an empty folder")
+        elif not path.is_file():
+            problems.append(f"{name}: neither a file nor a folder")
+    return problems
+
+
+def _drop_empty_folders(run_root: Path) -> None:
+    """A manifest cannot list a folder, so one that holds nothing is not kept."""
+    for path in sorted(run_root.rglob("*"), reverse=True):
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+
+
 def write_manifest(run_root: Path) -> Path:
     """Write the digests of all files of the run; returns the manifest's path."""
+    _drop_empty_folders(run_root)
     lines = [f"{record.sha256}  {record.path}\n" for record in artifact_records(run_root)]
     path = run_root / MANIFEST_FILE
     write_atomic(path, "".join(lines))
@@ -90,7 +113,7 @@ def write_manifest(run_root: Path) -> Path:
 
 
 def check_manifest(run_root: Path) -> list[str]:
-    """What differs from the manifest: changed, missing and unlisted files, each named.
+    """What differs from the manifest: changed, missing and unlisted entries, each named.
 
     Raises `RunbookError` if there is no manifest or it cannot be read.
     """
@@ -107,7 +130,7 @@ def check_manifest(run_root: Path) -> list[str]:
     names = {path.relative_to(run_root).as_posix() for path in run_files(run_root)}
     unlisted = sorted(names - wanted.keys() - {MANIFEST_FILE})
     problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
-    return problems
+    return problems + strange_entries(run_root)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from runbook.engine.judge import (
     missing_row,
     read_phase,
     record_of,
+    shown_fact,
     what_it_reads,
     write_facts,
 )
@@ -116,9 +117,8 @@ class PhaseRun:
         with state.stop.deferred():
             state.facts |= facts
             write_facts(state.run_root, facts)
-            environment = {
-                name: _shown(fact) for name, fact in facts.items() if fact.value not in (None, "")
-            }
+            shown = {name: shown_fact(fact) for name, fact in facts.items()}
+            environment = {name: text for name, text in shown.items() if text}
             state.journal.append("facts", environment=environment)
 
     def _launch(self, launch: Launch) -> None:
@@ -202,8 +202,3 @@ class PhaseRun:
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
         )
-
-
-def _shown(fact: Fact) -> str:
-    value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
-    return f"{value} {fact.unit}".strip()

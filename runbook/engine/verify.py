@@ -6,36 +6,40 @@ limits it gets another record (`judge_again`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook import registry
-from runbook.engine.journal import EVENTS_FILE, assemble, derive_record, read_events
+from runbook.engine.intact import (
+    differing_fields,
+    fact_problems,
+    folder_problems,
+    journal_problems,
+    planned_problems,
+    profile_problems,
+    unjudged_problems,
+    was_judged,
+)
+from runbook.engine.journal import assemble
 from runbook.engine.judge import judge_phase, read_facts, read_phase, record_of, what_it_reads
 from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.outputs import (
-    MANIFEST_FILE,
     RECORD_FILE,
-    check_manifest,
     record_text,
     render,
     report_files,
     run_files,
 )
 from runbook.errors import RunbookError
-from runbook.read import file_sha256
-from runbook.records import PhaseRecord, Reason, RunRecord
+from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
     from runbook.config import Profile
 
-_WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
-_LONGEST = 120
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
     ("checks", "check", "id"),
@@ -55,6 +59,18 @@ def compare_phases(recorded: PhaseRecord, recomputed: PhaseRecord) -> list[str]:
     return problems
 
 
+def _compare_records(recorded: RunRecord, again: RunRecord) -> list[str]:
+    """One line for everything in the record that judging its artifacts does not give."""
+    names, given = ([phase.name for phase in one.phases] for one in (recorded, again))
+    problems = [] if names == given else [f"phases: recorded {names}, judged again {given}"]
+    for old, new in zip(recorded.phases, again.phases, strict=False):
+        problems += compare_phases(old, new) if old.name == new.name else []
+    old_rest, new_rest = (
+        one.model_dump(mode="json", exclude={"phases"}) for one in (recorded, again)
+    )
+    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old_rest, new_rest)]
+
+
 def _rows(
     phase: str, kind: str, old: list[dict[str, Any]], new: list[dict[str, Any]], key: str
 ) -> Iterator[str]:
@@ -72,25 +88,6 @@ def _rows(
         where = one[key] if kind == "check" else f"{phase}: {kind} {one[key]!r}"
         for text in differing_fields(one, other):
             yield f"{where}: {text}"
-
-
-def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """`field: recorded X, recomputed Y` for every leaf that differs."""
-    problems = []
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name), new.get(name)
-        if json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True):
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            problems += differing_fields(one, other, f"{prefix}{name}.")
-        else:
-            problems.append(f"{prefix}{name}: recorded {_short(one)}, recomputed {_short(other)}")
-    return problems
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +112,26 @@ def verify_run(
 ) -> Verification:
     """Recompute a run from its artifacts and compare.
 
-    The manifest against the files, the artifact digests in run.json, run.json against the journal,
-    every check, measurement and table against a fresh reading and judgement, and every report
-    against a fresh rendering. `phases` and `setup` replace the registered ones.
+    The folder's name and every entry in it against run.json and the manifest, run.json against the
+    journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
+    everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
+    reading and judgement, and every report against a fresh rendering. `phases` and `setup` replace
+    the registered ones.
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
-    differences += _manifest(run_root)
-    differences += _artifacts(run_root, record)
-    differences += _journal(run_root, record)
+    differences += folder_problems(run_root, record)
+    differences += journal_problems(run_root, record)
     if phases is None:
         phases = registry.phases()
     try:
-        for old, new in rejudge(record, run_root, setup or setup_of_record(record), phases=phases):
-            differences += compare_phases(old, new)
+        setup = setup or setup_of_record(record)
+        differences += profile_problems(record)
+        again = _judged(record, run_root, setup, phases=phases)
+        differences += _compare_records(record, again)
+        differences += planned_problems(record, run_root, setup, phases=phases)
+        differences += unjudged_problems(record, run_root, phases=phases)
+        differences += fact_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
         differences.append(f"cannot be judged again: {error}")
     reports, found = _reports(run_root, record)
@@ -152,41 +155,6 @@ def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     if record_text(record) != text:
         return record, [f"{RECORD_FILE}: not as the runbook wrote it"]
     return record, []
-
-
-def _manifest(run_root: Path) -> list[str]:
-    if not (run_root / MANIFEST_FILE).is_file():
-        return [f"{MANIFEST_FILE}: missing (the run is not finished, or the file was removed)"]
-    try:
-        return check_manifest(run_root)
-    except RunbookError as error:
-        return [str(error)]
-
-
-def _artifacts(run_root: Path, record: RunRecord) -> list[str]:
-    problems = []
-    for artifact in record.artifacts:
-        path = run_root / artifact.path
-        if not path.is_file():
-            problems.append(f"{artifact.path}: missing")
-        elif file_sha256(path) != artifact.sha256:
-            problems.append(f"{artifact.path}: differs from its digest in {RECORD_FILE}")
-    return problems
-
-
-def _journal(run_root: Path, record: RunRecord) -> list[str]:
-    path = run_root / EVENTS_FILE
-    try:
-        events, whole = read_events(path)
-        derived = derive_record(events)
-    except (RunbookError, ValueError, KeyError, TypeError) as error:
-        return [f"{EVENTS_FILE}: {error}"]
-    problems = [f"{EVENTS_FILE}: torn last line"] if whole != path.stat().st_size else []
-    old, new = record.model_dump(mode="json"), derived.model_dump(mode="json")
-    for name in ("phases", "artifacts"):
-        if old.pop(name) != new.pop(name):
-            problems.append(f"{RECORD_FILE}: {name} differ from those in {EVENTS_FILE}")
-    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old, new)]
 
 
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str]]:
@@ -214,16 +182,16 @@ def rejudge(
     """Pairs of a phase as recorded and as judged now, for every phase that was judged at all.
 
     A phase that never ran, was cut off before its judgement, or in which the runbook itself
-    failed has nothing to judge again and is passed through unchanged. Raises `ValueError` for
-    facts that cannot be read, `OSError` for an unreadable disk.
+    failed has nothing to judge again: whatever its record says, it is INCOMPLETE. Raises
+    `ValueError` for facts that cannot be read, `OSError` for an unreadable disk.
     """
     facts = read_facts(run_root)
     evidence: dict[str, PhaseEvidence] = {}
     choices: dict[str, dict[str, str]] = {}
     for old in record.phases:
         phase = phases.get(old.name)
-        if phase is None or not _was_judged(old):
-            yield old, old
+        if phase is None or not was_judged(old):
+            yield old, _unjudged(old)
             continue
         chosen, earlier = what_it_reads(phase, choices, evidence)
         found = read_phase(run_root, old.launches, facts=facts, earlier=earlier)
@@ -242,10 +210,14 @@ def rejudge(
         yield old, new
 
 
-def _was_judged(record: PhaseRecord) -> bool:
-    if not record.started_at or not record.checks:
-        return False
-    return not all(check.code in _WITHOUT_JUDGEMENT for check in record.checks)
+def _unjudged(old: PhaseRecord) -> PhaseRecord:
+    """The record without anything that only a judgement could give."""
+    nothing = {"outcome": Outcome.INCOMPLETE, "measurement": None}
+    checks = tuple(check.model_copy(update=nothing) for check in old.checks)
+    empty: dict[str, object] = dict.fromkeys(("measurements", "tables", "series", "notes"), ())
+    return old.model_copy(
+        update={"outcome": Outcome.INCOMPLETE, "checks": checks, "choices": {}, **empty}
+    )
 
 
 def judge_again(
@@ -267,6 +239,14 @@ def judge_again(
     if phases is None:
         phases = registry.phases()
     setup = setup_of_record(record, profile=profile, named=named)
+    return _judged(record, run_root, setup, phases=phases)
+
+
+def _judged(
+    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
+) -> RunRecord:
+    """The record as it follows from the artifacts and this setup alone."""
+    profile = setup.profile
     ran = [phase for phase in record.phases if phase.started_at]
     kept = record.model_copy(update={"phases": tuple(ran)})
     judged: list[PhaseRecord] = [new for _, new in rejudge(kept, run_root, setup, phases=phases)]

@@ -2,7 +2,8 @@
 
 What the trainer says about itself is believed only where something else in the same folder says
 so too. Every function returns what does not balance, in words; a source that is missing does not
-balance either. Judging a run and inspecting a directory use the same functions.
+balance either. Judging a run and inspecting a directory use the same functions; those on what the
+model computes and learns are in `runbook.read.learning`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -33,20 +35,9 @@ OVERHEAD_S = 60.0
 COPY_TOLERANCE = 1e-6
 # The same logits, summed in another order: nats.
 LOSS_TOLERANCE = 2e-3
-# What a mean of known numbers may be off by after it traveled in a type.
-WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
-# Unit roundoff of what the products are computed in, and how often it may add up in one layer. On
-# CUDA fp32 products run in TF32, which has the bits of fp16.
-ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-ROUNDOFFS = 8
-# What is off by less than this share of a roundoff was computed in a wider type.
-NARROW = 1 / 8
-# Accumulated in float32, sums of some thousand products.
-FLOAT32_SUMS = 1e-4
-# Adam moves a parameter by about the learning rate in every step, whatever its gradient.
-MOVED_SHARE = 0.1
-MOVED_MOST = 1.5
-_COMPRESSED = ("attention.k_cmp", "attention.v_cmp", "compress")
+
+# Columns that have a second source in every rank's heartbeats.
+_COPIED = ("step", "loss", "toks_per_s", "tokens", "dt_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +56,34 @@ class Workload:
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
-        """From env.json. Raises `ValueError` or `TypeError` where it lacks what is needed."""
-        effective, config = env["effective"], env.get("config") or {}
-        nproc = int(env["world_size"])
-        per_pass = int(effective["per_rank_batch"]) * int(effective["seq_len"])
+        """From env.json. Raises `ValueError` where it lacks what is needed."""
+        env, _ = shaped(env, ENV, "env.json")
+        effective, config = env.get("effective") or {}, env.get("config") or {}
+        lacking = [
+            name
+            for name, value in {"world_size": env.get("world_size"), **_needed(effective)}.items()
+            if not value or (is_count(value) and value < 0)
+        ]
+        if lacking:
+            raise ValueError(f"env.json has no usable {', '.join(lacking)}")
+        nproc, seq_len = env["world_size"], effective["seq_len"]
+        per_pass = effective["per_rank_batch"] * seq_len
         return cls(
             nproc=nproc,
-            step_tokens=per_pass * int(effective["accumulation"]),
+            step_tokens=per_pass * effective["accumulation"],
             pass_tokens=per_pass,
-            seq_len=int(effective["seq_len"]),
-            block=int((config.get("nsa") or {}).get("l") or 0),
+            seq_len=seq_len,
+            block=(config.get("nsa") or {}).get("l") or 0,
             wire=_wire(env, nproc),
             generated=effective.get("dataset") in ("synthetic", "markov"),
-            dtype=str(effective["dtype"]),
+            dtype=effective["dtype"],
             device=str(effective.get("device")),
         )
+
+
+def _needed(effective: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("per_rank_batch", "seq_len", "accumulation", "dtype")
+    return {f"effective.{name}": effective.get(name) for name in names}
 
 
 def _wire(env: Mapping[str, Any], nproc: int) -> str | None:
@@ -91,6 +95,46 @@ def _wire(env: Mapping[str, Any], nproc: int) -> str | None:
     toggles = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
     kind = str(toggles.get("NSA_DDP_COMPRESS") or "off")
     return "fp32" if kind == "off" else kind
+
+
+def balance(
+    frame: pd.DataFrame,
+    ranks: Sequence[RankLog],
+    work: Workload,
+    duration_s: float | None,
+    exits: Sequence[RankExit] = (),
+) -> list[str]:
+    """Everything about time, tokens, data, processes and copies that does not balance.
+
+    `duration_s` and `exits` are what the launcher's clock shows; None where there was no launcher.
+    """
+    lacking = [name for name in _COPIED if name not in frame]
+    if lacking:
+        return [f"the CSV has no column {', '.join(lacking)}"]
+    return [
+        *process_account(ranks),
+        *step_account(ranks),
+        *time_account(frame, ranks, duration_s, exits),
+        *token_account(frame, ranks, work),
+        *data_account(ranks, work),
+        *copy_account(frame, ranks),
+        *loss_account(frame, ranks, work),
+    ]
+
+
+def step_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Every rank ends every step once, and the ranks hold the same parameters at the end."""
+    problems = []
+    for rank in ranks:
+        if rank.steps is None:
+            continue
+        steps = rank.steps["step"]
+        if again := sorted({int(step) for step in steps[steps.duplicated()]}):
+            problems.append(f"rank {rank.rank} ends {len(again)} steps twice, first {again[0]}")
+    hashes = {rank.param_hash for rank in ranks}
+    if len(hashes) > 1:
+        problems.append("parameters differ between ranks at the end")
+    return problems
 
 
 def time_account(
@@ -211,7 +255,7 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         if rank.steps is None or rank.steps["data"].isna().any():
             problems.append(f"rank {rank.rank} does not say which data it read")
             continue
-        own = rank.steps.set_index("step")["data"].astype(str)
+        own = _digests(rank.steps).astype(str)
         again = own[own.duplicated()] if work.generated else own[own.eq(own.shift())]
         if len(again):
             problems.append(f"rank {rank.rank} reads in step {again.index[0]} what it read before")
@@ -243,13 +287,19 @@ def _read_by_another(
     return problems
 
 
+def _digests(steps: pd.DataFrame) -> pd.Series[Any]:
+    """The digest of each step's data; a step that is there twice counts once."""
+    digests: pd.Series[Any] = steps.drop_duplicates("step").set_index("step")["data"]
+    return digests
+
+
 def union_of_data(ranks: Sequence[RankLog]) -> pd.Series[Any] | None:
     """For each step the sum of the ranks' digests: equal for one rank that reads everything."""
     total = None
     for rank in ranks:
         if rank.steps is None or rank.steps["data"].isna().any():
             return None
-        own = rank.steps.set_index("step")["data"].map(lambda text: int(str(text), 16))
+        own = _digests(rank.steps).map(lambda text: int(str(text), 16))
         total = own if total is None else total + own
     return None if total is None else total.map(lambda number: number % (1 << 64))
 
@@ -320,107 +370,3 @@ def process_account(ranks: Sequence[RankLog]) -> list[str]:
             if writers.setdefault(pid, rank.rank) != rank.rank:
                 problems.append(f"ranks {writers[pid]} and {rank.rank} are one process, {pid}")
     return problems
-
-
-def gradient_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """Known numbers sent by every rank came out as their mean, in the type that was asked for."""
-    problems = []
-    for rank in ranks:
-        who, proof = f"rank {rank.rank}", rank.proof
-        if proof is None:
-            problems.append(f"{who} proves nothing about its gradients")
-            continue
-        low, high, wire = (proof.get(name) for name in ("mean_low", "mean_high", "wire"))
-        allowed = WIRE_TOLERANCE.get(work.wire or str(wire), 0.0)
-        if proof.get("missing"):
-            problems.append(f"{who}: no gradient for {', '.join(map(str, proof['missing']))}")
-        if not (_near(low, allowed) and _near(high, allowed)):
-            problems.append(
-                f"{who}: the mean of known gradients came out as {low} to {high} of itself"
-            )
-        if work.wire is not None and wire != work.wire:
-            problems.append(f"{who}: gradients travel as {wire}, not as {work.wire}")
-        own: Mapping[str, float] = proof.get("own_gradient") or {}
-        idle = [name for name, size in own.items() if size == 0 and not _may_idle(name, work)]
-        if idle or not own:
-            problems.append(f"{who}: no gradient reaches {', '.join(idle) or 'anything'}")
-    return problems
-
-
-def movement_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """Every group of parameters moved, about as far as the learning rate lets it.
-
-    The optimizer counts its updates itself: one for each step, but where fp16 overflows.
-    """
-    problems = []
-    for rank in ranks:
-        steps = 0 if rank.steps is None else len(rank.steps)
-        moved: Mapping[str, float] = rank.ending.get("moved") or {}
-        rate = rank.ending.get("largest_lr")
-        if not moved or not isinstance(rate, int | float):
-            problems.append(f"rank {rank.rank} does not say how far its parameters moved")
-            continue
-        still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
-        far = [name for name, change in moved.items() if change > MOVED_MOST * steps * rate]
-        if far:
-            problems.append(
-                f"rank {rank.rank}: {', '.join(far)} moved further than {steps} steps of the "
-                f"learning rate {rate:g} can"
-            )
-        updates = rank.ending.get("updates")
-        if work.dtype != "fp16" and updates != [rank.last_step, rank.last_step]:
-            problems.append(f"rank {rank.rank}: {updates} updates up to step {rank.last_step}")
-        if still:
-            problems.append(
-                f"rank {rank.rank}: {len(still)} of {len(moved)} groups of parameters did not "
-                f"move: {', '.join(still)} (largest learning rate {rate:g})"
-            )
-    return problems
-
-
-def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """What rank 0 computed for its first batch, against the equations in float64."""
-    spots: Mapping[str, Any] = next(
-        ((rank.proof or {}).get("oracle") or {} for rank in ranks if rank.rank == 0), {}
-    )
-    if not spots:
-        return ["rank 0 did not hold its first batch against the oracle"]
-    allowed = oracle_tolerance(work)
-    problems = [
-        f"{what} is off by {spots.get(what)} of itself, allowed {limit:.2g}"
-        for what, limit in {
-            "embedding": 0.0,
-            "attention": allowed,
-            "layer": allowed,
-            "logits": allowed,
-            "blocks_shortfall": allowed,
-        }.items()
-        if not _at_most(spots.get(what), limit)
-    ]
-    least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
-    attention = spots.get("attention")
-    if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
-        problems.append(f"attention is off by {attention} only: not computed in {work.dtype}")
-    if spots.get("blocks_illegal") != 0:
-        problems.append(f"{spots.get('blocks_illegal')} choices of blocks break the rules")
-    return problems
-
-
-def oracle_tolerance(work: Workload) -> float:
-    """Error of one layer, as a share of its output, that the launch's types explain."""
-    tf32 = work.device == "cuda" and work.dtype == "fp32"
-    roundoff = ROUNDOFF.get("fp16" if tf32 else work.dtype, 0.0)
-    return max(FLOAT32_SUMS, ROUNDOFFS * roundoff)
-
-
-def _at_most(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and value <= limit
-
-
-def _may_idle(group: str, work: Workload) -> bool:
-    """A sequence with fewer than two compressed blocks has nothing to choose among."""
-    return work.seq_len < 2 * work.block and group.startswith(_COMPRESSED)
-
-
-def _near(value: object, allowed: float) -> bool:
-    return isinstance(value, int | float) and abs(value - 1.0) <= allowed

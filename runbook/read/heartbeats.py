@@ -1,35 +1,28 @@
 """heartbeat_rank*.jsonl: what one rank said about itself, and how it ended.
 
 `RankFold` is the one fold over heartbeat records: a run that is watched, a run that is judged and
-a directory of unknown origin are all read by it. `RankHistory` keeps besides what a judge needs.
+a directory of unknown origin are all read by it. `runbook.read.history` keeps what a judge needs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
-from runbook.read.documents import name_below
-from runbook.records.evidence import Effect, RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.read.shapes import is_count, is_number
 
 _BLOCK_BYTES = 2 << 20
-_KEPT_PER_KIND = 4096
 _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()
 _KNOWN = frozenset(Event)
-_STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
-# What a step is made of: any other event between two steps' ends is time of its own.
-_IN_A_STEP = frozenset({*_STEPPING, Event.FETCHED})
-_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", "mem_mib")
+STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
+# No training has more steps; a larger number is not one.
+_MOST_STEPS = 2**53
 
 
 @dataclass(kw_only=True)
@@ -78,8 +71,9 @@ class RankFold:
         token, rank = record.get("token"), record.get("rank")
         if token is not None:
             self.tokens[str(token)] = None
-        if isinstance(rank, int) and rank != self.rank:
-            self.other_ranks.add(rank)
+        named = whole_number(rank)
+        if named is not None and named != self.rank:
+            self.other_ranks.add(named)
         self._take_clocks(record)
         self._take_step(record.get("step"))
         if self.event == Event.EXIT:
@@ -90,17 +84,19 @@ class RankFold:
             self.steps_done = whole_number(record.get("steps_done"))
 
     def _take_clocks(self, record: Mapping[str, Any]) -> None:
-        writer, mono, now = record.get("pid"), record.get("mono"), record.get("ts")
-        if isinstance(writer, int):
-            self.pids[writer] = None
-        if isinstance(mono, int | float):
+        writer: Any = record.get("pid")
+        mono: Any = record.get("mono")
+        now: Any = record.get("ts")
+        if (pid := whole_number(writer)) is not None:
+            self.pids[pid] = None
+        if is_number(mono):
             # Each process counts from a beginning of its own, at least after a reboot.
             if self.mono is not None and writer == self._writer and mono < self.mono:
                 self.clock_back += 1
             self.mono = float(mono)
             self.first_mono = self.mono if self.first_mono is None else self.first_mono
         self._writer = writer
-        if isinstance(now, int | float):
+        if is_number(now):
             if self.ts is not None:
                 self.wall_clock_back += now < self.ts
                 self.silence_s = max(self.silence_s or 0.0, now - self.ts)
@@ -108,11 +104,11 @@ class RankFold:
 
     def _take_step(self, value: object) -> None:
         step = whole_number(value)
-        if step is None:
+        if step is None or not 0 <= step <= _MOST_STEPS:
             return
         self.steps_back += step < self.step
         self.step = step
-        if self.event in _STEPPING or self.event not in _KNOWN:
+        if self.event in STEPPING or self.event not in _KNOWN:
             self.first_step = step if self.first_step is None else min(self.first_step, step)
             self.last_step = step
 
@@ -132,129 +128,6 @@ class RankFold:
         if self.other_ranks:
             found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
         return found
-
-
-@dataclass(kw_only=True)
-class RankHistory(RankFold):
-    """A fold that keeps the evidence as well: effects, peaks, and the records of rare events."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    effects: list[Effect] = field(default_factory=list)
-    kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    ended: list[tuple[Any, ...]] = field(default_factory=list)
-    progress: list[tuple[Any, ...]] = field(default_factory=list)
-    _alone: bool = False
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Fold one record in, and keep it if it is a rare one."""
-        super().take(record)
-        if not self.event:
-            return
-        self.counts[self.event] += 1
-        self._take_account(record)
-        if self.event == Event.EFFECT:
-            self._keep_effect(record)
-        elif self.event not in _STEPPING:
-            self._keep(record)
-
-    def _take_account(self, record: Mapping[str, Any]) -> None:
-        """What this step says, to be held against the CSV's row of it."""
-        if self.event == Event.STEP_END:
-            numbers = (record.get("embedded"), record.get("data"), record.get("mem_mib"))
-            self.ended.append((self.step, self.mono, self._alone, *numbers))
-            self._alone = True
-        elif self.event == Event.PROGRESS:
-            self.progress.append((self.step, record.get("loss"), record.get("toks_per_s")))
-        elif self.event not in _IN_A_STEP:
-            self._alone = False
-
-    def steps_frame(self) -> pd.DataFrame | None:
-        """The columns of `RankLog.steps`, or None where no step ended."""
-        import pandas as pd
-
-        if not self.ended:
-            return None
-        ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
-        said = pd.DataFrame(self.progress, columns=("step", "loss", "toks_per_s"))
-        for name in ("mono", "embedded", "mem_mib"):
-            ended[name] = pd.to_numeric(ended[name], errors="coerce")
-        for name in ("loss", "toks_per_s"):
-            said[name] = pd.to_numeric(said[name], errors="coerce")
-        return ended.merge(said.drop_duplicates("step"), on="step", how="left")
-
-    def _keep_effect(self, record: Mapping[str, Any]) -> None:
-        if len(self.effects) >= _KEPT_PER_KIND:
-            return
-        took = record.get("took_effect")
-        self.effects.append(
-            Effect(
-                toggle=str(record.get("toggle", "")),
-                value=str(record.get("value", "")),
-                took_effect=took if isinstance(took, bool) else None,
-                evidence=record.get("evidence"),
-                arm=str(record.get("arm") or ""),
-                block=whole_number(record.get("block")) or 0,
-                rank=self.rank,
-            )
-        )
-
-    def _keep(self, record: Mapping[str, Any]) -> None:
-        kept = self.kept.setdefault(self.event, [])
-        if len(kept) < _KEPT_PER_KIND:
-            kept.append(record)
-        else:
-            kept[-1] = record  # the last one is the one that says how it ended
-
-    def last(self, event: str) -> Mapping[str, Any]:
-        """The last record of an event, or an empty one."""
-        return self.kept.get(event, [{}])[-1]
-
-
-def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
-    """Read one rank's heartbeats; never raises for what the file holds.
-
-    A torn last line is dropped and counted, and is no damage; an unreadable line before it,
-    another launch's token, another process or rank, or a clock that goes back is.
-    Raises `OSError` if the file cannot be read at all.
-    """
-    history = RankHistory(rank=rank)
-    sha256, torn = fold_file(path, history)
-    problems = history.strangers()
-    if dropped := history.dropped + history.unnamed:
-        problems.append(f"{dropped} unreadable lines were dropped")
-    if history.clock_back:
-        problems.append(f"the monotonic clock goes back at {history.clock_back} places")
-    damaged = bool(problems)
-    if torn:
-        problems.append(f"a torn last line was dropped ({torn} bytes)")
-    param_hash = history.last(Event.EXIT).get("param_hash")
-    halted = history.counts[Event.HALT]
-    return RankLog(
-        rank=rank,
-        path=name_below(path, relative_to),
-        sha256=sha256,
-        events=history.events,
-        tokens=frozenset(history.tokens),
-        first_step=history.first_step,
-        last_step=history.last_step,
-        exit_code=history.exit_code,
-        exit_reason=history.exit_reason,
-        param_hash=str(param_hash) if param_hash else None,
-        counts=dict(history.counts),
-        effects=tuple(history.effects),
-        ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
-        arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
-        nonfinite=history.last(Event.NONFINITE) or None,
-        halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
-        pids=tuple(history.pids),
-        clock_s=history.clock_s,
-        proof=history.last(Event.PROOF) or None,
-        ending=history.last(Event.EXIT),
-        steps=history.steps_frame(),
-        dropped_lines=dropped + bool(torn),
-        problems=tuple(problems),
-        damaged=damaged,
-    )
 
 
 def fold_file(path: Path, fold: RankFold) -> tuple[str, int]:
@@ -295,8 +168,8 @@ def parse_heartbeat(line: bytes) -> Mapping[str, Any] | None:
 
 
 def whole_number(value: object) -> int | None:
-    """The value if it is an integer; JSON's true and false are none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """The value if it is an integer of 64 bits; JSON's true and false are none."""
+    return value if isinstance(value, int) and is_count(value) else None
 
 
 def heartbeat_files(run_dir: Path) -> dict[int, Path]:

@@ -20,8 +20,10 @@ from runbook.read.documents import (
     read_json_object,
     read_junit,
 )
-from runbook.read.heartbeats import heartbeat_files, read_heartbeats
+from runbook.read.heartbeats import heartbeat_files
+from runbook.read.history import read_heartbeats
 from runbook.read.rows import RowSpec, read_rows
+from runbook.read.shapes import AUDIT, ENV, PROFILE, shaped
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
@@ -43,9 +45,9 @@ def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] =
 TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
 GATES = _spec(contract.GATES_COLUMNS)
 _DOCUMENTS = {
-    "env": contract.ENV_JSON,
-    "audit": contract.SDPA_AUDIT_JSON,
-    "profile": contract.PROFILE_JSON,
+    "env": (contract.ENV_JSON, ENV),
+    "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
+    "profile": (contract.PROFILE_JSON, PROFILE),
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),
@@ -73,9 +75,12 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         log = read_training_csv(folder / contract.TRAINING_CSV, relative_to=run_root)
         fields["training"] = log
         problems.extend(f"{log.path}: {problem}" for problem in log.problems)
-    for key, name in _DOCUMENTS.items():
+    for key, (name, shape) in _DOCUMENTS.items():
         found: list[str] = []
         document, sha256 = read_json_object(folder / name, found)
+        if document is not None:
+            document, more = shaped(document, shape, name)
+            found += more
         problems.extend(f"{launch.run_dir}/{text}" for text in found)
         if sha256:
             fields[key] = document

@@ -129,7 +129,8 @@ def test_collapse_needs_as_many_readings_as_the_toggle_says() -> None:
         )
         for toggles in (low, patient)
     ]
-    assert outcomes == [Outcome.FAIL, Outcome.PASS]
+    # More patience than the run has readings cannot be tried, and is no pass.
+    assert outcomes == [Outcome.FAIL, Outcome.INCONCLUSIVE]
 
 
 @pytest.mark.parametrize("sign", [">=", ">", "<=", "<"])

@@ -12,9 +12,11 @@ from runbook.stats import Decided, meets_target
 from runbook.stats.launches import MOST_SCALING
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
+    IDLE_MFU,
     NUMBER_RULES,
     arms_decision,
     efficiency,
+    mfu,
     paired_scaling,
 )
 from runbook.tools.replay.rules_rows import OPTIONAL_PHASES, ROW_RULES, Contradiction, rates
@@ -61,7 +63,8 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
 
     Returns:
         Checks (one or two per phase), every contradiction with the rule it breaks, and the
-        verdict: NO-GO if a required check fails, GO only if all pass, else INCOMPLETE.
+        verdict: NO-GO if a required check or phase fails, GO only if all checks pass and nothing
+        in the report contradicts another part of it, else INCOMPLETE.
     """
     checks = tuple(_checks(replay, path, sha256))
     required = [check.id for check in checks if check.required]
@@ -70,10 +73,17 @@ def judge_replay(replay: ReplayFile, *, path: str, sha256: str) -> ReplayRecord:
         title=replay.title,
         source=replay.source,
         claimed_verdict=replay.claimed_verdict,
-        verdict=judge_run(checks, required),
+        verdict=_verdict(judge_run(checks, required), found),
         checks=checks,
         contradictions=found,
     )
+
+
+def _verdict(by_rows: Verdict, found: tuple[Contradiction, ...]) -> Verdict:
+    """The rows' verdict, which no contradiction leaves a GO."""
+    if any(item.outcome is Outcome.FAIL and item.phase not in OPTIONAL_PHASES for item in found):
+        return Verdict.NO_GO
+    return Verdict.INCOMPLETE if found and by_rows is Verdict.GO else by_rows
 
 
 def _checks(replay: ReplayFile, path: str, sha256: str) -> Iterator[Check]:
@@ -174,6 +184,9 @@ def _against_floor(
     text = f"{rates(span)} tok/s, floor {floor:g}"
     if best.outcome is Decided.FAIL:
         return Outcome.FAIL, Reason.BELOW_LIMIT, text
+    share = mfu(replay, span[1], line.devices)
+    if not IDLE_MFU <= share <= 1.0:
+        return Outcome.INVALID, Reason.NOT_PLAUSIBLE, f"{text}; {share:.2%} of the machine's peak"
     if not (line.csv and line.window):
         return Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT, f"{text}; no CSV file and window"
     if worst.outcome is Decided.PASS:

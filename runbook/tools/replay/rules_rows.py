@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pydantic import Field
@@ -17,6 +18,10 @@ RULES: dict[str, str] = {
     "acceptance.config": "the acceptance row is measured on the config that the runbook names,"
     " not on a friendlier one",
     "acceptance.row_missing": "no required row can vanish from the acceptance table",
+    "acceptance.asks_less": "GO needs every row of the runbook's own acceptance table (G2, L1)",
+    "acceptance.value": "the acceptance row states what was measured on its config",
+    "claim.failed": "what a report itself calls failed has not passed",
+    "claim.pending": "what is pending, partial, deferred or skipped has not passed",
     "phase.not_completed": "a phase that timed out, crashed, was cut off or was not run is a row,"
     " and never passed",
     "phase.part_not_run": "skipped, not reported or not collected is not passed",
@@ -38,6 +43,7 @@ RULES: dict[str, str] = {
     " the machine's peak",
     "mfu.measured": "throughput must be plausible for the machine: below 1 % of its peak"
     " something is broken, whatever the target says",
+    "mfu.impossible": "no machine does more than its peak",
     "target.stale": "a target under half of what is measured is stale: it can catch nothing",
     "plausible.sequence_length": "equal tok/s at two sequence lengths, far below the"
     " machine's peak, is implausible: overhead per step would give the longer one more",
@@ -60,6 +66,9 @@ class Contradiction(Record):
 _OUTCOMES = {
     "acceptance.throughput": Outcome.FAIL,
     "acceptance.row_missing": Outcome.INCOMPLETE,
+    "acceptance.asks_less": Outcome.INCOMPLETE,
+    "claim.failed": Outcome.FAIL,
+    "claim.pending": Outcome.INCOMPLETE,
     "phase.not_completed": Outcome.INCOMPLETE,
     "phase.part_not_run": Outcome.INCOMPLETE,
     "parity.failed": Outcome.FAIL,
@@ -84,6 +93,34 @@ def contradiction(
         outcome=Outcome.FAIL if failed else _OUTCOMES.get(rule, Outcome.INVALID),
     )
 
+
+# What the runbook's own acceptance table has: requirements G2 and L1.
+ACCEPTANCE_ROWS = (
+    "throughput",
+    "v2_parity",
+    "compression",
+    "bucket_sweep",
+    "scaling",
+    "sdpa_audit",
+    "long_run",
+)
+# A number that is written twice may be rounded.
+NEAR = 0.01
+_FAILING = (
+    r"fail(?:s|ed|ing|ures?)?|nans?|infs?|infinite|non-?finite|diverg(?:ed|es|ing)|crash(?:ed|es)?|"
+    r"hangs?|hung|hanging|oom|out of memory|errors?|abort(?:ed|s)?|killed|broken|no-?go|"
+    r"exceptions?|not met|unmet|missed|did not (?:pass|reach|finish|complete)|timed? ?out"
+)
+_FAILED = re.compile(rf"(?<![\w.])(?:{_FAILING})(?!\w)", re.IGNORECASE)
+# "no NaN", "0 failures", "without errors" say the opposite.
+_DENIED = re.compile(
+    rf"(?<![\w.])(?:no|not|0|zero|without(?: any)?|never)[ -](?:{_FAILING})(?!\w)", re.IGNORECASE
+)
+_PENDING = re.compile(
+    r"(?<!\w)(?:pending|partial(?:ly)?|deferred|skipped|todo|tbd|incomplete|conditional(?:ly)?"
+    r"|not (?:run|done|tested|measured)|unknown|n/a)(?!\w)",
+    re.IGNORECASE,
+)
 
 OPTIONAL_PHASES = ("fused_adamw", "fineweb")
 
@@ -130,6 +167,48 @@ def rows_missing(replay: ReplayFile) -> Iterator[Contradiction]:
                 replay.claimed_verdict,
                 f"the acceptance table has no row {name}",
             )
+
+
+def asks_less(replay: ReplayFile) -> Iterator[Contradiction]:
+    """An acceptance table that leaves out what the runbook asks for."""
+    if left_out := [name for name in ACCEPTANCE_ROWS if name not in replay.acceptance.rows]:
+        yield contradiction(
+            "acceptance.asks_less",
+            "acceptance",
+            replay.claimed_verdict,
+            f"the acceptance does not ask for {', '.join(left_out)}",
+        )
+
+
+def scored_value(replay: ReplayFile) -> Iterator[Contradiction]:
+    """A throughput in the acceptance table that no result of its config gives."""
+    for row in replay.scored:
+        config = row.config or replay.acceptance.config
+        spans = [
+            one.span for one in replay.results("baseline") if one.config == config and one.span
+        ]
+        if row.row != "throughput" or row.value is None:
+            continue
+        if not any(low * (1 - NEAR) <= row.value <= high * (1 + NEAR) for low, high in spans):
+            measured = ", ".join(map(rates, spans)) or "nothing"
+            yield contradiction(
+                "acceptance.value",
+                "baseline",
+                f"{row.claim} {row.value:g} tok/s",
+                f"measured on {config}: {measured}",
+            )
+
+
+def own_words(replay: ReplayFile) -> Iterator[Contradiction]:
+    """What the report itself calls failed or pending, whatever stands beside it."""
+    said = [("acceptance", replay.claimed_verdict)]
+    said += [("acceptance", f"{row.row}: {row.claim}") for row in replay.scored]
+    said += [(name, table.claim) for name, table in replay.phases.items()]
+    for phase, words in said:
+        if found := _FAILED.search(_DENIED.sub("", words)):
+            yield contradiction("claim.failed", phase, words, f"it says {found[0]!r} itself")
+        elif phase == "acceptance" and (found := _PENDING.search(words)):
+            yield contradiction("claim.pending", phase, words, f"it says {found[0]!r} itself")
 
 
 def not_completed(replay: ReplayFile) -> Iterator[Contradiction]:
@@ -197,6 +276,9 @@ ROW_RULES = (
     scored_elsewhere,
     not_completed,
     rows_missing,
+    asks_less,
+    scored_value,
+    own_words,
     parts,
     sequential_prefill,
     no_provenance,

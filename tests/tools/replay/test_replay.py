@@ -11,10 +11,10 @@ import yaml
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.records.outcome import Verdict
-from runbook.tools.replay.judge import ReplayRecord, judge_replay
+from runbook.records.outcome import Outcome, Verdict
+from runbook.tools.replay.judge import ReplayRecord, _verdict, judge_replay
 from runbook.tools.replay.models import ReplayFile, load_replay, replay_names
-from runbook.tools.replay.rules_rows import RULES
+from runbook.tools.replay.rules_rows import RULES, Contradiction
 
 SHA = "0" * 64
 
@@ -87,6 +87,17 @@ def test_one_row_of_warm_up_is_no_throughput() -> None:
     assert "acceptance.throughput" not in broken(judgement)
 
 
+ROWS = (
+    "throughput",
+    "scaling",
+    "v2_parity",
+    "compression",
+    "bucket_sweep",
+    "sdpa_audit",
+    "long_run",
+)
+
+
 def honest() -> dict[str, Any]:
     """A report with nothing wrong in it: launches, receipts, all phases."""
     receipt = {"csv": "baseline/training.csv", "window": "steps 21-100"}
@@ -101,7 +112,7 @@ def honest() -> dict[str, Any]:
         "acceptance": {
             "config": "production",
             "min_toks_per_s": 100_000,
-            "rows": ["throughput", "scaling"],
+            "rows": list(ROWS),
             "source": "made up",
         },
         "configs": {"production": {"seq_len": 2048, "batch": 2}},
@@ -137,7 +148,7 @@ def honest() -> dict[str, Any]:
         },
         "scored": [
             {"row": "throughput", "claim": "PASS", "config": "production", "value": 152e3},
-            {"row": "scaling", "claim": "PASS"},
+            *({"row": row, "claim": "PASS"} for row in ROWS[1:]),
         ],
     }
 
@@ -166,18 +177,28 @@ BASE = "phases/baseline/results/0"
     ("path", "value", "rule", "verdict"),
     [
         ("acceptance/min_toks_per_s", 200_000, "acceptance.throughput", Verdict.NO_GO),
-        ("acceptance/min_toks_per_s", 50_000, "target.stale", Verdict.GO),
-        ("acceptance/min_toks_per_s", 39, "mfu.target", Verdict.GO),
-        ("scored/1/row", "compression", "acceptance.row_missing", Verdict.GO),
+        ("acceptance/min_toks_per_s", 50_000, "target.stale", Verdict.INCOMPLETE),
+        ("acceptance/min_toks_per_s", 39, "mfu.target", Verdict.INCOMPLETE),
+        ("scored/1/row", "compression", "acceptance.row_missing", Verdict.INCOMPLETE),
         ("phases/long_run/status", "timed_out", "phase.not_completed", Verdict.INCOMPLETE),
         ("phases/nvtx/status", "crashed", "phase.not_completed", Verdict.NO_GO),
         ("phases/v2_parity/failed", ["gaps"], "parity.failed", Verdict.NO_GO),
         ("phases/nvtx/not_run", ["range"], "phase.part_not_run", Verdict.INCOMPLETE),
-        ("env", {}, "config.sequential_prefill", Verdict.GO),
+        ("env", {}, "config.sequential_prefill", Verdict.INCOMPLETE),
         (f"{BASE}/csv", "", "window.no_provenance", Verdict.INCOMPLETE),
         (f"{BASE}/launches", [300e3, 301e3, 299e3], "scaling.impossible", Verdict.INCOMPLETE),
         (f"{BASE}/launches", [102e3, 98e3, 99e3], "", Verdict.NO_GO),  # E = 0.62
         ("phases/bucket_sweep/chosen", "25", "sweep.winner_not_shown", Verdict.INCOMPLETE),
+        ("claimed_verdict", "FAILED (NaN)", "claim.failed", Verdict.NO_GO),
+        ("claimed_verdict", "PARTIAL SUCCESS", "claim.pending", Verdict.INCOMPLETE),
+        ("scored/6/claim", "FAIL: loss is NaN", "claim.failed", Verdict.NO_GO),
+        ("scored/5/claim", "deferred", "claim.pending", Verdict.INCOMPLETE),
+        ("phases/long_run/claim", "diverged at step 80", "claim.failed", Verdict.NO_GO),
+        ("phases/baseline/status", "crashed", "phase.not_completed", Verdict.NO_GO),
+        ("acceptance/rows", ["throughput"], "acceptance.asks_less", Verdict.INCOMPLETE),
+        ("scored", [], "acceptance.row_missing", Verdict.INCOMPLETE),
+        ("scored/0/value", 305e3, "acceptance.value", Verdict.INCOMPLETE),
+        ("machine/peak_tflops", 0.3, "mfu.impossible", Verdict.INCOMPLETE),
     ],
 )
 def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict: Verdict) -> None:
@@ -185,6 +206,50 @@ def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict
     assert judgement.verdict is verdict
     if rule:
         assert rule in broken(judgement)
+
+
+@pytest.mark.parametrize(
+    "claim", ["PASS, no NaN", "GO: 0 failures", "passed without errors", "inferred: 300 tok/s"]
+)
+def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
+    assert judge(spoil("phases/long_run/claim", claim)).verdict is Verdict.GO
+
+
+def test_rates_divided_by_a_hundred_are_implausible() -> None:
+    """Floor and rates alike, so that each still reaches it: nothing but the machine says no."""
+    data = honest()
+    data["acceptance"]["min_toks_per_s"] /= 100
+    data["scored"][0]["value"] /= 100
+    for table in data["phases"].values():
+        for line in table.get("results", ()):
+            line["launches"] = [rate / 100 for rate in line["launches"]]
+    judgement = judge(data)
+    assert judgement.verdict is Verdict.INCOMPLETE
+    assert {item.phase for item in judgement.contradictions if item.rule == "mfu.measured"} == {
+        "baseline",
+        "bucket_sweep",
+        "single_gpu",
+    }
+    rows = {check.id: check for check in judgement.checks}
+    assert rows["baseline.throughput"].code == "not_plausible"
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_no_contradiction_leaves_a_go(name: str) -> None:
+    """Each rule, broken alone beside rows that all pass."""
+    one = Contradiction(
+        rule=name,
+        rule_text=RULES[name],
+        phase="baseline",
+        claimed="x",
+        found="y",
+        outcome=Outcome.INVALID,
+    )
+    assert _verdict(Verdict.GO, (one,)) is Verdict.INCOMPLETE
+    failed = one.model_copy(update={"outcome": Outcome.FAIL})
+    assert _verdict(Verdict.GO, (failed,)) is Verdict.NO_GO
+    optional = failed.model_copy(update={"phase": "fineweb"})
+    assert _verdict(Verdict.GO, (optional,)) is Verdict.INCOMPLETE
 
 
 def test_another_config_in_the_acceptance_row() -> None:

@@ -1,0 +1,85 @@
+"""Are the gates of the three branches healthy? Read from the gates.csv of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from phases.common.case import Case, Finding, failed, inconclusive, invalid, missing, passed
+from phases.common.measure import in_file, with_limit
+from phases.limits import GATE_COLLAPSE_READINGS, GATE_ENTROPY_MIN, GATE_MAX_SHARE
+from runbook.records import Reason, Window
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A stretch without readings is suspicious beyond so many of the usual ones.
+_GAP = 3
+
+
+def gates(case: Case, *, name: str) -> Finding:
+    """Collapsed: entropy too low or one gate too large in N readings one after the other."""
+    launch = case.completed(name)
+    frame = launch.gates
+    if frame is None or frame.empty:
+        raise missing("no gate health was recorded")
+    if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
+        reason = f"{launch.gates_path}: the header lacks {', '.join(absent)}"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.gates_path,))
+    low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
+    patience = case.limit(GATE_COLLAPSE_READINGS)
+    asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
+    if gap := _unread(frame, asked, patience.value):
+        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
+    entropy = frame["entropy"].to_numpy(dtype=float)
+    largest = frame["max_gate"].to_numpy(dtype=float)
+    bad = [
+        not (low.holds(one) and high.holds(other))
+        for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
+    ]
+    value = in_file(
+        launch.gates_path,
+        launch.gates_sha256,
+        "gate_entropy_min",
+        float(entropy.min()),
+        n=len(frame),
+        window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
+        note=f"largest gate share {largest.max():.3f}",
+    )
+    text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
+    start, readings = _longest_run(bad)
+    if not patience.holds(readings):
+        step = int(frame["step"].iloc[start])
+        reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
+        return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
+    if any(bad):
+        text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
+        return passed(text, measurement=value)
+    return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
+
+
+def _unread(frame: pd.DataFrame, steps: int, patience: float) -> str:
+    """Why so few readings cannot show a collapse, or an empty string.
+
+    As many are needed as mean one, and none missing: no stretch of steps without a reading may be
+    several times as long as usual.
+    """
+    at = [int(step) for step in frame["step"]]
+    if len(at) < max(patience, 2):
+        return f"{len(at)} reading(s) of the gates in {steps} steps: {patience:g} mean a collapse"
+    usual = sorted(after - before for before, after in pairwise(at))[(len(at) - 1) // 2]
+    for before, after in pairwise([0, *at, steps]):
+        if after - before > _GAP * max(usual, 1):
+            return f"no reading of the gates between steps {before} and {after}"
+    return ""
+
+
+def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
+    start, longest, run = 0, 0, 0
+    for index, flag in enumerate(flags):
+        run = run + 1 if flag else 0
+        if run > longest:
+            start, longest = index - run + 1, run
+    return start, longest

@@ -1,0 +1,186 @@
+"""Is a finished run's folder what its record says? Everything that needs no judging again.
+
+Names and entries of the folder, the journal, the profile, the plan and the end of each launch, and
+the facts that are shown. Each function returns what differs, in words; none changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from runbook.config import is_profile_file, load_profile, profile_names
+from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
+from runbook.engine.judge import read_facts, shown_fact
+from runbook.engine.options import Setup
+from runbook.engine.outputs import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    check_manifest,
+    report_files,
+    run_files,
+    strange_entries,
+)
+from runbook.errors import RunbookError
+from runbook.read import file_sha256
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
+from runbook.read.redact import redact_variables
+from runbook.records import LaunchEntry, LaunchStatus, PhaseRecord, Reason, RunRecord
+from runbook.records.phase import Phase
+
+_WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
+_LONGEST = 120
+# What a second attempt is started with besides the plan.
+_OF_A_RETRY = "NCCL_DEBUG"
+
+
+def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`field: recorded X, recomputed Y` for every leaf that differs."""
+    problems = []
+    for name in sorted(old.keys() | new.keys()):
+        one, other = old.get(name), new.get(name)
+        if json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True):
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            problems += differing_fields(one, other, f"{prefix}{name}.")
+        else:
+            problems.append(f"{prefix}{name}: recorded {_short(one)}, recomputed {_short(other)}")
+    return problems
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
+    """The folder's name, and every entry in it, against the manifest and the record."""
+    name = run_root.resolve().name
+    problems = [] if name == record.run_id else [f"the folder is {name}, its run {record.run_id}"]
+    if (run_root / MANIFEST_FILE).is_file():
+        try:
+            problems += check_manifest(run_root)
+        except RunbookError as error:
+            problems.append(str(error))
+    else:
+        text = "missing (the run is not finished, or the file was removed)"
+        problems += [f"{MANIFEST_FILE}: {text}", *strange_entries(run_root)]
+    return problems + list(_artifacts(run_root, record))
+
+
+def _artifacts(run_root: Path, record: RunRecord) -> Iterator[str]:
+    listed = {artifact.path: artifact for artifact in record.artifacts}
+    for name, artifact in listed.items():
+        path = run_root / name
+        if not path.is_file() or path.is_symlink():
+            yield f"{name}: missing"
+        elif file_sha256(path) != artifact.sha256:
+            yield f"{name}: differs from its digest in {RECORD_FILE}"
+        elif path.stat().st_size != artifact.size_bytes:
+            yield f"{name}: its size differs from that in {RECORD_FILE}"
+    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *report_files().values()}
+    if listed:  # an unfinished run lists none
+        for path in run_files(run_root):
+            if (name := path.relative_to(run_root).as_posix()) not in known:
+                yield f"{name}: not listed in {RECORD_FILE}"
+
+
+def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
+    """The record against the one that its journal gives."""
+    path = run_root / EVENTS_FILE
+    try:
+        events, whole = read_events(path)
+        derived = derive_record(events)
+    except (RunbookError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{EVENTS_FILE}: {error}"]
+    problems = [f"{EVENTS_FILE}: torn last line"] if whole != path.stat().st_size else []
+    old, new = record.model_dump(mode="json"), derived.model_dump(mode="json")
+    for name in ("phases", "artifacts"):
+        if old.pop(name) != new.pop(name):
+            problems.append(f"{RECORD_FILE}: {name} differ from those in {EVENTS_FILE}")
+    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old, new)]
+
+
+def profile_problems(record: RunRecord) -> list[str]:
+    """A profile that is named like a shipped one has to be that one.
+
+    Its digest is recomputed from the document with everything else that judging determines.
+    """
+    asked = str(record.options.get("profile") or record.profile)
+    if is_profile_file(asked) or record.profile not in profile_names():
+        return []
+    shipped = load_profile(record.profile).model_dump(mode="json")
+    found = differing_fields(json.loads(json.dumps(record.profile_document)), shipped)
+    return [f"profile {record.profile} is not the shipped one: {text}" for text in found]
+
+
+def planned_problems(
+    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
+) -> list[str]:
+    """Every launch as the phase plans it, and as its own folder says that it went."""
+    problems: list[str] = []
+    choices: dict[str, dict[str, str]] = {}
+    for one in record.phases:
+        choices[one.name] = one.choices
+        phase = phases.get(one.name)
+        if phase is not None and was_judged(one):
+            chosen: dict[str, str] = {}
+            for name in phase.reads:
+                chosen |= choices.get(name, {})
+            plan = [launch.model_dump(mode="json") for launch in phase.plan(setup.context(chosen))]
+            kept = [entry.launch.model_dump(mode="json") for entry in one.launches]
+            if plan != kept:
+                problems.append(f"{one.name}: the launches are not those that the phase plans")
+        for entry in one.launches:
+            problems += _ended_as_told(run_root, one.name, entry)
+    return problems
+
+
+def _ended_as_told(run_root: Path, phase: str, entry: LaunchEntry) -> list[str]:
+    launch, result = entry.launch, entry.result
+    folder, where = run_root / launch.run_dir, f"{phase}: launch {launch.name}"
+    if not result.attempts and result.status is LaunchStatus.NOT_RUN:
+        return [f"{where}: not run, but its folder is there"] if folder.exists() else []
+    found: list[str] = []
+    described, _ = read_json_object(folder / LAUNCH_JSON, found)
+    ended, _ = read_json_object(folder / RESULT_JSON, found)
+    if described is None or ended is None:
+        return [f"{where}: {text}" for text in found or [f"no {LAUNCH_JSON} or {RESULT_JSON}"]]
+    told = {"result": result.model_dump(mode="json"), "launch": launch.model_dump(mode="json")}
+    more = {_OF_A_RETRY: "INFO"} if result.attempts > 1 else {}
+    told["launch"]["env"] = redact_variables({**launch.env, **more})
+    kept = {"result": ended, "launch": described.get("launch")}
+    return [f"{where}: {text}" for text in differing_fields(told, kept)]
+
+
+def unjudged_problems(
+    record: RunRecord, run_root: Path, *, phases: Mapping[str, Phase]
+) -> Iterator[str]:
+    """Phases that were started and not judged, without the trace that the reason would leave."""
+    for one in record.phases:
+        if one.started_at and one.name not in phases:
+            yield f"{one.name}: no phase of this name is installed, so it was not judged again"
+        elif one.started_at and not was_judged(one):
+            broke = any(run_root.glob(f"harness_error_{one.name}*.txt"))
+            if not (record.interrupted or broke):
+                yield f"{one.name}: not judged, and nothing shows why"
+
+
+def was_judged(record: PhaseRecord) -> bool:
+    """Has the phase a judgement of its own, so that it can be judged again?"""
+    if not record.started_at or not record.checks:
+        return False
+    return not all(check.code in _WITHOUT_JUDGEMENT for check in record.checks)
+
+
+def fact_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
+    """Facts that the record shows otherwise than facts.json, or whose file is another one."""
+    for name, fact in read_facts(run_root).items():
+        path = run_root / fact.path
+        if fact.sha256 and (not path.is_file() or file_sha256(path) != fact.sha256):
+            yield f"fact {name}: {fact.path} is not the file that it was read from"
+        shown, found = record.environment.get(name, ""), shown_fact(fact)
+        if shown != found:
+            yield f"{RECORD_FILE}: environment.{name}: recorded {shown!r}, {found!r} found"

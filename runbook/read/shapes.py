@@ -1,0 +1,178 @@
+"""Shapes of JSON documents: what does not have the type that its readers expect is left out.
+
+A trainer, or whoever edited its files, may write anything. Left out and named, a value is missing
+for every reader alike, and no reader has to ask for its type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nsa.contract import Event
+
+# Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
+_LARGEST = 2**64
+
+
+def is_count(value: object) -> bool:
+    """A whole number that fits into 64 bits; JSON's true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def is_any_number(value: object) -> bool:
+    """A number, NaN and infinities included."""
+    return isinstance(value, float) or is_count(value)
+
+
+def is_number(value: object) -> bool:
+    """A finite number."""
+    return is_any_number(value) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def is_text(value: object) -> bool:
+    """A string."""
+    return isinstance(value, str)
+
+
+def anything(value: object) -> bool:
+    """Whatever it is: only shown, or compared as it stands."""
+    del value
+    return True
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A mapping with these fields; others stay as they are, one of the wrong shape is left out."""
+
+    shapes: Mapping[str, Shape]
+
+
+@dataclass(frozen=True)
+class Each:
+    """A mapping of names to values of one shape; a single other value spoils all of it."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of one shape; a single other item spoils all of it."""
+
+    shape: Shape
+
+
+Shape = Callable[[object], bool] | Fields | Each | Items
+_NOTHING = object()
+
+
+def shaped(
+    document: Mapping[str, Any], shape: Fields, where: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The document without what has another shape, and one sentence for each part left out.
+
+    A null fits a field: it says that nothing is known.
+    """
+    problems: list[str] = []
+    fitted: dict[str, Any] = _fit(document, shape, where, problems)
+    return fitted, problems
+
+
+def _fit(value: Any, shape: Shape, where: str, problems: list[str]) -> Any:
+    if value is None:
+        return None
+    if isinstance(shape, Fields) and isinstance(value, Mapping):
+        kept = dict(value)
+        for name, inner in shape.shapes.items():
+            if name in kept:
+                found = _fit(kept[name], inner, f"{where}.{name}", problems)
+                if found is _NOTHING:
+                    del kept[name]
+                else:
+                    kept[name] = found
+        return kept
+    if isinstance(shape, Each) and isinstance(value, Mapping):
+        every = {
+            key: _fit(one, shape.shape, f"{where}.{key}", problems) for key, one in value.items()
+        }
+        bad = any(one is _NOTHING or one is None for one in every.values())
+        return _NOTHING if bad else every
+    if isinstance(shape, Items) and isinstance(value, list):
+        items = [_fit(one, shape.shape, where, problems) for one in value]
+        return _NOTHING if any(one is _NOTHING or one is None for one in items) else items
+    if not isinstance(shape, Fields | Each | Items) and shape(value):
+        return value
+    problems.append(f"{where} has an unexpected value: {str(value)[:40]!r}")
+    return _NOTHING
+
+
+ENV = Fields(
+    {
+        "run_token": is_text,
+        "world_size": is_count,
+        "config_sha256": is_text,
+        "git": Fields({}),
+        "versions": Fields({}),
+        "device": Fields({"type": is_text, "name": is_text, "count": is_count}),
+        "config": Fields({"train": Fields({}), "nsa": Fields({"l": is_count})}),
+        "effective": Fields(
+            {
+                **dict.fromkeys(
+                    ("seq_len", "global_batch", "per_rank_batch", "accumulation", "steps"),
+                    is_count,
+                ),
+                **dict.fromkeys(("tokens_per_step", "n_params", "vocab_size"), is_count),
+                **dict.fromkeys(("model_flops_per_token", "loss_floor"), is_number),
+                **dict.fromkeys(("dtype", "device", "dataset", "loss_floor_source"), is_text),
+            }
+        ),
+        "toggles": Items(Fields({"name": is_text})),
+        "notes": Items(anything),
+        "arms": Fields({}),
+    }
+)
+AUDIT = Fields({"arms": Each(Fields({"branches": Each(Fields({"kernel": is_text}))}))})
+PROFILE = Fields(
+    {
+        "ranges": Each(Fields({"count": is_count, "cpu_us": is_number, "cuda_us": is_number})),
+        "python_share": is_number,
+        "top_python": Items(Fields({"name": is_text, "share": is_number})),
+        "steps": is_count,
+        "wall_us": is_number,
+    }
+)
+_SPOTS = ("embedding", "attention", "layer", "logits", "blocks_illegal", "blocks_shortfall")
+# Of the heartbeats that are kept whole; those of every step are read field by field.
+EVENTS: Mapping[str, Fields] = {
+    Event.PROOF: Fields(
+        {
+            "loss": is_any_number,
+            "loss_again": is_any_number,
+            "positions": is_count,
+            "own_gradient": Each(is_any_number),
+            "mean_low": is_any_number,
+            "mean_high": is_any_number,
+            "wire": is_text,
+            "missing": Items(is_text),
+            "oracle": Fields(
+                {"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}
+            ),
+        }
+    ),
+    Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
+    Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
+    Event.NONFINITE: Fields({"step": is_count}),
+    Event.HALT: Fields({"reason": is_text}),
+    Event.EXIT: Fields(
+        {
+            "param_hash": is_text,
+            "fetched_sum": is_count,
+            "embedded_sum": is_count,
+            "moved": Each(is_any_number),
+            "largest_lr": is_any_number,
+            "updates": Items(is_count),
+        }
+    ),
+}

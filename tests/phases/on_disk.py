@@ -1,0 +1,74 @@
+"""Evidence made by hand, written as the files that it would have been read from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nsa import contract
+from nsa.contract import Event
+from runbook.records.evidence import LaunchEvidence, RankLog
+from tests.phases import builder
+
+Record = dict[str, Any]
+
+
+def write_launch(root: Path, made: LaunchEvidence) -> Path:
+    """A run directory from which the same evidence is read; returns it."""
+    folder = root / made.launch.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    if made.training is not None:
+        table = made.training.frame.assign(warmup=made.training.frame["warmup"].astype(int))
+        table.to_csv(folder / contract.TRAINING_CSV, index=False)
+    if made.gates is not None:
+        made.gates.to_csv(folder / contract.GATES_CSV, index=False)
+    for name, document in (
+        (contract.ENV_JSON, made.env),
+        (contract.SDPA_AUDIT_JSON, made.audit),
+        (contract.PROFILE_JSON, made.profile),
+        ("result.json", made.result.model_dump(mode="json")),
+    ):
+        if document is not None:
+            (folder / name).write_text(json.dumps(document))
+    for rank in made.ranks:
+        write_beats(folder / contract.HEARTBEATS.name(rank.rank), records(rank))
+    (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
+    return folder
+
+
+def write_beats(path: Path, lines: Iterable[Record]) -> None:
+    """A heartbeat file of these records."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def records(log: RankLog) -> list[Record]:
+    """The heartbeats from which this log is read."""
+    assert log.steps is not None
+    pid = log.pids[0] if log.pids else None
+    head = {"rank": log.rank, "pid": pid, "token": next(iter(log.tokens), builder.TOKEN)}
+    head |= {"rss_mib": 300.0, "cuda_mib": None}
+    first = float(log.steps["mono"].iloc[0]) - 0.01
+    made: list[Record] = [{**head, "event": Event.BOOT, "step": 0, "mono": first, "ts": first}]
+    if log.proof is not None:
+        made.append({**made[0], "event": Event.PROOF, **log.proof})
+    made += [
+        {**made[0], "event": Event.EFFECT, **_effect(effect)} for effect in log.effects
+    ]  # fmt: skip
+    made += [{**made[0], "event": Event.DDP_BUCKETS, **sizes} for sizes in log.ddp_buckets]
+    for row in log.steps.to_dict("records"):
+        now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
+        said = {name: row[name] for name in ("loss", "toks_per_s")}
+        told = {name: row[name] for name in ("embedded", "data", "mem_mib")}
+        made += [
+            {**now, "event": Event.PROGRESS, **said},
+            {**now, "event": Event.STEP_END, **told},
+        ]
+    end = {"code": log.exit_code, "reason": log.exit_reason, "param_hash": log.param_hash}
+    return [*made, {**made[-1], "event": Event.EXIT, **end, **log.ending}]
+
+
+def _effect(effect: Any) -> Record:
+    names = ("toggle", "value", "took_effect", "evidence", "arm", "block")
+    return {name: getattr(effect, name) for name in names}
