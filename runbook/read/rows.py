@@ -75,7 +75,8 @@ class _Reader:
 
     def _take_header(self, block: bytes) -> bytes:
         line, _, rest = block.partition(b"\n")
-        names = tuple(line.decode("utf-8", "replace").strip("\r\ufeff ").split(","))
+        words = line.decode("utf-8", "replace").strip("\r\ufeff ").split(",")
+        names = tuple(word.strip() for word in words)
         if names[0] == self.spec.key:
             self.columns = names
             repeated = sorted({name for name in names if names.count(name) > 1})

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_PROBLEMS = 10
+# Measured times cannot be equal in so many rows.
+MEASURED = 10
 LONG = "needed: arm,block,value, or a training.csv with arm,block,tokens,dt_s"
 # Options of a question by name; one that was not given is absent, and has its default.
 Given = Mapping[str, Any]
@@ -75,18 +77,40 @@ class Table:
         return np.array(self._cells(column, f"finite numbers above {above:g}", read))
 
     def one_run(self) -> None:
-        """Raise UsageError if a column `step` does not rise: rows of two runs in one file."""
-        if not self.has("step"):
+        """Raise UsageError unless the rows are those of one run, whole, with one workload.
+
+        The column `step`, if there is one, has to rise by the same, and `tokens` may not change.
+        """
+        if self.has("step"):
+            self._whole_run(self.numbers("step", above=-1.0))
+        if not self.has("tokens"):
             return
-        steps = self.numbers("step", above=-1.0)
-        falls = np.flatnonzero(np.diff(steps) <= 0)
-        if falls.size:
-            before, after = steps[falls[0]], steps[falls[0] + 1]
-            where = f"{self.name} line {self.lines[int(falls[0]) + 1]}, column step"
+        tokens = self.numbers("tokens")
+        changed = np.flatnonzero(tokens != tokens[0])
+        if changed.size:
+            where = f"{self.name} line {self.lines[int(changed[0])]}, column tokens"
             raise UsageError(
-                f"{where}: {after:g} after {before:g}; allowed: rising steps of one run",
-                hint="two runs in one file are no longer run: give the rows of one",
+                f"{where}: {tokens[changed[0]]:g} after {tokens[0]:g}; allowed: the same tokens"
+                " in every step",
+                hint="steps of two workloads cannot be compared: give the rows of one",
             )
+
+    def _whole_run(self, steps: FloatArray) -> None:
+        rises = np.diff(steps)
+        falls, usual = np.flatnonzero(rises <= 0), float(np.median(rises)) if rises.size else 1.0
+        gaps = np.flatnonzero(rises > usual)
+        odd = falls if falls.size else gaps
+        if not odd.size:
+            return
+        before, after = steps[odd[0]], steps[odd[0] + 1]
+        where = f"{self.name} line {self.lines[int(odd[0]) + 1]}, column step"
+        raise UsageError(
+            f"{where}: {after:g} after {before:g}; allowed: rising steps of one run"
+            + ("" if falls.size else ", none missing"),
+            hint="two runs in one file are no longer run: give the rows of one"
+            if falls.size
+            else "what happened in the missing steps cannot be known: give rows without a gap",
+        )
 
     def _cells(self, column: str, allowed: str, read: Callable[[str], T | None]) -> list[T]:
         """Every cell as `read` gives it; the first cells that it refuses are named by line."""
@@ -242,7 +266,13 @@ def _target(table: Table, given: Given) -> Decision:
 def _steady(table: Table, given: Given) -> Decision:
     table.need("dt_s", hint="needed: one row per step, its seconds in column dt_s")
     table.one_run()
-    return steady(table.numbers("dt_s"), **given)
+    times = table.numbers("dt_s")
+    if len(times) >= MEASURED and float(np.ptp(times)) == 0.0:
+        raise UsageError(
+            f"{table.name}: column dt_s is {times[0]:g} in each of {len(times)} rows",
+            hint="times that were measured are never all equal",
+        )
+    return steady(times, **given)
 
 
 def _memory(table: Table, given: Given) -> Decision:

@@ -162,6 +162,45 @@ def test_two_runs_in_one_file_are_refused(
     assert "line 102, column step: 1 after 100" in err
 
 
+RUN = [(step, 100, 0.5 + 0.01 * (step % 5)) for step in range(1, 201)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([one for one in RUN if not 50 < one[0] <= 150], "line 52, column step: 151 after 50;"),
+        (
+            [(s, 100 if s < 90 else 200, dt) for s, _, dt in RUN],
+            "line 91, column tokens: 200 after 100;",
+        ),
+        ([(s, n, 0.5) for s, n, _ in RUN], "column dt_s is 0.5 in each of 200 rows"),
+        ([*RUN, *RUN], "line 202, column step: 1 after 200;"),
+    ],
+    ids=["a gap", "other tokens", "a constant", "two runs"],
+)
+def test_rows_that_are_not_one_whole_run_decide_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: list[tuple[float, ...]], says: str
+) -> None:
+    good = written(tmp_path, "good.csv", "step,tokens,dt_s", [f"{s},{n},{t}" for s, n, t in RUN])
+    assert ask(capsys, "steady", good)[0] in (0, 3)
+    path = written(tmp_path, "bad.csv", "step,tokens,dt_s", [f"{s},{n},{t}" for s, n, t in rows])
+    code, out, err = ask(capsys, "steady", path)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+@pytest.mark.parametrize("question", ["best-arm", "non-inferiority", "faster"])
+def test_a_row_that_was_cut_off_is_never_a_number(
+    capsys: pytest.CaptureFixture[str], blocks_csv: str, question: str
+) -> None:
+    text = Path(blocks_csv).read_text()
+    Path(blocks_csv).write_text(text + "25,8,100.1\n50,8,10")
+    words = () if question == "best-arm" else ("--baseline", "25")
+    code, out, err = ask(capsys, question, blocks_csv, *words)
+    assert (code, out) == (2, "")
+    assert "line 19: does not end in a newline" in err
+
+
 def test_quoted_cells_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [f'"{arm}, MB",{block},{v}' for block in range(8) for arm, v in ((25, 100), (50, 110))]
     path = written(tmp_path, "r.csv", '"arm","block","value"', rows)

@@ -9,8 +9,12 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, HALT_FILE, HEARTBEATS, TRAINING_CSV
 from runbook.errors import UsageError
-from runbook.read.documents import LAUNCH_JSON, read_json_object
-from runbook.read.heartbeats import RankFold, fold_file, heartbeat_files, whole_number
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, name_below, read_json_object
+from runbook.read.heartbeats import fold_file, heartbeat_files, whole_number
+from runbook.read.history import RankHistory, rank_log
+from runbook.read.shapes import ENV, is_number, shaped
+from runbook.records.evidence import RankLog, TrainingLog
+from runbook.tools.inspect.second_source import account_remarks
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
     Inspection,
@@ -69,7 +73,11 @@ def _inspect_one(
 ) -> RunDirectory:
     problems: list[str] = []
     env, _ = read_json_object(folder / ENV_JSON, problems)
+    if env is not None:
+        env, misfits = shaped(env, ENV, ENV_JSON)
+        problems += misfits
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
+    result, _ = read_json_object(folder / RESULT_JSON, problems)
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
     if csv is None and (folder / HALT_FILE).exists():
@@ -77,23 +85,30 @@ def _inspect_one(
         remarks += remarks_on(f"{place}/{HALT_FILE}", [(RemarkCode.HALTED, text)])
     world_size = whole_number((env or {}).get("world_size"))
     ranks: tuple[RankFacts, ...] = ()
+    logs: list[RankLog] = []
     for rank, file in (heartbeat_files(folder) if csv is None else {}).items():
-        facts, found = inspect_heartbeats(file, rank=rank, relative_to=root)
+        facts, log, found = inspect_heartbeats(file, rank=rank, relative_to=root)
         ranks = (*ranks, facts)
+        logs.append(log)
         remarks += found
     named = {_text((document or {}).get("run_token")) for document in (env, launch)}
     tokens = frozenset(token for token in named if token)
     remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
     limit, source = _floor(env, floor)
-    path, training = csv or folder / TRAINING_CSV, None
+    path = csv or folder / TRAINING_CSV
+    training: RowsFacts | None = None
+    rows: TrainingLog | None = None
     if path.is_file():
-        training, found = inspect_training(path, relative_to=root, floor=limit, floor_source=source)
+        training, rows, found = inspect_training(
+            path, relative_to=root, floor=limit, floor_source=source
+        )
         remarks += found
     else:
         text = "heartbeats, but no training.csv: nothing can be measured"
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
+    remarks += remarks_on(place, account_remarks(rows, logs, env, _duration_s(result)))
     return RunDirectory(
         path=place,
         training=training,
@@ -103,6 +118,12 @@ def _inspect_one(
         loss_floor_source=source,
         remarks=tuple(remarks),
     )
+
+
+def _duration_s(result: Mapping[str, Any] | None) -> float | None:
+    """What the launcher's clock showed, where a launcher was there."""
+    value = (result or {}).get("duration_s")
+    return float(value) if is_number(value) and value is not None and value > 0 else None
 
 
 def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:
@@ -137,15 +158,16 @@ def _text(value: object) -> str | None:
 
 def inspect_heartbeats(
     path: Path, *, rank: int, relative_to: Path
-) -> tuple[RankFacts, list[Remark]]:
+) -> tuple[RankFacts, RankLog, list[Remark]]:
     """Read one heartbeat file, ours or foreign (`msg` for `event`, no token, no monotonic time).
 
     Raises OSError if the file cannot be read.
     """
-    fold = RankFold(rank=rank)
-    _, torn_bytes = fold_file(path, fold)
+    fold = RankHistory(rank=rank)
+    sha256, torn_bytes = fold_file(path, fold)
     torn = fold.dropped + bool(torn_bytes)
-    name = path.relative_to(relative_to).as_posix()
+    name = name_below(path, relative_to)
+    log = rank_log(fold, sha256=sha256, torn=torn_bytes, path=name)
     facts = RankFacts(
         rank=rank,
         path=name,
@@ -170,7 +192,8 @@ def inspect_heartbeats(
         faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
     if fold.exit_code:
         faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {fold.exit_code}"))
-    return facts, remarks_on(name, faults)
+    faults += [(RemarkCode.UNREADABLE, text) for text in fold.misshapen[:1]]
+    return facts, log, remarks_on(name, faults)
 
 
 def rank_remarks(

@@ -10,10 +10,13 @@ import pandas as pd
 
 from runbook.read import read_training_csv
 from runbook.records.evidence import TrainingLog
+from runbook.stats.throughput import cadence
 from runbook.tools.inspect.types import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
 from runbook.tools.inspect.window import parts_of, segment_of, window_of
 
 _SMOOTH = 5
+# Measured numbers cannot be equal in so many rows.
+_MANY = 10
 _FLOOR_SLACK = 0.05
 _RATE_SLACK = 0.02
 
@@ -35,6 +38,26 @@ def value_remarks(frame: pd.DataFrame) -> Iterator[Found]:
         if len(off):
             text = f"toks_per_s is not tokens / dt_s in {len(off)} rows, "
             yield RemarkCode.RATE_DOES_NOT_FOLLOW, f"{text}first at step {int(off['step'].iloc[0])}"
+
+
+def part_remarks(part: pd.DataFrame) -> Iterator[Found]:
+    """What one run's rows lack, and what cannot stay or change as it does in them."""
+    steps, every = part["step"].to_numpy(), cadence(part)
+    gaps = np.flatnonzero(np.diff(steps) > every)
+    if len(gaps):
+        at = int(gaps[0])
+        first, last = int(steps[at]) + 1, int(steps[at + 1]) - 1
+        more = f", and {len(gaps) - 1} gaps more" if len(gaps) > 1 else ""
+        yield RemarkCode.MISSING_STEPS, f"steps {first}-{last} are not there{more}"
+    if "tokens" in part and part["tokens"].nunique() > 1:
+        changed = part[part["tokens"] != part["tokens"].iloc[0]]
+        before, after = part["tokens"].iloc[0], changed["tokens"].iloc[0]
+        text = f"{before:.0f} tokens per step, {after:.0f} at step {int(changed['step'].iloc[0])}"
+        yield RemarkCode.TOKENS_CHANGE, text
+    for name in ("loss", "dt_s", "toks_per_s"):
+        if name in part and len(part) >= _MANY and part[name].nunique(dropna=False) == 1:
+            text = f"{name} is {part[name].iloc[0]:g} in each of {len(part)} rows"
+            yield RemarkCode.CONSTANT_COLUMN, text
 
 
 def floor_remarks(
@@ -64,8 +87,8 @@ _SAID_ELSEWHERE = ("steps do not increase", "the file has no header", "the heade
 
 def inspect_training(
     path: Path, *, relative_to: Path, floor: float | None, floor_source: str
-) -> tuple[RowsFacts, list[Remark]]:
-    """Return what a training.csv holds, and what is suspicious about it.
+) -> tuple[RowsFacts, TrainingLog, list[Remark]]:
+    """Return what a training.csv holds, its rows, and what is suspicious about them.
 
     `floor` is the loss in nats that no model of this data can go below, or None.
     Raises OSError if the file cannot be read.
@@ -89,9 +112,10 @@ def inspect_training(
         *_segment_remarks(segments),
         *usable,
         *value_remarks(log.frame),
+        *(remark for part in parts for remark in part_remarks(part)),
         *floor_remarks(log, parts, floor, floor_source),
     ]
-    return facts, remarks_on(log.path, found)
+    return facts, log, remarks_on(log.path, found)
 
 
 def _file_remarks(log: TrainingLog) -> Iterator[Found]:

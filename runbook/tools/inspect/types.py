@@ -28,13 +28,20 @@ class RemarkCode(StrEnum):
     FAILED_EXIT = "failed_exit"
     CLOCK_BACK = "clock_back"
     ROWS_AND_HEARTBEATS = "rows_and_heartbeats"
+    UNBALANCED = "unbalanced"
+    MISSING_STEPS = "missing_steps"
+    TOKENS_CHANGE = "tokens_change"
+    CONSTANT_COLUMN = "constant_column"
     HALTED = "halted"
     WINDOW_TOO_SHORT = "window_too_short"
+    NO_SECOND_SOURCE = "no_second_source"
     NOTHING_FOUND = "nothing_found"
 
 
 # These say that evidence is missing, not that what is there is wrong.
-UNDECIDED = frozenset({RemarkCode.WINDOW_TOO_SHORT, RemarkCode.NOTHING_FOUND})
+UNDECIDED = frozenset(
+    {RemarkCode.WINDOW_TOO_SHORT, RemarkCode.NO_SECOND_SOURCE, RemarkCode.NOTHING_FOUND}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +182,7 @@ def _conclusion(suspicious: int, undecided: int) -> str:
         things = "thing" if suspicious == 1 else "things"
         return f"{suspicious} suspicious {things}: do not quote a number of this without it"
     if undecided:
-        return "nothing suspicious, but too little evidence for the runbook's statistic"
+        return "nothing suspicious, but too little evidence to believe it"
     return "nothing suspicious"
 
 

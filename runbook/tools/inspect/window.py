@@ -54,6 +54,8 @@ def warmup_rows(part: pd.DataFrame) -> int:
     """Leading rows that are slower than the rest, or those that the trainer marked itself."""
     if "warmup" in part and bool(part["warmup"].any()):
         return int(part["warmup"].sum())
+    if "dt_s" not in part and "toks_per_s" not in part:
+        return 0
     if "dt_s" in part:
         times = part["dt_s"].to_numpy(dtype=np.float64)
     else:

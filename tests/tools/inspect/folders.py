@@ -10,24 +10,51 @@ HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup
 TOKEN = "a1b2"
 
 
-def row(step: int, *, loss: float = 5.6, dt_s: float = 0.05, arm: str = "", block: int = 0) -> str:
-    rate = 512 / dt_s
-    return f"{step},{loss},0.001,{rate:.3f},512,{dt_s},1.0,300,{arm},{block},0,0.001,0.001"
+def loss_of(step: int) -> float:
+    return 5.6 + 0.001 * (step % 7)
+
+
+def dt_of(step: int) -> float:
+    return 0.05 + 0.001 * math.sin(step)
+
+
+def row(
+    step: int,
+    *,
+    loss: float | None = None,
+    dt_s: float | None = None,
+    arm: str = "",
+    block: int = 0,
+    tokens: int = 512,
+) -> str:
+    """A row of a healthy run; `beats` tells the same of it."""
+    dt_s = dt_of(step) if dt_s is None else dt_s
+    loss = loss_of(step) if loss is None else loss
+    rate = tokens / dt_s
+    return f"{step},{loss},0.001,{rate:.6f},{tokens},{dt_s},1.0,300,{arm},{block},0,0.001,0.001"
 
 
 def healthy(folder: Path, *, steps: int = 120, ranks: int = 2) -> Path:
     """A directory as the trainer leaves it after a good run."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [row(step, dt_s=0.05 + 0.001 * math.sin(step)) for step in range(1, steps + 1)]
-    write_rows(folder, [HEADER, *rows])
+    write_rows(folder, [HEADER, *(row(step) for step in range(1, steps + 1))])
     for rank in range(ranks):
-        write_beats(folder, rank, beats(rank, steps))
+        write_beats(folder, rank, beats(rank, steps, ranks=ranks))
     write_env(folder, world_size=ranks)
     return folder
 
 
 def write_env(folder: Path, *, world_size: int = 2, floor: float | None = math.log(256)) -> None:
-    effective = {"loss_floor": floor, "loss_floor_source": "ln(vocab_size)"}
+    effective = {
+        "loss_floor": floor,
+        "loss_floor_source": "ln(vocab_size)",
+        "seq_len": 128,
+        "per_rank_batch": 4 // world_size,
+        "accumulation": 1,
+        "dtype": "fp32",
+        "device": "cpu",
+        "dataset": "synthetic",
+    }
     document = {"run_token": TOKEN, "world_size": world_size, "effective": effective}
     (folder / "env.json").write_text(json.dumps(document))
 
@@ -36,14 +63,33 @@ def write_rows(folder: Path, lines: list[str]) -> None:
     (folder / "training.csv").write_text("".join(f"{line}\n" for line in lines))
 
 
-def beats(rank: int, steps: int, *, token: str = TOKEN) -> list[dict[str, object]]:
+def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[dict[str, object]]:
+    """What a rank says during a good run, two lines for each step."""
     base = {"rank": rank, "pid": 100 + rank, "token": token}
+    spots = ("embedding", "attention", "layer", "logits", "blocks_illegal", "blocks_shortfall")
+    proof = {
+        "positions": 512 // ranks,
+        "own_gradient": {"embedding": 0.1},
+        "missing": [],
+        "wire": "fp32",
+        "mean_low": 1.0,
+        "mean_high": 1.0,
+        "oracle": dict.fromkeys(spots, 0.0) if rank == 0 else None,
+    }
     lines: list[dict[str, object]] = [
-        {**base, "event": "step_end", "step": step, "ts": 1000 + step, "mono": 5.0 + step}
-        for step in range(1, steps + 1)
+        {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
     ]
-    end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + steps, "mono": 6.0 + steps}
-    return [*lines, {**base, **end}]
+    mono = 5.0
+    for step in range(1, steps + 1):
+        mono += dt_of(step)
+        now = {"step": step, "ts": 1000 + step, "mono": mono}
+        said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step)}
+        told = {"embedded": 512 // ranks, "data": f"{2 * step + rank:x}", "mem_mib": 300.0}
+        lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
+    end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + steps, "mono": mono + 1.0}
+    sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
+    moved = {"moved": {"embedding": 0.1}, "largest_lr": 0.001}
+    return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
 
 
 def write_beats(folder: Path, rank: int, lines: list[dict[str, object]]) -> None:
@@ -54,4 +100,4 @@ def write_beats(folder: Path, rank: int, lines: list[dict[str, object]]) -> None
 def legacy_run(*, last: int = 200, every: int = 20, first_rate: float = 620.0) -> list[str]:
     """Rows of one run in the older form: step 1, then one row per `every` steps."""
     steps = [1, *range(every, last + 1, every)] if every > 1 else list(range(1, last + 1))
-    return [f"{s},5.6,0.0001,{first_rate if s == 1 else 850 + s % 7}" for s in steps]
+    return [f"{s},{loss_of(s)},0.0001,{first_rate if s == 1 else 850 + s % 7}" for s in steps]

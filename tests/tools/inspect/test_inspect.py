@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from runbook.tools.inspect.types import Inspection, inspection_text
 from tests.tools.inspect.folders import (
     HEADER,
     beats,
+    dt_of,
     healthy,
     legacy_run,
     row,
@@ -26,6 +28,9 @@ from tests.tools.inspect.folders import (
     write_env,
     write_rows,
 )
+
+# What rows without heartbeats, or with those of another trainer, always get.
+ALONE = {"no_second_source"}
 
 
 def codes(inspection: Inspection) -> set[str]:
@@ -66,12 +71,14 @@ def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
 def test_one_older_run_without_a_slow_start_is_only_too_short(tmp_path: Path) -> None:
     write_rows(tmp_path, legacy_run(first_rate=850.0))
     inspection = inspect_path(tmp_path)
-    assert (codes(inspection), inspection.exit_code) == ({"window_too_short"}, 3)
+    assert (codes(inspection), inspection.exit_code) == ({"window_too_short", *ALONE}, 3)
 
 
-def test_an_older_run_with_a_row_per_step_is_fine(tmp_path: Path) -> None:
+def test_an_older_run_with_a_row_per_step_only_has_no_second_source(tmp_path: Path) -> None:
     write_rows(tmp_path, legacy_run(every=1))
-    assert inspect_path(tmp_path).exit_code == 0
+    inspection = inspect_path(tmp_path)
+    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
+    assert "too little evidence to believe it" in inspection_text(inspection)
 
 
 def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
@@ -118,7 +125,7 @@ def low_loss(folder: Path) -> None:
 
 
 def nan_loss(folder: Path) -> None:
-    _edit(folder / "training.csv", lambda text: text.replace("\n100,5.6,", "\n100,nan,"))
+    _edit(folder / "training.csv", lambda text: re.sub(r"\n100,[^,]*,", "\n100,nan,", text))
 
 
 def edited_rate(folder: Path) -> None:
@@ -212,32 +219,71 @@ def no_header_words(folder: Path) -> None:
     _edit(folder / "training.csv", lambda text: "iteration" + text)
 
 
+def missing_steps(folder: Path) -> None:
+    """Steps 51 to 70, not at the end, where the heartbeats' last step would tell."""
+    write_rows(folder, [HEADER, *(row(step) for step in range(1, 121) if not 50 < step <= 70)])
+
+
+def other_tokens(folder: Path) -> None:
+    rows = [row(step, tokens=512 if step < 60 else 1024) for step in range(1, 121)]
+    write_rows(folder, [HEADER, *rows])
+
+
+def constant_loss(folder: Path) -> None:
+    write_rows(folder, [HEADER, *(row(step, loss=5.6) for step in range(1, 121))])
+
+
+def constant_times(folder: Path) -> None:
+    write_rows(folder, [HEADER, *(row(step, dt_s=0.05) for step in range(1, 121))])
+
+
+def halved_times(folder: Path) -> None:
+    write_rows(folder, [HEADER, *(row(step, dt_s=dt_of(step) / 2) for step in range(1, 121))])
+
+
+def one_process(folder: Path) -> None:
+    write_beats(folder, 1, [{**line, "pid": 100} for line in beats(1, 120)])
+
+
+def odd_fields(folder: Path) -> None:
+    odd = {"embedded": "x", "data": 5, "moved": "far", "oracle": [1], "missing": 3}
+    lines = [line | {k: v for k, v in odd.items() if k in line} for line in beats(0, 120)]
+    write_beats(folder, 0, lines)
+
+
 FAULTS: list[tuple[Callable[[Path], None], set[str]]] = [
     (second_run, {"mixed_runs"}),
     (second_header, {"mixed_runs"}),
-    (two_writers, {"steps_not_increasing"}),
-    (slow_start, {"warmup_in_window"}),
-    (low_loss, {"below_floor"}),
-    (nan_loss, {"non_finite"}),
-    (edited_rate, {"rate_does_not_follow"}),
+    (two_writers, {"steps_not_increasing", "missing_steps"}),
+    (slow_start, {"warmup_in_window", "unbalanced"}),
+    (low_loss, {"below_floor", "unbalanced"}),
+    (nan_loss, {"non_finite", "unbalanced"}),
+    (edited_rate, {"rate_does_not_follow", "unbalanced"}),
     (torn_row, {"torn_rows"}),
     (torn_beat, {"torn_rows"}),
     (two_tokens, {"other_run"}),
     (token_of_another_run, {"other_run"}),
     (launch_of_another_run, {"other_run"}),
     (lines_of_another_rank, {"other_run"}),
-    (silent_rank, {"silent_rank", "rows_and_heartbeats"}),
+    (silent_rank, {"silent_rank", "rows_and_heartbeats", *ALONE}),
     (early_rank, {"silent_rank"}),
-    (empty_beats, {"silent_rank"}),
-    (no_beats, {"missing_rank"}),
+    (empty_beats, {"silent_rank", *ALONE}),
+    (no_beats, {"missing_rank", *ALONE}),
     (wall_clock_back, {"clock_back"}),
     (monotonic_clock_back, {"clock_back"}),
-    (steps_back, {"steps_not_increasing"}),
-    (bad_exit, {"failed_exit"}),
-    (fewer_rows_than_beats, {"rows_and_heartbeats"}),
+    (steps_back, {"steps_not_increasing", "unbalanced"}),
+    (bad_exit, {"failed_exit", *ALONE}),
+    (fewer_rows_than_beats, {"rows_and_heartbeats", "unbalanced"}),
     (halted, {"halted"}),
-    (bad_env, {"unreadable"}),
+    (bad_env, {"unreadable", "unbalanced"}),
     (no_header_words, {"unreadable", "window_too_short"}),
+    (missing_steps, {"missing_steps", "unbalanced"}),
+    (other_tokens, {"tokens_change", "unbalanced"}),
+    (constant_loss, {"constant_column", "unbalanced"}),
+    (constant_times, {"constant_column", "unbalanced"}),
+    (halved_times, {"unbalanced"}),
+    (one_process, {"unbalanced"}),
+    (odd_fields, {"unreadable", "unbalanced"}),
 ]
 
 
@@ -266,12 +312,12 @@ def test_foreign_heartbeats_of_two_processes(tmp_path: Path) -> None:
     ]
     write_beats(tmp_path, 0, lines)
     inspection = inspect_path(tmp_path)
-    assert codes(inspection) == {"other_run", "steps_not_increasing"}
+    assert codes(inspection) == {"other_run", "steps_not_increasing", *ALONE}
+    assert sum(remark.code == "no_second_source" for remark in inspection.remarks) == 1
     assert inspection.directories[0].ranks[0].last_event == "progress"
 
 
 def test_arms_have_their_own_windows(tmp_path: Path) -> None:
-    healthy(tmp_path)
     order = ["25", "50"] * 3
     rows = [
         row(1 + 20 * block + step, arm=arm, block=block // 2, dt_s=0.05 if arm == "25" else 0.04)
@@ -281,7 +327,7 @@ def test_arms_have_their_own_windows(tmp_path: Path) -> None:
     write_rows(tmp_path, [HEADER, *rows])
     inspection = inspect_path(tmp_path)
     facts = inspection.directories[0].training
-    assert (codes(inspection), inspection.exit_code) == (set(), 0)
+    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
     assert facts is not None
     assert {one.name: one.value for one in facts.statistics} == {
         "last_50_steps[25]": pytest.approx(10240),
@@ -293,20 +339,21 @@ def test_arms_have_their_own_windows(tmp_path: Path) -> None:
 
 def test_the_loss_floor_is_env_jsons_then_ln_256_unless_given(tmp_path: Path) -> None:
     low_loss(healthy(tmp_path))
-    assert codes(inspect_path(tmp_path)) == {"below_floor"}
-    assert codes(inspect_path(tmp_path, loss_floor=2.0)) == set()
-    assert codes(inspect_path(tmp_path, loss_floor=-math.inf)) == set()
+    for rank in range(2):
+        (tmp_path / f"heartbeat_rank{rank}.jsonl").unlink()
+    assert codes(inspect_path(tmp_path)) == {"below_floor", *ALONE}
+    assert codes(inspect_path(tmp_path, loss_floor=2.0)) == ALONE
+    assert codes(inspect_path(tmp_path, loss_floor=-math.inf)) == ALONE
     write_env(tmp_path, floor=None)
-    assert codes(inspect_path(tmp_path)) == set()
+    assert codes(inspect_path(tmp_path)) == ALONE
     (tmp_path / "env.json").unlink()
-    assert codes(inspect_path(tmp_path)) == {"below_floor"}
+    assert codes(inspect_path(tmp_path)) == {"below_floor", *ALONE}
 
 
 def test_chance_dips_are_not_below_the_floor(tmp_path: Path) -> None:
-    healthy(tmp_path)
     lines = [row(s, loss=5.545 - (0.09 if s % 10 == 0 else 0.0)) for s in range(1, 121)]
     write_rows(tmp_path, [HEADER, *lines])
-    assert codes(inspect_path(tmp_path)) == set()
+    assert codes(inspect_path(tmp_path)) == ALONE
 
 
 def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path) -> None:
@@ -320,7 +367,29 @@ def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path)
 
 def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:
     halted(healthy(tmp_path))
-    assert inspect_path(tmp_path / "training.csv").exit_code == 0
+    inspection = inspect_path(tmp_path / "training.csv")
+    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
+
+
+@pytest.mark.parametrize("old", [",", "step,loss"])
+def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
+    tmp_path: Path, old: str
+) -> None:
+    healthy(tmp_path)
+    head = HEADER.replace(old, ", " if old == "," else "step,los")
+    _edit(tmp_path / "training.csv", lambda text: text.replace(HEADER, head))
+    assert main(["inspect", str(tmp_path)]) == (0 if old == "," else 1)
+    short = ["step, lr", *(f"{step},0.1" for step in range(1, 60))]
+    write_rows(tmp_path, short)
+    assert main(["inspect", str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize("env", ["[]", '"x"', "{}", '{"effective": "x"}', '{"effective": {}}'])
+def test_an_env_json_of_another_shape_is_no_crash(tmp_path: Path, env: str) -> None:
+    (healthy(tmp_path) / "env.json").write_text(env)
+    inspection = inspect_path(tmp_path)
+    assert "unbalanced" in codes(inspection)
+    assert inspection.exit_code == 1
 
 
 def _digests(folder: Path) -> dict[str, tuple[str, int]]:

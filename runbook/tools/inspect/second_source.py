@@ -1,0 +1,56 @@
+"""Does anything else in the directory say so too? The accounts by which a run is judged.
+
+A directory of another trainer, and a run that has not ended, have no second source to hold their
+numbers against: that is one remark, and no suspicion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from runbook.read.accounts import Workload, balance
+from runbook.read.learning import gradient_account, movement_account, oracle_account
+from runbook.records.evidence import RankLog, TrainingLog
+from runbook.tools.inspect.types import Found, RemarkCode
+
+
+def account_remarks(
+    log: TrainingLog | None,
+    ranks: Sequence[RankLog],
+    env: Mapping[str, Any] | None,
+    duration_s: float | None,
+) -> Iterator[Found]:
+    """Every account that does not balance, or why none can be drawn."""
+    if log is None or log.damaged or not len(log.frame):
+        return  # said already, and there is nothing to balance
+    if why := _nothing_to_hold_against(ranks, env):
+        yield RemarkCode.NO_SECOND_SOURCE, why
+        return
+    try:
+        work = Workload.of(env or {})
+    except ValueError as error:
+        yield RemarkCode.UNBALANCED, str(error)
+        return
+    problems = [
+        *balance(log.frame, ranks, work, duration_s),
+        *gradient_account(ranks, work),
+        *movement_account(ranks),
+        *oracle_account(ranks, work),
+    ]
+    yield from ((RemarkCode.UNBALANCED, problem) for problem in problems)
+
+
+def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | None) -> str:
+    if not ranks:
+        return "no heartbeats beside the rows: no number here has a second source"
+    if all(rank.steps is None or rank.steps["embedded"].isna().all() for rank in ranks):
+        return "heartbeats that count no tokens: no number here has a second source"
+    wanted = (env or {}).get("world_size")
+    present = {rank.rank for rank in ranks}
+    absent = sorted(set(range(wanted)) - present) if isinstance(wanted, int) else []
+    open_ends = absent or sorted(rank.rank for rank in ranks if rank.exit_code != 0)
+    if open_ends:
+        names = ", ".join(map(str, open_ends))
+        return f"no good end of rank {names}: what the ranks say is not held against the rows"
+    return ""

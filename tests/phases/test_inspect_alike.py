@@ -1,0 +1,54 @@
+"""`inspect` on a directory and the rows of a run say the same about it, in the same words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbook.records import Outcome
+from runbook.records.evidence import LaunchEvidence
+from runbook.tools.inspect.folder import inspect_path
+from runbook.tools.inspect.types import RemarkCode
+from tests.phases import builder, on_disk
+from tests.phases.test_balance import ROWS, SPOILED
+from tests.phases.test_hostile_files import from_disk
+
+
+def _previous_loss(made: LaunchEvidence) -> LaunchEvidence:
+    """The heartbeats keep the loss of each step."""
+    changed = builder.columns(loss=lambda t: t["loss"].shift(fill_value=5.5))(made)
+    return replace(changed, ranks=tuple(replace(log) for log in made.ranks))
+
+
+WHERE = builder.context("cpu", steps_scale=0.2)
+CHANGES: dict[str, builder.Change] = {
+    "healthy": lambda made: made,
+    **{text: change for _, change, _, text in SPOILED},
+    "half of the tokens": builder.columns(tokens=lambda t: t["tokens"] / 2),
+    "one process": builder.rank(1, pids=(100,)),
+    "loss of the step before": _previous_loss,
+    "no proof": builder.rank(0, proof=None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_inspect_and_judge_say_alike(tmp_path: Path, name: str) -> None:
+    found = builder.evidence("baseline", WHERE, change=CHANGES[name], only=["run1"])
+    for made in found.launches.values():
+        on_disk.write_launch(tmp_path, made)
+    rows = {
+        check.id.partition(".")[2]: check
+        for check in builder.judge("baseline", from_disk(tmp_path, found), WHERE).checks
+    }
+    said = [
+        remark.message
+        for remark in inspect_path(tmp_path / "baseline/run1").remarks
+        if remark.code is RemarkCode.UNBALANCED
+    ]
+    judged = [rows[what] for what in ROWS]
+    assert bool(said) == any(check.outcome is not Outcome.PASS for check in judged)
+    assert bool(said) == (name != "healthy")
+    reasons = "; ".join(check.reason for check in judged)
+    assert all(text in reasons for text in said), (said, reasons)
