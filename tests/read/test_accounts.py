@@ -45,7 +45,10 @@ def rows() -> pd.DataFrame:
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:
-    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then."""
+    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
+
+    The loss is agreed by all ranks, but each times its own steps.
+    """
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
     steps = pd.DataFrame(
         {
@@ -56,7 +59,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "data": [f"{step * 8 + number:016x}" for step in table["step"]],
             "mem_mib": 300.0,
             "loss": table["loss"],
-            "toks_per_s": table["toks_per_s"],
+            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
         }
     )
     return RankLog(
