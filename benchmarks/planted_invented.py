@@ -1,0 +1,2 @@
+from planted_defects import Defect
+INVENTED: tuple[Defect, ...] = ()
