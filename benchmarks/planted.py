@@ -6,45 +6,37 @@
     --json             results as JSON instead of the table
     --results DIR      finished results are kept here and not run again (default artifacts/planted)
 
-A defect is text that occurs exactly once in a file, and what replaces it. It is noticed if each of
-its rows does not pass and gives the expected reason, in a run of the cpu profile whose rows all
-pass in the unchanged copy. Ends with 1 where a defect was not noticed, or a healthy run did not pass.
+A defect is noticed if each of its rows does not pass and gives the expected reason, in a run with
+the cpu profile in which the unchanged copy passes every required row. The exit code is 1 where a
+defect was not noticed, or the unchanged copy did not pass.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planted_defects import EIGHT, KNOWN, Defect, Edit
-from planted_invented import INVENTED
+from planted_copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
 
-DEFECTS = (*KNOWN, *INVENTED)
-ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("nsa", "runbook", "phases", "reports", "templates", "configs", "pyproject.toml")
+DEFECTS = load_all()
+(EIGHT,) = load(ALL_AT_ONCE)
 HEALTHY = "(none)"
-# Steps of a launch, as a share of the profile's; a long run has to be as long as it is.
+# One launch of some sixty steps; a long run has to be as long as it is.
 SHORT = ("--protocol", "single", "--steps-scale", "0.2")
+# Of the eight reasons, so many have to be found.
 AT_LEAST_NAMED = 6
-
-
-class AnchorError(ValueError):
-    """A defect no longer fits the source: its text does not occur exactly once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,87 +62,24 @@ class Result:
     at: str
 
 
-def broken_anchors(root: Path, defects: Sequence[Defect]) -> list[str]:
-    """Every defect that does not fit the source in `root`, or does not leave it valid Python."""
-    problems = []
-    for defect in defects:
-        texts: dict[str, str] = {}
-        for edit in defect.edits:
-            text = texts.setdefault(edit.path, (root / edit.path).read_text(encoding="utf-8"))
-            if text.count(edit.old) != 1 or edit.old == edit.new:
-                problems.append(f"{defect.name}: {edit.path} holds its text {text.count(edit.old)}x")
-            texts[edit.path] = text.replace(edit.old, edit.new)
-        for path, text in texts.items():
-            try:
-                ast.parse(text)
-            except SyntaxError as error:
-                problems.append(f"{defect.name}: {path} would not be Python: {error}")
-    return problems
-
-
-class Copy:
-    """A copy of the packages, in which one defect at a time is in force."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                leave = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, root / name, ignore=leave)
-            else:
-                shutil.copy2(source, root / name)
-        self._edits = 0
-        problems = broken_anchors(root, [*DEFECTS, EIGHT])
-        if problems:
-            raise AnchorError("\n".join(problems))
-
-    @contextmanager
-    def injected(self, edits: Sequence[Edit]) -> Iterator[None]:
-        """The edits are in the copy within."""
-        kept = {edit.path: (self.root / edit.path).read_bytes() for edit in edits}
-        try:
-            for edit in edits:
-                path = self.root / edit.path
-                text = path.read_text(encoding="utf-8")
-                if text.count(edit.old) != 1:
-                    raise AnchorError(f"{edit.path} holds the text {text.count(edit.old)} times")
-                self._write(path, text.replace(edit.old, edit.new).encode())
-            yield
-        finally:
-            for name, data in kept.items():
-                self._write(self.root / name, data)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        """Python recompiles a file by its second and size: every version gets a second of its own."""
-        path.write_bytes(data)
-        self._edits += 1
-        moment = 1_000_000_000 + self._edits
-        os.utime(path, (moment, moment))
-
-    def environment(self) -> dict[str, str]:
-        """What a run of the copy gets: the copy first on the path, no toggles of the caller."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
-        return {**kept, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
-
-    def run(self, defect: Defect, out: Path) -> dict[str, Any]:
-        """run.json of the defect's phases. Raises RuntimeError where there is none."""
-        with self.injected(defect.edits):
-            words = ["--phase", ",".join(defect.phases), "--profile", "cpu", "--quiet"]
-            words += [*(() if "long_run" in defect.phases else SHORT), "--out", str(out)]
-            done = subprocess.run(
-                [sys.executable, "-P", "-m", "runbook", "run", *words],
-                cwd=self.root,
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        found = list(out.glob("*/run.json"))
-        if len(found) != 1:
-            raise RuntimeError(f"{defect.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        record: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
-        return record
+def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
+    """run.json of the defect's phases in the copy. Raises RuntimeError where there is none."""
+    length = () if "long_run" in defect.phases else SHORT
+    words = ("--phase", ",".join(defect.phases), "--profile", "cpu", "--quiet", *length)
+    with copy.injected(defect.edits):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "runbook", "run", *words, "--out", str(out)],
+            cwd=copy.root,
+            env=copy.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    found = list(out.glob("*/run.json"))
+    if len(found) != 1:
+        raise RuntimeError(f"{defect.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    record: dict[str, Any] = json.loads(found[0].read_text(encoding="utf-8"))
+    return record
 
 
 def not_passed(record: dict[str, Any], phases: Sequence[str]) -> tuple[Noticed, ...]:
@@ -200,7 +129,7 @@ class Bench:
             return Result(noticed_by=rows, **lists, **kept)
         out = self.scratch / key
         begin = time.monotonic()
-        record = self.copy.run(defect, out)
+        record = run(self.copy, defect, out)
         rows, named, good = judge(defect, record)
         result = Result(
             name=defect.name,
@@ -239,7 +168,8 @@ def show(defects: Sequence[Defect]) -> None:
     """Names, phases, expected rows and reasons."""
     for defect in defects:
         print(f"{defect.name} [{defect.area}]: {defect.what}")
-        print(f"    {', '.join(defect.phases)} -> {', '.join(defect.rows)}: {' + '.join(defect.says)}")
+        says = " + ".join(defect.says)
+        print(f"    {', '.join(defect.phases)} -> {', '.join(defect.rows)}: {says}")
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -267,7 +197,9 @@ def main(words: Sequence[str] | None = None) -> int:
     found: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="planted-") as name:
         scratch = Path(name)
-        bench = Bench(Copy(scratch / "copy"), asked.results, scratch)
+        copy = Copy(scratch / "copy")
+        copy.check([*DEFECTS, EIGHT])
+        bench = Bench(copy, asked.results, scratch)
         for defect in [*healthy(chosen), *chosen]:
             found.append(bench.result(defect))
             if not asked.json:
@@ -277,8 +209,8 @@ def main(words: Sequence[str] | None = None) -> int:
     bad = [result.name for result in found if not result.good]
     injected = [result for result in found if result.name != HEALTHY]
     noticed = sum(result.good for result in injected)
-    print(f"{noticed} of {len(injected)} noticed; not as it should be: {', '.join(bad) or 'none'}",
-          file=sys.stderr)  # fmt: skip
+    wrong = f"not as it should be: {', '.join(bad) or 'none'}"
+    print(f"{noticed} of {len(injected)} noticed; {wrong}", file=sys.stderr)
     return 1 if bad else 0
 
 

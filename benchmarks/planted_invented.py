@@ -1,2 +1,0 @@
-from planted_defects import Defect
-INVENTED: tuple[Defect, ...] = ()
