@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from nsa.attention.selection import build_ranges
+from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
 from nsa.train.cli import TOGGLE_OVERRIDES
@@ -81,8 +83,20 @@ def _prefill(seen: Seen) -> Evidence:
 
 def _ranges(seen: Seen) -> Evidence:
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges))
-    asked = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-    return names == [SELECTION_RANGES[asked]], {"ranges": names}
+    asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+    vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
+    took = names == [SELECTION_RANGES[asked]] and vectorized == (asked == "v2")
+    return took, {"ranges": names, "vectorized": vectorized}
+
+
+def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
+    """Do the ranges come about without a look at a number? Tensors on `meta` have none."""
+    blocks = torch.zeros(1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64, device="meta")
+    try:
+        build_ranges(blocks, cfg, version)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _fused(seen: Seen) -> Evidence:

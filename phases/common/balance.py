@@ -16,12 +16,19 @@ from runbook.read.accounts import (
     time_account,
     token_account,
 )
+from runbook.read.training_accounts import (
+    clip_account,
+    gates_account,
+    memory_account,
+    rate_account,
+    update_account,
+)
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
 
 def balanced(case: Case, name: str) -> Finding:
-    """PASS if time, tokens, data, processes and the CSV's numbers have a second source."""
+    """PASS if time, tokens, data, memory, processes and the tables have a second source."""
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
     problems = [
         *process_account(launch.ranks),
@@ -29,6 +36,9 @@ def balanced(case: Case, name: str) -> Finding:
         *token_account(log.frame, launch.ranks, work),
         *data_account(launch.ranks, work),
         *copy_account(log.frame, launch.ranks),
+        *rate_account(log.frame, case.env(name)),
+        *memory_account(launch.ranks, work),
+        *gates_account(launch.gates),
     ]
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
@@ -42,7 +52,12 @@ def balanced(case: Case, name: str) -> Finding:
 def learned_from(case: Case, name: str) -> Finding:
     """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
     launch, work = _every_rank(case, name), _workload(case, name)
-    problems = [*gradient_account(launch.ranks, work), *movement_account(launch.ranks)]
+    problems = [
+        *gradient_account(launch.ranks, work),
+        *clip_account(launch.ranks, work),
+        *update_account(launch.ranks, work),
+        *movement_account(launch.ranks),
+    ]
     paths = [rank.path for rank in launch.ranks]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"

@@ -29,7 +29,9 @@ _KNOWN = frozenset(Event)
 _STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*_STEPPING, Event.FETCHED})
-_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", "mem_mib")
+_OWN = ("embedded", "data", "mem_mib", "rss_mib", "cuda_mib")
+_STEP_COLUMNS = ("step", "mono", "alone", *_OWN)
+_SAID = ("loss", "toks_per_s", "grad_norm")
 
 
 @dataclass(kw_only=True)
@@ -165,11 +167,11 @@ class RankHistory(RankFold):
     def _take_account(self, record: Mapping[str, Any]) -> None:
         """What this step says, to be held against the CSV's row of it."""
         if self.event == Event.STEP_END:
-            numbers = (record.get("embedded"), record.get("data"), record.get("mem_mib"))
-            self.ended.append((self.step, self.mono, self._alone, *numbers))
+            own = [record.get(name) for name in _OWN]
+            self.ended.append((self.step, self.mono, self._alone, *own))
             self._alone = True
         elif self.event == Event.PROGRESS:
-            self.progress.append((self.step, record.get("loss"), record.get("toks_per_s")))
+            self.progress.append((self.step, *(record.get(name) for name in _SAID)))
         elif self.event not in _IN_A_STEP:
             self._alone = False
 
@@ -180,10 +182,11 @@ class RankHistory(RankFold):
         if not self.ended:
             return None
         ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
-        said = pd.DataFrame(self.progress, columns=("step", "loss", "toks_per_s"))
-        for name in ("mono", "embedded", "mem_mib"):
-            ended[name] = pd.to_numeric(ended[name], errors="coerce")
-        for name in ("loss", "toks_per_s"):
+        said = pd.DataFrame(self.progress, columns=("step", *_SAID))
+        for name in _STEP_COLUMNS:
+            if name not in ("step", "alone", "data"):
+                ended[name] = pd.to_numeric(ended[name], errors="coerce")
+        for name in _SAID:
             said[name] = pd.to_numeric(said[name], errors="coerce")
         return ended.merge(said.drop_duplicates("step"), on="step", how="left")
 

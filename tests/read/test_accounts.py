@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts
+from runbook.read import accounts, training_accounts
 from runbook.read.accounts import Workload
 from runbook.records.evidence import RankLog
 
@@ -25,6 +25,8 @@ WORK = Workload(
     generated=True,
     dtype="bf16",
     device="cuda",
+    layers=12,
+    grad_clip=1.0,
 )
 Ranks = tuple[RankLog, ...]
 
@@ -39,9 +41,32 @@ def rows() -> pd.DataFrame:
             "toks_per_s": RANKS * PER_RANK / dt,
             "tokens": RANKS * PER_RANK,
             "dt_s": dt,
+            "grad_norm": np.linspace(3.0, 1.0, STEPS),
             "block": 0,
         }
     )
+
+
+def proof(number: int) -> dict[str, Any]:
+    """What a rank proves, before its first step and after its last one."""
+    return {
+        "positions": PER_RANK,
+        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
+        "mean_low": 0.998,
+        "mean_high": 1.0,
+        "wire": "bf16",
+        "missing": [],
+        "norm_told": 4.0,
+        "norm_before": 4.0,
+        "norm_after": 1.0,
+        "oracle": dict.fromkeys(
+            ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
+            0.0,
+        )
+        | {"layers": 12.0, "seams": 0.0}
+        if number == 0
+        else None,
+    }
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:
@@ -58,7 +83,10 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "embedded": PER_RANK,
             "data": [f"{step * 8 + number:016x}" for step in table["step"]],
             "mem_mib": 300.0,
+            "rss_mib": 2000.0,
+            "cuda_mib": 290.0,
             "loss": table["loss"],
+            "grad_norm": table["grad_norm"],
             "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
         }
     )
@@ -78,25 +106,15 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         counts={},
         pids=(40 + number,),
         clock_s=float(table["dt_s"].sum()),
-        proof={
-            "positions": PER_RANK,
-            "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-            "mean_low": 0.998,
-            "mean_high": 1.0,
-            "wire": "bf16",
-            "missing": [],
-            "oracle": dict.fromkeys(
-                ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
-                0.0,
-            )
-            if number == 0
-            else None,
-        },
+        proof=proof(number),
         ending={
             "fetched_sum": 9,
             "embedded_sum": 9,
             "moved": {"embedding": 0.01, "norm": 0.02},
             "largest_lr": 3e-3,
+            "proof": proof(number),
+            "updates": [STEPS, STEPS],
+            "first_update": {"moved": 3e-4, "lr": 3e-4},
         },
         steps=steps,
     )
@@ -113,6 +131,9 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
         *accounts.gradient_account(ranks, work),
         *accounts.movement_account(ranks),
         *accounts.oracle_account(ranks, work),
+        *training_accounts.clip_account(ranks, work),
+        *training_accounts.update_account(ranks, work),
+        *training_accounts.memory_account(ranks, work),
     ]
 
 
@@ -180,6 +201,7 @@ CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
         "59 steps differ",
     ),
     "constant loss": (lambda t: t.assign(loss=2.0), "loss of step 1"),
+    "norm of 1": (lambda t: t.assign(grad_norm=1.0), "grad_norm of step 1 is 1 in the CSV"),
     "rate alone": (lambda t: t.assign(toks_per_s=t["toks_per_s"] * 1.2), "toks_per_s of step 1"),
     "tokens doubled": (lambda t: t.assign(tokens=t["tokens"] * 2), "column tokens"),
     "a row missing": (lambda t: t[t["step"] != 30], "59 steps, rank 0 ended 60"),
@@ -236,12 +258,39 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "2 of 2 groups of parameters did not move",
     ),
     "one group frozen": (lambda r: ending_of(r, 0, moved={"a": 1.0, "b": 0.0}), "1 of 2 groups"),
+    "ranks drifted apart": (
+        lambda r: ending_of(r, 1, moved={"embedding": 0.01, "norm": 0.03}),
+        "rank 1's parameters moved otherwise than rank 0's: norm",
+    ),
+    "a layer fewer": (lambda r: oracle_of(r, layers=11.0), "11.0 layers ran, the config has 12"),
+    "halved between layers": (lambda r: oracle_of(r, seams=11.0), "11.0 modules get what"),
+    "nothing clipped": (lambda r: proof_of(r, 1, norm_after=4.0), "clips a norm of 4 to 4, not"),
+    "another norm told": (lambda r: proof_of(r, 1, norm_told=1.0), "tells a norm of 1 for 4"),
+    "no norm": (lambda r: proof_of(r, 1, norm_told=None), "does not show that gradients are"),
+    "8 bits on the wire": (lambda r: proof_of(r, 0, wire="8 bits or fewer"), "travel as 8 bits"),
+    "updates skipped": (lambda r: ending_of(r, 1, updates=[30, 30]), "counts [30, 30] updates"),
+    "no count of updates": (lambda r: ending_of(r, 1, updates=None), "how many updates"),
+    "a tenth of the rate": (
+        lambda r: ending_of(r, 0, first_update={"moved": 3e-5, "lr": 3e-4}),
+        "but by 0.1 of it",
+    ),
+    "no first update": (lambda r: ending_of(r, 0, first_update=None), "but by nan of it"),
+    "reading below what is in use": (lambda r: steps_of(r, 1, cuda_mib=900.0), "memory of step"),
+    "nothing about memory": (
+        lambda r: changed(r, 1, steps=r[1].steps.drop(columns="rss_mib")),  # type: ignore[union-attr]
+        "how much memory",
+    ),
     "nothing about movement": (lambda r: ending_of(r, 0, moved=None), "how far its parameters"),
     "attention off": (lambda r: oracle_of(r, attention=0.3), "attention is off by 0.3"),
     "attention NaN": (lambda r: oracle_of(r, attention=float("nan")), "attention is off by nan"),
     "logits off": (lambda r: oracle_of(r, logits=0.3), "logits is off by 0.3"),
     "forbidden blocks": (lambda r: oracle_of(r, blocks_illegal=3.0), "3.0 choices of blocks"),
     "worse blocks": (lambda r: oracle_of(r, blocks_shortfall=0.5), "blocks_shortfall is off"),
+    "a branch that stops counting": (
+        lambda r: ending_of(r, 1, proof={**proof(1), "own_gradient": {"a": 1.0, "b": 0.0}}),
+        "rank 1 at the end: no gradient reaches b",
+    ),
+    "no last proof": (lambda r: ending_of(r, 1, proof=None), "rank 1 at the end proves nothing"),
     "no oracle": (lambda r: proof_of(r, 0, oracle=None), "rank 0 did not hold"),
 }
 
@@ -251,6 +300,15 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     change, text = HEARTBEATS[name]
     table, ranks = honest()
     assert text in "; ".join(all_accounts(table, change(ranks)))
+
+
+def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None:
+    _, ranks = honest()
+    spots = {**proof(0)["oracle"], "layer": 0.3}
+    changed_since = ending_of(ranks, 0, proof={**proof(0), "oracle": spots})
+    assert accounts.oracle_account(changed_since, WORK) == []
+    (text,) = accounts.oracle_account(changed_since, replace(WORK, dtype="fp32"))
+    assert "layer is off by 0.3 of itself in the last batch" in text
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:
