@@ -290,9 +290,9 @@ def movement_account(ranks: Sequence[RankLog]) -> list[str]:
     problems = []
     first: Mapping[str, float] = ranks[0].ending.get("moved") or {} if ranks else {}
     for rank in ranks[1:]:
-        moved = rank.ending.get("moved") or {}
-        apart = [name for name in first if moved.get(name) != first[name]]
-        if moved and apart:
+        other = rank.ending.get("moved") or {}
+        apart = [name for name in first if other.get(name) != first[name]]
+        if other and apart:
             problems.append(
                 f"rank {rank.rank}'s parameters moved otherwise than rank {ranks[0].rank}'s: "
                 f"{', '.join(apart)}"

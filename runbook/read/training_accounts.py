@@ -32,12 +32,14 @@ def clip_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     problems = []
     for rank in ranks:
         names = ("norm_told", "norm_before", "norm_after")
-        told, before, after = ((rank.proof or {}).get(name) for name in names)
-        if work.dtype == "fp16" and told is None:
+        said = [(rank.proof or {}).get(name) for name in names]
+        if work.dtype == "fp16" and said[0] is None:
             continue  # under a gradient scaler nothing is clipped twice
-        if not all(isinstance(norm, int | float) and norm > 0 for norm in (told, before, after)):
+        norms = [float(norm) for norm in said if isinstance(norm, int | float) and norm > 0]
+        if len(norms) < len(names):
             problems.append(f"rank {rank.rank} does not show that gradients are clipped")
             continue
+        told, before, after = norms
         wanted = min(before, work.grad_clip) if work.grad_clip else before
         if abs(told / before - 1) > NORM_TOLERANCE:
             problems.append(f"rank {rank.rank} tells a norm of {told:g} for {before:g}")
