@@ -151,18 +151,18 @@ def healthy(defects: Sequence[Defect]) -> list[Defect]:
     """For each set of phases the unchanged copy: its rows have to pass."""
     sets = dict.fromkeys(defect.phases for defect in defects)
     return [
-        Defect(name=HEALTHY, area="", what="nothing is changed", edits=(), phases=phases)
+        Defect(name=HEALTHY, area="", what=f"{', '.join(phases)}", edits=(), phases=phases)
         for phases in sets
     ]
 
 
-def line(result: Result) -> str:
-    """A row of the table."""
+def line(defect: Defect, result: Result) -> str:
+    """A row of the table: defect, what it is, noticed by, verdict."""
     rows = ", ".join(f"`{row.row}`" for row in result.noticed_by) or "nothing"
     word = "yes" if result.good else "NO"
     if not result.noticed_by and result.name == HEALTHY:
         word = "healthy"
-    return f"| {result.name} | {', '.join(result.phases)} | {rows} | {word} |"
+    return f"| {result.name} | {defect.what} | {rows} | {word} |"
 
 
 def show(defects: Sequence[Defect]) -> None:
@@ -204,7 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for defect in [*healthy(chosen), *chosen]:
             found.append(bench.result(defect))
             if not asked.json:
-                print(line(found[-1]), flush=True)
+                print(line(defect, found[-1]), flush=True)
     if asked.json:
         print(json.dumps([asdict(result) for result in found], indent=1))
     bad = [result.name for result in found if not result.good]

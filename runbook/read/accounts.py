@@ -132,14 +132,18 @@ def _step_clock(frame: pd.DataFrame, rank: RankLog) -> list[str]:
 def clocked_steps(frame: pd.DataFrame, rank: RankLog) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
-    Left out are the first step of a block and steps in whose time something else happened.
+    Left out are the first step of an arm's block and steps in whose time something else happened.
     """
+    import pandas as pd
+
     if rank.steps is None or "dt_s" not in frame:
         return None
     clock = rank.steps.assign(clock_s=rank.steps["mono"].diff())
-    both = frame[["step", "dt_s"]].assign(
-        inside=frame["block"].eq(frame["block"].shift()) if "block" in frame else True
-    )
+    inside = pd.Series(True, index=frame.index)
+    for name in ("block", "arm"):  # all arms of a round have its number
+        if name in frame:
+            inside &= frame[name].eq(frame[name].shift())
+    both = frame[["step", "dt_s"]].assign(inside=inside)
     both = both.merge(clock[["step", "clock_s", "alone"]], on="step")
     kept: pd.DataFrame = both[both["inside"] & both["alone"].astype(bool) & both["clock_s"].notna()]
     return kept

@@ -216,7 +216,7 @@ def test_the_exit_code_says_whether_all_were_noticed(
     ]
     _ran(monkeypatch, record({"baseline.gradients": ("PASS", "")}, verdict="GO"))
     assert main(["--only", "lr-0"], tmp_path / "b") == 1
-    assert "| lr-0 | baseline | nothing | NO |" in capsys.readouterr().out
+    assert f"| lr-0 | {BY_NAME['lr-0'].what} | nothing | NO |" in capsys.readouterr().out
 
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

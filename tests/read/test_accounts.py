@@ -188,6 +188,19 @@ def test_time_beside_the_steps_is_left_out() -> None:
     assert accounts._step_clock(table, ranks[0]) == []
 
 
+def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
+    """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
+    table, ranks = honest()
+    table = table.assign(arm=["a"] * 30 + ["b"] * 30)
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    assert accounts._step_clock(table, ranks[0]) == []
+    assert accounts._step_clock(table.assign(arm="a"), ranks[0]) != []
+
+
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
