@@ -260,7 +260,7 @@ COMMON_FIELDS = (
 EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.PROOF: (
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
-        "missing", "oracle",
+        "missing", "norm_told", "norm_before", "norm_after", "oracle",
     ),
     Event.STEP_END: ("embedded", "data", "mem_mib"),
     Event.PROFILER: ("active",),
@@ -277,7 +277,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.HALT: ("reason",),
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
-        "largest_lr", "updates",
+        "largest_lr", "updates", "first_update", "proof",
     ),
 }  # fmt: skip
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
+from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
 from nsa.train.cli import TOGGLE_OVERRIDES
@@ -89,11 +91,28 @@ def _prefill(seen: Seen) -> Evidence:
 def _ranges(seen: Seen) -> Evidence:
     """The range's name is what the code calls itself; v1's loops run in Python, v2 in torch."""
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
-    asked = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+    asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
     operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]
     ran = ["v2" if count >= _VECTORIZED else "v1" for count in operators]
-    evidence = {"ranges": names, "operators_per_call": operators, "ran": ran}
-    return names == [SELECTION_RANGES[asked]] and ran == [asked], evidence
+    vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
+    evidence = {
+        "ranges": names,
+        "operators_per_call": operators,
+        "ran": ran,
+        "vectorized": vectorized,
+    }
+    took = names == [SELECTION_RANGES[asked]] and ran == [asked]
+    return took and vectorized == (asked == "v2"), evidence
+
+
+def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
+    """Do the ranges come about without a look at a number? Tensors on `meta` have none."""
+    blocks = torch.zeros(1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64, device="meta")
+    try:
+        build_ranges(blocks, cfg, version)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _fused(seen: Seen) -> Evidence:

@@ -95,11 +95,6 @@ class Engine:
         """Does the optimizer itself say that it runs the fused kernel?"""
         return all(bool(group["fused"]) for group in self.optimizer.param_groups)
 
-    def updates(self) -> list[int]:
-        """Fewest and most updates of a parameter, as the optimizer itself counts them."""
-        counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
-        return [min(counts), max(counts)] if counts else []
-
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""
         dtype = _AUTOCAST.get(self.plan.config.runtime.precision)
@@ -120,7 +115,19 @@ class Engine:
         clock: StepClock,
         watch: AbstractContextManager[None] | None = None,
     ) -> StepOutcome:
-        """Forward and backward over the micro-batches, then the clipped gradient.
+        """Forward and backward over the micro-batches, then the clipped gradient."""
+        loss = self.gradients(batches, clock, watch)
+        with clock.part("optimizer"):
+            norm = self.clip()
+        return StepOutcome(loss=loss, norm=norm)
+
+    def gradients(
+        self,
+        batches: list[Batch],
+        clock: StepClock,
+        watch: AbstractContextManager[None] | None = None,
+    ) -> Tensor:
+        """Forward and backward over the micro-batches: this rank's mean loss, detached.
 
         watch: entered around the first forward pass only. A profiler must not be closed while a
         collective that it saw begin is under way: that corrupts the heap.
@@ -139,9 +146,7 @@ class Engine:
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise RuntimeError("a step needs at least one micro-batch")
-        with clock.part("optimizer"):
-            norm = self._clip()
-        return StepOutcome(loss=total, norm=norm)
+        return total
 
     def update(self, step: int, clock: StepClock) -> float:
         """The optimizer's step; returns the learning rate that was used."""
@@ -153,6 +158,11 @@ class Engine:
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
         return rate
+
+    def updates(self) -> list[int]:
+        """Fewest and most updates of a parameter, as the optimizer itself counts them."""
+        counts = [int(entry["step"]) for entry in self.optimizer.state.values()]
+        return [min(counts), max(counts)] if counts else [0, 0]
 
     def rate(self, step: int) -> float:
         """Learning rate of an optimizer step."""
@@ -183,7 +193,8 @@ class Engine:
         summed, batches_seen = self.ranks.sum([total, float(count)])
         return summed / batches_seen
 
-    def _clip(self) -> Tensor:
+    def clip(self) -> Tensor:
+        """Clip the gradients to the config's norm; returns the norm that they had."""
         self.scaler.unscale_(self.optimizer)
         limit = self.plan.config.train.grad_clip or math.inf
         parameters = list(self.model.parameters())

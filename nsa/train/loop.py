@@ -67,7 +67,10 @@ class Loop:
         self.meter = TokenMeter(engine.model)
         self.movement = Movement(engine.model)
         self.largest_lr = 0.0
+        self.first_update: dict[str, float] | None = None
         self._proven = False
+        self._last: Batch | None = None
+        self._last_proof: dict[str, Any] | None = None
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self._early = first_batch
@@ -126,6 +129,8 @@ class Loop:
             "moved": moved,
             "largest_lr": self.largest_lr,
             "updates": self.engine.updates(),
+            "first_update": self.first_update,
+            "proof": self._last_proof,
         }
 
     def _probe(self, block: Block) -> str | None:
@@ -198,10 +203,14 @@ class Loop:
         with evidence.watch_update():
             rate = self.engine.update(self.step, clock)
         self.largest_lr = max(self.largest_lr, rate)
+        if self.step == 1:
+            farthest = max(self.movement.by_group().values())
+            self.first_update = plain_floats({"moved": farthest, "lr": rate})
         if self.settler.lag == 0 or (self.profiler and self.profiler.active):
             with clock.part("wait"):
                 posted.wait()
-        self.position = batches[-1].position
+        self._last = batches[-1]
+        self.position = self._last.position
         self.done += 1
         mem_mib = peak_cuda_mib() if self.settler.lag else beat.memory.mib()
         self.settler.add(
@@ -289,7 +298,10 @@ class Loop:
         beat.sync()
 
     def _finish(self, end: End) -> End:
-        """The last checkpoint, where one was asked for and the weights are worth keeping."""
+        """The last proof and checkpoint, where the weights are worth it and one was asked for."""
+        if end.code == ExitCode.SUCCESS and self._last is not None:
+            # What was right before the first step may have gone wrong since.
+            self._last_proof = first_pass(self.engine, self._last)
         asked = self.plan.flags.save or (
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )

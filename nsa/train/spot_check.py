@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class SpotCheck:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
+    seams: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -41,6 +43,10 @@ class SpotCheck:
         handles = [
             self.model.get_submodule(name).register_forward_hook(self._note(name))
             for name in self._names()
+        ]
+        handles += [
+            self.model.get_submodule(name).register_forward_hook(self._seam(name))
+            for name in self._chain()
         ]
         try:
             yield
@@ -51,7 +57,23 @@ class SpotCheck:
     def _names(self) -> list[str]:
         ends = dict.fromkeys((0, self.model.cfg.n_layers - 1))
         layers = [f"layers.{number}{part}" for number in ends for part in ("", ".attention")]
-        return ["embedding", *layers, "norm", "head"]
+        # "" is the model itself: its logits are what the loss is taken of.
+        return ["embedding", *layers, ""]
+
+    def _chain(self) -> list[str]:
+        """Modules that hand the residual stream on, in order."""
+        layers = [f"layers.{number}" for number in range(len(self.model.layers))]
+        return ["embedding", *layers, "norm"]
+
+    def _seam(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        """A hook that keeps what went into and came out of a module, at the positions only."""
+
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            at = torch.from_numpy(_positions(output.shape[1])).to(output.device)
+            ends = inputs[0][0].detach()[at], output[0].detach()[at]
+            self.seams.setdefault(name, ends)
+
+        return hook
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -66,11 +88,11 @@ class SpotCheck:
         """Errors at the position that is furthest off, as shares of a root mean square.
 
         attention, layer: of the worse of the two layers; `layer` relative to what the layer adds.
+        layers: how many ran. seams: places where a module gets what the one before did not give.
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
         """
-        seq_len = self.inputs["embedding"].shape[1]
-        at = np.unique(np.linspace(0, seq_len - 1, POSITIONS).round().astype(np.int64))
+        at = _positions(self.inputs["embedding"].shape[1])
         found: dict[str, Any] = {"positions": at.tolist(), "embedding": self._embedding(at)}
         errors: dict[str, list[float]] = {}
         for name in self._names():
@@ -79,7 +101,13 @@ class SpotCheck:
                     errors.setdefault(what, []).append(value)
         found |= {what: max(values) for what, values in errors.items()}
         found["logits"] = self._logits(at)
+        found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
+        found["seams"] = self._broken_seams()
         return {n: v if isinstance(v, list) else float(f"{v:.4g}") for n, v in found.items()}
+
+    def _broken_seams(self) -> int:
+        ends = [self.seams[name] for name in self._chain() if name in self.seams]
+        return sum(not torch.equal(given, got) for (_, given), (got, _) in pairwise(ends))
 
     def _weights(self, prefix: str) -> dict[str, Array]:
         state = self.model.get_submodule(prefix).state_dict()
@@ -121,7 +149,11 @@ class SpotCheck:
         tied = self.model.cfg.tie_embeddings
         head = self.model.embedding.weight if tied else self.model.head.weight
         logits = oracle.rms_norm(x, weight, self.model.cfg.norm_eps) @ _array(head.detach()).T
-        return _share(_array(self.outputs["head"])[:, at], logits)
+        return _share(_array(self.outputs[""])[:, at], logits)
+
+
+def _positions(seq_len: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, seq_len - 1, POSITIONS).round().astype(np.int64))
 
 
 def _array(tensor: Tensor) -> Array:

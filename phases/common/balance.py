@@ -11,14 +11,26 @@ from runbook.read.learning import (
     oracle_account,
     oracle_tolerance,
 )
+from runbook.read.training_accounts import (
+    clip_account,
+    gates_account,
+    memory_account,
+    rate_account,
+    update_account,
+)
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
 
 def balanced(case: Case, name: str) -> Finding:
-    """PASS if time, tokens, data, processes and the CSV's numbers have a second source."""
+    """PASS if time, tokens, data, memory, processes and the tables have a second source."""
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
-    problems = balance(log.frame, launch.ranks, work, launch.result.duration_s, launch.result.ranks)
+    problems = [
+        *balance(log.frame, launch.ranks, work, launch.result.duration_s, launch.result.ranks),
+        *rate_account(log.frame, case.env(name)),
+        *memory_account(launch.ranks, work),
+        *gates_account(launch.gates),
+    ]
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
     if problems:
@@ -31,7 +43,12 @@ def balanced(case: Case, name: str) -> Finding:
 def learned_from(case: Case, name: str) -> Finding:
     """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
     launch, work = _every_rank(case, name), _workload(case, name)
-    problems = [*gradient_account(launch.ranks, work), *movement_account(launch.ranks, work)]
+    problems = [
+        *gradient_account(launch.ranks, work),
+        *clip_account(launch.ranks, work),
+        *update_account(launch.ranks, work),
+        *movement_account(launch.ranks),
+    ]
     paths = [rank.path for rank in launch.ranks]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"

@@ -37,7 +37,7 @@ COPY_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 2e-3
 
 # Columns that have a second source in every rank's heartbeats.
-_COPIED = ("step", "loss", "toks_per_s", "tokens", "dt_s")
+_COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,8 @@ class Workload:
     generated: bool
     dtype: str
     device: str
+    layers: int | None = None
+    grad_clip: float | None = None
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
@@ -78,6 +80,8 @@ class Workload:
             generated=effective.get("dataset") in ("synthetic", "markov"),
             dtype=effective["dtype"],
             device=str(effective.get("device")),
+            layers=(config.get("model") or {}).get("n_layers"),
+            grad_clip=(config.get("train") or {}).get("grad_clip"),
         )
 
 
@@ -306,7 +310,7 @@ def union_of_data(ranks: Sequence[RankLog]) -> pd.Series[Any] | None:
 
 
 def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
-    """training.csv and the heartbeats tell the same steps, losses and, on rank 0, rates."""
+    """training.csv and the heartbeats tell the same steps, losses, norms and, on rank 0, rates."""
     problems = []
     for rank in ranks:
         if rank.steps is None or rank.steps["loss"].isna().all():
@@ -317,10 +321,11 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
                 f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
             )
         both = frame.merge(rank.steps, on="step", suffixes=("", "_said"))
-        # The loss is agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
-        for name in ("loss", "toks_per_s") if rank.rank == 0 else ("loss",):
+        # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
+        agreed = ("loss", "grad_norm")
+        for name in (*agreed, "toks_per_s") if rank.rank == 0 else agreed:
             said = both[f"{name}_said"]
-            allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name != "loss")
+            allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name == "toks_per_s")
             # A NaN in the CSV is near nothing.
             apart = said.notna() & ~((both[name] - said).abs() <= allowed)
             if apart.any():

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
-_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", "mem_mib")
+_MEMORY = ("mem_mib", "rss_mib", "cuda_mib")
+_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", *_MEMORY)
+_SAID = ("loss", "toks_per_s", "grad_norm")
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
@@ -53,15 +55,15 @@ class RankHistory(RankFold):
     def _take_account(self, record: Mapping[str, Any]) -> None:
         """What this step says, to be held against the CSV's row of it."""
         if self.event == Event.STEP_END:
-            embedded, memory = (self._number(record, name) for name in ("embedded", "mem_mib"))
+            embedded, *memory = (self._number(record, name) for name in ("embedded", *_MEMORY))
             when = self._number(record, "mono")
             if when is not None and not math.isfinite(when):
                 when = None  # no clock reads that
             digest = self._digest(record)
-            self.ended.append((self.step, when, self._alone, embedded, digest, memory))
+            self.ended.append((self.step, when, self._alone, embedded, digest, *memory))
             self._alone = True
         elif self.event == Event.PROGRESS:
-            said = (self._number(record, name) for name in ("loss", "toks_per_s"))
+            said = (self._number(record, name) for name in _SAID)
             self.progress.append((self.step, *said))
         elif self.event not in _IN_A_STEP:
             self._alone = False
@@ -102,10 +104,10 @@ class RankHistory(RankFold):
         if not self.ended:
             return None
         ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
-        said = pd.DataFrame(self.progress, columns=("step", "loss", "toks_per_s"))
-        for name in ("mono", "embedded", "mem_mib"):
+        said = pd.DataFrame(self.progress, columns=("step", *_SAID))
+        for name in ("mono", "embedded", *_MEMORY):
             ended[name] = ended[name].astype(float)
-        for name in ("loss", "toks_per_s"):
+        for name in _SAID:
             said[name] = said[name].astype(float)
         return ended.merge(said.drop_duplicates("step"), on="step", how="left")
 

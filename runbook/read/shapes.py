@@ -116,13 +116,26 @@ ENV = Fields(
         "git": Fields({}),
         "versions": Fields({}),
         "device": Fields({"type": is_text, "name": is_text, "count": is_count}),
-        "config": Fields({"train": Fields({}), "nsa": Fields({"l": is_count})}),
+        "config": Fields(
+            {
+                "train": Fields(
+                    {
+                        **dict.fromkeys(("lr", "grad_clip"), is_number),
+                        "warmup_steps": is_count,
+                        "lr_schedule": is_text,
+                    }
+                ),
+                "model": Fields({"n_layers": is_count}),
+                "nsa": Fields({"l": is_count}),
+            }
+        ),
         "effective": Fields(
             {
                 **dict.fromkeys(
                     ("seq_len", "global_batch", "per_rank_batch", "accumulation", "steps"),
                     is_count,
                 ),
+                "schedule_steps": is_count,
                 **dict.fromkeys(("tokens_per_step", "n_params", "vocab_size"), is_count),
                 **dict.fromkeys(("model_flops_per_token", "loss_floor"), is_number),
                 **dict.fromkeys(("dtype", "device", "dataset", "loss_floor_source"), is_text),
@@ -130,7 +143,7 @@ ENV = Fields(
         ),
         "toggles": Items(Fields({"name": is_text})),
         "notes": Items(anything),
-        "arms": Fields({}),
+        "arms": Fields({"warmup_steps": is_count}),
     }
 )
 AUDIT = Fields({"arms": Each(Fields({"branches": Each(Fields({"kernel": is_text}))}))})
@@ -143,24 +156,38 @@ PROFILE = Fields(
         "wall_us": is_number,
     }
 )
-_SPOTS = ("embedding", "attention", "layer", "logits", "blocks_illegal", "blocks_shortfall")
+_SPOTS = (
+    "embedding",
+    "attention",
+    "layer",
+    "logits",
+    "layers",
+    "seams",
+    "blocks_illegal",
+    "blocks_shortfall",
+)
+_PROOF_NUMBERS = (
+    "loss",
+    "loss_again",
+    "mean_low",
+    "mean_high",
+    "norm_told",
+    "norm_before",
+    "norm_after",
+)
+_PROOF = Fields(
+    {
+        **dict.fromkeys(_PROOF_NUMBERS, is_any_number),
+        "positions": is_count,
+        "own_gradient": Each(is_any_number),
+        "wire": is_text,
+        "missing": Items(is_text),
+        "oracle": Fields({"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}),
+    }
+)
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
-    Event.PROOF: Fields(
-        {
-            "loss": is_any_number,
-            "loss_again": is_any_number,
-            "positions": is_count,
-            "own_gradient": Each(is_any_number),
-            "mean_low": is_any_number,
-            "mean_high": is_any_number,
-            "wire": is_text,
-            "missing": Items(is_text),
-            "oracle": Fields(
-                {"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}
-            ),
-        }
-    ),
+    Event.PROOF: _PROOF,
     Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
     Event.NONFINITE: Fields({"step": is_count}),
@@ -173,6 +200,8 @@ EVENTS: Mapping[str, Fields] = {
             "moved": Each(is_any_number),
             "largest_lr": is_any_number,
             "updates": Items(is_count),
+            "first_update": Each(is_any_number),
+            "proof": _PROOF,
         }
     ),
 }

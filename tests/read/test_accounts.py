@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts, learning
+from runbook.read import accounts, learning, training_accounts
 from runbook.read.accounts import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -26,6 +26,8 @@ WORK = Workload(
     generated=True,
     dtype="bf16",
     device="cuda",
+    layers=12,
+    grad_clip=1.0,
 )
 Ranks = tuple[RankLog, ...]
 EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
@@ -42,13 +44,41 @@ def rows() -> pd.DataFrame:
             "tokens": RANKS * PER_RANK,
             "dt_s": dt,
             "arm": "",
+            "grad_norm": np.linspace(3.0, 1.0, STEPS),
             "block": 0,
         }
     )
 
 
+def proof(number: int) -> dict[str, Any]:
+    """What a rank proves, before its first step and after its last one."""
+    return {
+        "loss": 5.6 + 0.01 * (number - 0.5),
+        "loss_again": 5.6 + 0.01 * (number - 0.5),
+        "positions": PER_RANK,
+        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
+        "mean_low": 0.998,
+        "mean_high": 1.0,
+        "wire": "bf16",
+        "missing": [],
+        "norm_told": 4.0,
+        "norm_before": 4.0,
+        "norm_after": 1.0,
+        "oracle": dict.fromkeys(
+            ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
+            0.0,
+        )
+        | {"attention": 0.005, "layers": 12.0, "seams": 0.0}
+        if number == 0
+        else None,
+    }
+
+
 def rank(number: int, table: pd.DataFrame) -> RankLog:
-    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then."""
+    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
+
+    The loss is agreed by all ranks, but each times its own steps.
+    """
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
     steps = pd.DataFrame(
         {
@@ -58,8 +88,11 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "embedded": PER_RANK,
             "data": [f"{step * 8 + number:016x}" for step in table["step"]],
             "mem_mib": 300.0,
+            "rss_mib": 2000.0,
+            "cuda_mib": 290.0,
             "loss": table["loss"],
-            "toks_per_s": table["toks_per_s"],
+            "grad_norm": table["grad_norm"],
+            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
         }
     )
     return RankLog(
@@ -76,28 +109,15 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         counts={},
         pids=(40 + number,),
         clock_s=float(table["dt_s"].sum()),
-        proof={
-            "loss": 5.6 + 0.01 * (number - 0.5),
-            "loss_again": 5.6 + 0.01 * (number - 0.5),
-            "positions": PER_RANK,
-            "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-            "mean_low": 0.998,
-            "mean_high": 1.0,
-            "wire": "bf16",
-            "missing": [],
-            "oracle": dict.fromkeys(
-                ("layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
-            )
-            | {"attention": 0.005}
-            if number == 0
-            else None,
-        },
+        proof=proof(number),
         ending={
             "fetched_sum": 9,
             "embedded_sum": 9,
             "moved": {"embedding": 0.01, "norm": 0.02},
             "largest_lr": 3e-3,
+            "proof": proof(number),
             "updates": [STEPS, STEPS],
+            "first_update": {"moved": 3e-4, "lr": 3e-4},
         },
         steps=steps,
     )
@@ -113,8 +133,11 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
         *accounts.copy_account(table, ranks),
         *accounts.loss_account(table, ranks, work),
         *learning.gradient_account(ranks, work),
-        *learning.movement_account(ranks, work),
+        *learning.movement_account(ranks),
         *learning.oracle_account(ranks, work),
+        *training_accounts.clip_account(ranks, work),
+        *training_accounts.update_account(ranks, work),
+        *training_accounts.memory_account(ranks, work),
     ]
 
 
@@ -169,15 +192,6 @@ def test_time_beside_the_steps_is_left_out() -> None:
     assert accounts._step_clock(table, ranks[0], ranks) == []
 
 
-def test_time_between_two_arms_of_one_round_is_left_out() -> None:
-    table, ranks = honest()
-    table["arm"] = np.where(table["step"] > 30, "b", "a")
-    steps = ranks[0].steps
-    assert steps is not None
-    late = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] > 30, 9.0, 0.0))
-    assert accounts._step_clock(table, late[0], late) == []
-
-
 def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
     """Rank 0 closes its profiler at the end of step 20; rank 1 waits for it in step 21."""
     table, ranks = honest()
@@ -201,6 +215,19 @@ def test_each_rank_has_a_rate_of_its_own() -> None:
     assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
+def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
+    """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
+    table, ranks = honest()
+    table = table.assign(arm=["a"] * 30 + ["b"] * 30)
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    assert accounts._step_clock(table, ranks[0], ranks) == []
+    assert accounts._step_clock(table.assign(arm="a"), ranks[0], ranks) != []
+
+
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
@@ -214,6 +241,7 @@ CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
         "59 steps differ",
     ),
     "constant loss": (lambda t: t.assign(loss=2.0), "loss of step 1"),
+    "norm of 1": (lambda t: t.assign(grad_norm=1.0), "grad_norm of step 1 is 1 in the CSV"),
     "rate alone": (lambda t: t.assign(toks_per_s=t["toks_per_s"] * 1.2), "toks_per_s of step 1"),
     "tokens doubled": (lambda t: t.assign(tokens=t["tokens"] * 2), "column tokens"),
     "a row missing": (lambda t: t[t["step"] != 30], "59 steps, rank 0 ended 60"),
@@ -274,11 +302,6 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         lambda r: ending_of(r, 0, moved={"a": 0.3, "b": 0.01}),
         "a moved further than 60 steps",
     ),
-    "every second update": (
-        lambda r: ending_of(r, 0, updates=[30, 30]),
-        "rank 0: [30, 30] updates up to step 60",
-    ),
-    "no updates counted": (lambda r: ending_of(r, 0, updates=None), "None updates up to step 60"),
     "another target": (lambda r: proof_of(r, 1, loss_again=5.2), "computed again 5.2"),
     "no second loss": (lambda r: proof_of(r, 1, loss_again=None), "computed again None"),
     "the step before of the other rank": (
@@ -286,12 +309,39 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "rank 1 reads in step 2 what rank 0 reads in another (59 steps)",
     ),
     "computed in fp32": (lambda r: oracle_of(r, attention=1e-6), "not computed in bf16"),
+    "ranks drifted apart": (
+        lambda r: ending_of(r, 1, moved={"embedding": 0.01, "norm": 0.03}),
+        "rank 1's parameters moved otherwise than rank 0's: norm",
+    ),
+    "a layer fewer": (lambda r: oracle_of(r, layers=11.0), "11.0 layers ran, the config has 12"),
+    "halved between layers": (lambda r: oracle_of(r, seams=11.0), "11.0 modules get what"),
+    "nothing clipped": (lambda r: proof_of(r, 1, norm_after=4.0), "clips a norm of 4 to 4, not"),
+    "another norm told": (lambda r: proof_of(r, 1, norm_told=1.0), "tells a norm of 1 for 4"),
+    "no norm": (lambda r: proof_of(r, 1, norm_told=None), "does not show that gradients are"),
+    "8 bits on the wire": (lambda r: proof_of(r, 0, wire="8 bits or fewer"), "travel as 8 bits"),
+    "updates skipped": (lambda r: ending_of(r, 1, updates=[30, 30]), "counts [30, 30] updates"),
+    "no count of updates": (lambda r: ending_of(r, 1, updates=None), "how many updates"),
+    "a tenth of the rate": (
+        lambda r: ending_of(r, 0, first_update={"moved": 3e-5, "lr": 3e-4}),
+        "but by 0.1 of it",
+    ),
+    "no first update": (lambda r: ending_of(r, 0, first_update=None), "but by nan of it"),
+    "reading below what is in use": (lambda r: steps_of(r, 1, cuda_mib=900.0), "memory of step"),
+    "nothing about memory": (
+        lambda r: changed(r, 1, steps=r[1].steps.drop(columns="rss_mib")),  # type: ignore[union-attr]
+        "how much memory",
+    ),
     "nothing about movement": (lambda r: ending_of(r, 0, moved=None), "how far its parameters"),
     "attention off": (lambda r: oracle_of(r, attention=0.3), "attention is off by 0.3"),
     "attention NaN": (lambda r: oracle_of(r, attention=float("nan")), "attention is off by nan"),
     "logits off": (lambda r: oracle_of(r, logits=0.3), "logits is off by 0.3"),
     "forbidden blocks": (lambda r: oracle_of(r, blocks_illegal=3.0), "3.0 choices of blocks"),
     "worse blocks": (lambda r: oracle_of(r, blocks_shortfall=0.5), "blocks_shortfall is off"),
+    "a branch that stops counting": (
+        lambda r: ending_of(r, 1, proof={**proof(1), "own_gradient": {"a": 1.0, "b": 0.0}}),
+        "rank 1 at the end: no gradient reaches b",
+    ),
+    "no last proof": (lambda r: ending_of(r, 1, proof=None), "rank 1 at the end proves nothing"),
     "no oracle": (lambda r: proof_of(r, 0, oracle=None), "rank 0 did not hold"),
 }
 
@@ -319,6 +369,18 @@ def test_the_first_row_has_the_loss_of_the_first_batch() -> None:
     )
     two = replace(WORK, step_tokens=2 * PER_RANK)
     assert accounts.loss_account(table, ranks, two) == []  # a pass is half of the step
+
+
+def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None:
+    _, ranks = honest()
+    exact = {**proof(0)["oracle"], "attention": 1e-6}
+    ranks = proof_of(ranks, 0, oracle=exact)
+    spots = {**exact, "layer": 0.3}
+    changed_since = ending_of(ranks, 0, proof={**proof(0), "oracle": spots})
+    half = replace(WORK, dtype="bf16")
+    assert "last batch" not in "; ".join(learning.oracle_account(changed_since, half))
+    (text,) = learning.oracle_account(changed_since, replace(WORK, dtype="fp32"))
+    assert "layer is off by 0.3 of itself in the last batch" in text
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:

@@ -63,11 +63,13 @@ def test_safe_mode_is_all_of_its_consequences() -> None:
     assert evidence == {**SAFE_MODE, "gradient_as_bucket_view": False}
 
 
+SHAPE = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=4, d=2, l_sel=4, n_sel=3, w=4)
+
+
 def _built(version: str) -> RangeCounts:
-    cfg = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=4, d=2, l_sel=4, n_sel=3, w=4)
     blocks = torch.tensor([0, 1, 2]).expand(1, 12, 1, 3)
     with count_ranges() as counts:
-        selection.build_ranges(blocks, cfg, cast("Any", version))
+        selection.build_ranges(blocks, SHAPE, cast("Any", version))
     return counts
 
 
@@ -76,12 +78,14 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"}
-    took, evidence = effects._ranges(replace(seen(asked), ranges=_built(version)))
+    model = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
+    looked = replace(seen(asked), engine=cast("Any", SimpleNamespace(model=model)))
+    took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
     assert took is True
     assert evidence["ran"] == [version]
     other = selection.ranges_v1 if version == "v2" else selection.ranges_v2
     monkeypatch.setattr(selection, f"ranges_{version}", other)
-    took, evidence = effects._ranges(replace(seen(asked), ranges=_built(version)))
+    took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
     assert took is False
     assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
 

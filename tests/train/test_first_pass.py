@@ -12,8 +12,9 @@ from torch import Tensor
 
 from nsa import layer as layers
 from nsa.data.source import Batch
-from nsa.model import Layer, SwiGLU
+from nsa.model import Layer, NSALanguageModel, SwiGLU
 from nsa.train.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.first_pass import first_pass
 from nsa.train.launch import plan_launch
@@ -44,11 +45,14 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
     assert proof["wire"] == "fp32"
     assert proof["missing"] == []
     assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=1e-6)
+    assert proof["norm_told"] == pytest.approx(proof["norm_before"], rel=1e-4)
+    assert proof["norm_after"] == pytest.approx(1.0, rel=1e-4)
     assert all(value > 0 for value in proof["own_gradient"].values())
     spots = proof["oracle"]
     assert spots["embedding"] == 0
     assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
     assert spots["blocks_illegal"] == 0
+    assert (spots["layers"], spots["seams"]) == (2, 0)
     assert all(p.grad is None for p in trainer.model.parameters())
     assert all(torch.equal(p, b) for p, b in zip(trainer.model.parameters(), before, strict=True))
     assert not trainer.optimizer.state
@@ -71,16 +75,6 @@ def test_a_loss_on_other_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Engine, "loss", loss)
     proof = first_pass(engine(), batch())
     assert abs(proof["loss"] - proof["loss_again"]) > 2e-3
-
-
-def test_the_optimizer_counts_its_updates() -> None:
-    trainer = engine()
-    assert trainer.updates() == []
-    for parameter in trainer.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    trainer.optimizer.step()
-    trainer.optimizer.step()
-    assert trainer.updates() == [2, 2]
 
 
 def _half_a_loss(patch: pytest.MonkeyPatch) -> None:
@@ -162,6 +156,78 @@ def test_a_model_that_is_not_the_equations(name: str, monkeypatch: pytest.Monkey
     plant(monkeypatch)
     # More than bf16 explains, so that it is noticed in every precision.
     assert first_pass(engine(), batch())["oracle"][where] > 0.0313
+
+
+def _halved_on_the_way(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x) * 0.5
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    patch.setattr(NSALanguageModel, "forward", forward)
+
+
+def test_what_a_layer_gives_is_what_the_next_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    _halved_on_the_way(monkeypatch)
+    assert first_pass(engine(), batch())["oracle"]["seams"] == 2
+
+
+def test_logits_are_those_behind_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = NSALanguageModel.forward
+    monkeypatch.setattr(NSALanguageModel, "forward", lambda self, x: whole(self, x) * 0.5)
+    assert first_pass(engine(), batch())["oracle"]["logits"] > 0.4
+
+
+def test_a_step_that_does_not_count_shows_in_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine.loss
+    monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0)
+    assert set(first_pass(engine(), batch())["own_gradient"].values()) == {0.0}
+
+
+def test_what_is_not_clipped_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "clip", lambda self: torch.tensor(1.0))
+    proof = first_pass(engine(), batch())
+    assert proof["norm_told"] == 1.0
+    assert proof["norm_after"] == proof["norm_before"] > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire"),
+    [
+        (torch.float8_e4m3fn, "8 bits or fewer"),
+        (torch.bfloat16, "bf16"),
+        (torch.float16, "fp16"),
+        (torch.float32, "fp32"),
+    ],
+)
+def test_the_digits_betray_the_type(
+    kind: torch.dtype, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = engine()
+    real = Engine.gradients
+
+    def narrow(self: Engine, *args: Any) -> Tensor:
+        loss = real(self, *args)
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            scale = parameter.grad.abs().max() / 448 if kind.itemsize == 1 else 1.0
+            parameter.grad = (parameter.grad / scale).to(kind).float() * scale
+        return loss
+
+    monkeypatch.setattr(Engine, "gradients", narrow)
+    assert first_pass(trainer, batch())["wire"] == wire
+
+
+def test_the_optimizer_counts_its_updates() -> None:
+    trainer, tokens = engine(), batch()
+    assert trainer.updates() == [0, 0]
+    clock = StepClock(torch.device("cpu"))
+    for step in (1, 2, 3):
+        trainer.compute([tokens], clock)
+        trainer.update(step, clock)
+    assert trainer.updates() == [3, 3]
 
 
 def test_a_frozen_parameter_gets_no_gradient() -> None:

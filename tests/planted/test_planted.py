@@ -1,0 +1,233 @@
+"""Injected defects: the list fits the source, what counts as noticed, and a few for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import planted
+import pytest
+from planted import EIGHT, HEALTHY, Bench, healthy, judge
+from planted_copy import ROOT, AnchorError, Copy, Defect, Edit, broken_anchors, load, load_all
+
+from runbook.config import load_profile
+from runbook.registry import known_checks
+
+DEFECTS = load_all()
+BY_NAME = {defect.name: defect for defect in DEFECTS}
+# Each needs one short launch, and each is noticed by another account.
+QUICK = (
+    "lr-0",
+    "selected-branch-zero",
+    "dt-halved",
+    "rank-1-reads-rank-0s-data",
+    "csv-loss-of-the-step-before",
+    "fp32-on-the-wire",
+)
+# A row that a coming version of the phase has.
+COMING = {"preflight.whole_model"}
+SOME = Defect(
+    name="some",
+    area="time",
+    what="an example",
+    edits=(Edit(path="nsa/train/clock.py", old="wall = now", new="wall = 2 * now"),),
+    phases=("baseline",),
+    rows=("baseline.accounts", "baseline.oracle"),
+    says=("sums to 0", "is off"),
+)
+
+
+def record(
+    rows: Mapping[str, tuple[str, str]], verdict: str = "NO-GO", required: bool = True
+) -> dict[str, Any]:
+    """A run.json with these rows of the baseline: outcome and reason."""
+    checks = [
+        {"id": name, "outcome": outcome, "reason": reason, "required": required}
+        for name, (outcome, reason) in rows.items()
+    ]
+    return {"verdict": verdict, "phases": [{"name": "baseline", "checks": checks}]}
+
+
+NOTICED = {
+    "baseline.accounts": ("FAIL", "dt_s sums to 0.5"),
+    "baseline.oracle": ("FAIL", "attention is off"),
+    "baseline.completed": ("PASS", ""),
+}
+
+
+def test_every_defect_fits_the_source() -> None:
+    assert broken_anchors(ROOT, [*DEFECTS, EIGHT]) == []
+
+
+def test_there_are_enough_of_them_and_all_are_described() -> None:
+    known = {defect.name for defect in load("known")}
+    assert len(known) >= 18
+    assert len(DEFECTS) - len(known) >= 25
+    for defect in DEFECTS:
+        assert defect.edits and defect.rows and defect.says and defect.what and defect.area
+
+
+def test_rows_that_must_notice_exist() -> None:
+    wanted = {row for defect in (*DEFECTS, EIGHT) for row in defect.rows}
+    assert wanted - COMING <= set(known_checks(load_profile("cpu")))
+    for defect in DEFECTS:
+        assert {row.split(".")[0] for row in defect.rows} <= set(defect.phases)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("no such text", "other", "0 times"),
+        ("return", "yield", "times"),
+        ("wall = now", "wall = now", "1 times"),
+        ("wall = now", "wall = (now", "would not be Python"),
+    ],
+)
+def test_a_text_that_moved_is_an_error(old: str, new: str, problem: str) -> None:
+    moved = Defect(
+        name="moved",
+        area="",
+        what="",
+        edits=(Edit(path="nsa/train/clock.py", old=old, new=new),),
+        phases=(),
+    )
+    (found,) = broken_anchors(ROOT, [moved])
+    assert found.startswith("moved: nsa/train/clock.py")
+    assert problem in found
+
+
+def test_noticed_means_by_every_row_and_for_the_reason() -> None:
+    rows, named, good = judge(SOME, record(NOTICED))
+    assert good
+    assert [row.row for row in rows] == ["baseline.accounts", "baseline.oracle"]
+    assert named == list(SOME.says)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        dict.fromkeys(NOTICED, ("PASS", "")),
+        {**NOTICED, "baseline.oracle": ("PASS", "")},
+        {**NOTICED, "baseline.oracle": ("FAIL", "something else")},
+        {"baseline.completed": ("FAIL", "crashed: sums to 0, is off")},
+    ],
+)
+def test_it_is_not_noticed_by_luck(rows: dict[str, tuple[str, str]]) -> None:
+    assert not judge(SOME, record(rows))[2]
+
+
+def test_a_row_that_is_not_required_notices_nothing() -> None:
+    assert not judge(SOME, record(NOTICED, required=False))[2]
+
+
+def test_the_unchanged_copy_has_to_pass() -> None:
+    (none,) = healthy([SOME])
+    assert judge(none, record({"baseline.accounts": ("PASS", "")}))[2]
+    assert not judge(none, record(NOTICED))[2]
+
+
+def test_all_at_once_is_no_go_and_at_least_six_are_named() -> None:
+    reasons = (
+        "did not move; read the same data; rank 1: 400 MiB; takes the loss at 64; "
+        "dt_s sums to 0.500; no gradient reaches attention.k_cmp"
+    )
+    six = {"baseline.accounts": ("FAIL", reasons)}
+    assert judge(EIGHT, record(six))[2]
+    assert not judge(EIGHT, record(six, verdict="GO"))[2]
+    five = {"baseline.accounts": ("FAIL", reasons.replace("did not move", ""))}
+    assert not judge(EIGHT, record(five))[2]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    made = Copy(tmp_path_factory.mktemp("planted") / "copy")
+    made.check(DEFECTS)
+    return made
+
+
+def test_a_copy_is_as_before_when_a_defect_is_over(copy: Copy) -> None:
+    path = copy.root / SOME.edits[0].path
+    before = path.read_bytes()
+    with copy.injected(SOME.edits):
+        assert b"wall = 2 * now" in path.read_bytes()
+        inside = path.stat().st_mtime_ns
+    assert path.read_bytes() == before
+    assert path.stat().st_mtime_ns != inside  # or Python would take the compiled file
+    with pytest.raises(AnchorError), copy.injected([*SOME.edits, *SOME.edits]):
+        pass
+    assert path.read_bytes() == before
+
+
+def test_a_copy_that_is_not_what_runs_is_an_error(tmp_path: Path) -> None:
+    made = Copy(tmp_path / "copy")
+    shutil.rmtree(made.root / "reports")
+    made.check([])
+    made.root = tmp_path / "elsewhere"
+    made.root.mkdir()
+    for name in ("nsa", "runbook", "phases"):  # found on the path, but not from here
+        (made.root / name).mkdir()
+        (made.root / name / "__init__.py").touch()
+    made.environment = lambda: {"PYTHONPATH": str(tmp_path / "copy")}  # type: ignore[method-assign]
+    with pytest.raises(AnchorError, match="is not of the copy"):
+        made.check([])
+
+
+def _ran(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> list[str]:
+    """The program's runs are replaced; the names of those that were asked for."""
+    names: list[str] = []
+
+    def run(_copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
+        names.append(defect.name)
+        out.mkdir(parents=True)
+        passed = dict.fromkeys(NOTICED, ("PASS", ""))
+        return record(passed, verdict="GO") if defect.name == HEALTHY else found
+
+    monkeypatch.setattr(planted, "run", run)
+    return names
+
+
+def test_finished_results_are_not_run_again(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = _ran(monkeypatch, record(NOTICED))
+    first = Bench(copy, tmp_path / "kept", tmp_path / "a").result(SOME)
+    again = Bench(copy, tmp_path / "kept", tmp_path / "b").result(SOME)
+    assert first == again
+    assert first.good
+    assert names == ["some"]
+
+
+def main(words: Sequence[str], folder: Path) -> int:
+    return planted.main([*words, "--results", str(folder)])
+
+
+def test_the_exit_code_says_whether_all_were_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _ran(monkeypatch, record({"baseline.gradients": ("FAIL", "12 groups did not move")}))
+    assert main(["--only", "lr-0", "--json"], tmp_path / "a") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(result["name"], result["good"]) for result in shown] == [
+        (HEALTHY, True),
+        ("lr-0", True),
+    ]
+    _ran(monkeypatch, record({"baseline.gradients": ("PASS", "")}, verdict="GO"))
+    assert main(["--only", "lr-0"], tmp_path / "b") == 1
+    assert f"| lr-0 | {BY_NAME['lr-0'].what} | nothing | NO |" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        planted.main(["--only", "lr-1"])
+    assert "no such defect: lr-1" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_a_defect_is_noticed_for_real(name: str, copy: Copy, tmp_path: Path) -> None:
+    result = Bench(copy, tmp_path / "kept", tmp_path).result(BY_NAME[name])
+    assert result.good, result
