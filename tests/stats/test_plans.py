@@ -130,6 +130,13 @@ def test_a_linear_drift_favors_no_arm(arms: tuple[str, ...], rounds: int) -> Non
         assert len(places) == 1
 
 
+def test_a_random_order_alone_does_favor_one() -> None:
+    """The check above must be able to fail."""
+    turns = [arm for seed in range(6) for arm in Random(seed).sample("ab", 2)]
+    places = {sum(at for at, arm in enumerate(turns) if arm == one) for one in "ab"}
+    assert len(places) == 2
+
+
 def test_which_arm_goes_first_is_drawn_anew_unless_told() -> None:
     firsts = {plans.balanced_rounds("ab", 2, Random(seed))[0] for seed in range(20)}
     assert firsts == {("a", "b"), ("b", "a")}
