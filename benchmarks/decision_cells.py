@@ -4,235 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
-from documented_rules import halves_differ, keep_fused, last_50, level_memory, single_above_ddp
-from noise_model import CALM, NOISES, NOISY, V4_LIKE, FloatArray, Noise, blocks, launch_effects
+from arm_cells import equal_arms_cells, fused_cells, stalling_cells, sweep_cells
+from cells import BLOCK_STEPS, BLOCK_WARMUP, LAUNCH_WARMUP, Cell, Claim, Result, count
+from documented_rules import halves_differ, last_50, level_memory, single_above_ddp
+from noise_model import CALM, NOISES, V4_LIKE, Noise, blocks, launch_effects
 from noise_model import launches as simulate
 
+from runbook.config import load_profile
 from runbook.stats import (
-    BUCKET_PLAN,
-    FUSED_PLAN,
-    SCALING_PLAN,
     Decided,
-    Decision,
-    InterimPlan,
     faster,
     meets_target,
     memory_plateau,
-    non_inferiority,
     regression,
     scaling,
     steady,
 )
-from runbook.stats.arms import judge_rounds_so_far
+from runbook.stats.plans import FASTER_PLAN, REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
 
 __all__ = ["Cell", "Claim", "Result", "all_cells"]
-
-ARMS = ("25", "50", "100")
-BLOCK_STEPS, BLOCK_WARMUP = 20, 3
-LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3
-LAUNCH_PLAN = InterimPlan(analyses=(3, 4, 5, 6), error=0.01)
-# The noisy machine with steps so erratic that 600 steps allow a standard error of 1.1 %.
-EDGE = replace(NOISY, name="edge", step_sd=0.0425)
-
-
-@dataclass
-class Result:
-    """Answers counted over the runs of a cell."""
-
-    answers: Counter[str]
-    runs: int
-    documented_rule: float | None = None  # share of runs in which the documented rule errs
-    steps: float | None = None  # mean steps that the decision took
-    extra: dict[str, float] = field(default_factory=dict)
-
-    def rate(self, answer: str) -> float:
-        """Share of runs with this answer."""
-        return self.answers[answer] / self.runs
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published figure: the share of runs with this answer is at most (or at least) `limit`.
-
-    `at_limit`: the truth lies exactly where the error rate is declared, so the simulated rate
-    scatters around the limit and two Monte Carlo standard errors are allowed for.
-    `when`: the claim is made only for results of which this is true.
-    """
-
-    answer: str
-    limit: float
-    at_most: bool = True
-    at_limit: bool = False
-    when: Callable[[Result], bool] = lambda _: True
-
-    def holds(self, result: Result) -> bool | None:
-        """True or False; None where the claim is not made."""
-        if not self.when(result):
-            return None
-        rate = result.rate(self.answer)
-        slack = 2 * (self.limit * (1 - self.limit) / result.runs) ** 0.5 if self.at_limit else 0.0
-        return rate <= self.limit + slack if self.at_most else rate >= self.limit
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One situation. `run(rng, runs)` simulates it."""
-
-    question: str
-    noise: Noise
-    truth: str
-    run: Callable[[np.random.Generator, int], Result]
-    claims: tuple[Claim, ...] = ()
-    documented_error: str = ""
-
-    @property
-    def name(self) -> str:
-        """Stable name; also seeds the random numbers."""
-        return f"{self.question} | {self.noise.name} | {self.truth}"
-
-
-def _count(decisions: list[Decision], best: str | None = None) -> Counter[str]:
-    """Answers; a WINNER counts as `right` or `wrong`."""
-    names = []
-    for decision in decisions:
-        said = decision.outcome.value
-        if decision.outcome is Decided.WINNER:
-            said = "right" if best is not None and decision.winner == best else "wrong"
-        names.append(said)
-    return Counter(names)
-
-
-def _documented_winner(
-    rng: np.random.Generator, noise: Noise, runs: int, speeds: tuple[float, ...]
-) -> FloatArray:
-    """Index of the highest last-50 mean, one launch of 200 steps per arm."""
-    effects = launch_effects(rng, noise, (runs,), len(speeds))
-    rates = [
-        speed * last_50(simulate(rng, noise, runs, 200, launch_effect=effects[:, arm]))
-        for arm, speed in enumerate(speeds)
-    ]
-    return np.argmax(np.stack(rates), axis=0)
-
-
-def _sweep(
-    noise: Noise, speeds: tuple[float, ...], protocol: str
-) -> Callable[[np.random.Generator, int], Result]:
-    plan = BUCKET_PLAN if protocol == "blocks" else LAUNCH_PLAN
-    steps = len(speeds) * (BLOCK_STEPS + BLOCK_WARMUP)
-    if protocol != "blocks":
-        steps = len(speeds) * (LAUNCH_STEPS + LAUNCH_WARMUP)
-    top = max(speeds)
-    best = ARMS[speeds.index(top)] if speeds.count(top) == 1 else None
-
-    def run(rng: np.random.Generator, runs: int) -> Result:
-        values = _values(rng, noise, runs, speeds, plan.max_rounds, protocol)
-        decisions = [judge_rounds_so_far(ARMS, one, plan=plan) for one in values]
-        budget = 600 // steps
-        gaps = np.log(values[:, :budget, 0] / values[:, :budget, 2]).mean(axis=1)
-        picks = _documented_winner(rng, noise, runs, speeds)
-        right = best is not None and picks == ARMS.index(best)
-        return Result(
-            answers=_count(decisions, best),
-            runs=runs,
-            documented_rule=1.0 - float(np.mean(right)),
-            steps=steps * float(np.mean([decision.n for decision in decisions])),
-            extra={"standard_error_600_steps": float(gaps.std())},
-        )
-
-    return run
-
-
-def _values(
-    rng: np.random.Generator,
-    noise: Noise,
-    runs: int,
-    speeds: tuple[float, ...],
-    rounds: int,
-    protocol: str,
-) -> FloatArray:
-    """Throughput [runs, rounds, arms]."""
-    if protocol == "blocks":
-        return blocks(
-            rng, noise, runs, speeds, rounds, steps=BLOCK_STEPS, warmup_steps=BLOCK_WARMUP
-        )
-    effects = launch_effects(rng, noise, (runs, rounds), len(speeds))
-    length = LAUNCH_STEPS + LAUNCH_WARMUP
-    times = simulate(rng, noise, effects.size, length, launch_effect=effects.ravel())
-    rate = LAUNCH_STEPS / times[:, LAUNCH_WARMUP:].sum(axis=1)
-    return rate.reshape(effects.shape) * np.asarray(speeds)
-
-
-def _sweep_cells() -> Iterator[Cell]:
-    truths = {
-        "all equal": (1.0, 1.0, 1.0),
-        "two equal, one 5 % worse": (1.0, 1.0, 0.95),
-        "one 2 % better": (1.0, 1.02, 1.0),
-        "one 5 % better": (1.0, 1.05, 1.0),
-    }
-    for protocol, noises in (("blocks", (CALM, NOISY, EDGE, V4_LIKE)), ("launches", NOISES)):
-        for noise in noises:
-            for truth, speeds in truths.items():
-                claims: tuple[Claim, ...] = (Claim("wrong", 0.01),)
-                if max(speeds) == 1.05:
-                    power = Claim("right", 0.99, at_most=False, when=_precise)
-                    claims = (*claims, power)
-                question = f"best arm, {protocol}"
-                run = _sweep(noise, speeds, protocol)
-                error = "some winner" if speeds.count(1.0) > 1 and max(speeds) == 1 else "wrong arm"
-                yield Cell(question, noise, truth, run, claims, error)
-
-
-def _precise(result: Result) -> bool:
-    """Power is promised only where 600 steps allow a standard error of at most 1.1 %."""
-    return result.extra["standard_error_600_steps"] <= 0.011
-
-
-def _fused(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:
-    def run(rng: np.random.Generator, runs: int) -> Result:
-        plan = FUSED_PLAN
-        values = _values(rng, noise, runs, (1.0, speed), plan.max_rounds, "blocks")
-        decisions = [non_inferiority(v[:, 0], v[:, 1], plan=plan) for v in values]
-        effects = launch_effects(rng, noise, (runs,), 2)
-        plain, fused = (
-            simulate(rng, noise, runs, 200, launch_effect=effects[:, arm]) for arm in (0, 1)
-        )
-        kept = float(np.mean(keep_fused(plain, fused / speed)))
-        mean_rounds = float(np.mean([decision.n for decision in decisions]))
-        return Result(
-            answers=_count(decisions),
-            runs=runs,
-            documented_rule=kept if speed < 1 else 1 - kept,
-            steps=2 * (BLOCK_STEPS + BLOCK_WARMUP) * mean_rounds,
-        )
-
-    return run
-
-
-def _fused_cells() -> Iterator[Cell]:
-    question = "fused AdamW (margin 2 %)"
-    for noise in NOISES:
-        slow = (Claim("KEEP", 0.001),)
-        yield Cell(question, noise, "5 % slower", _fused(noise, 0.95), slow, "kept")
-        edge = (Claim("KEEP", 0.05, at_limit=True),)
-        yield Cell(question, noise, "2 % slower: at the margin", _fused(noise, 0.98), edge, "kept")
-        same = () if noise is V4_LIKE else (Claim("KEEP", 0.90, at_most=False),)
-        yield Cell(question, noise, "equal", _fused(noise, 1.0), same, "dropped")
 
 
 def _target(noise: Noise, level: float) -> Callable[[np.random.Generator, int], Result]:
     def run(rng: np.random.Generator, runs: int) -> Result:
-        effects = launch_effects(rng, replace(noise, shared=0.0), (runs,), 3).ravel()
-        times = simulate(rng, noise, 3 * runs, 100, launch_effect=effects)[:, LAUNCH_WARMUP:]
-        rates = level * times.shape[1] / times.sum(axis=1).reshape(runs, 3)
+        launched = TARGET_PLAN.units
+        effects = launch_effects(rng, replace(noise, shared=0.0), (runs,), launched).ravel()
+        times = simulate(rng, noise, launched * runs, 100, launch_effect=effects)[:, LAUNCH_WARMUP:]
+        measured = level * times.shape[1] / times.sum(axis=1).reshape(runs, launched)
         # The truth is the long-run throughput of this machine, pauses included.
-        rates *= 1 + noise.pause_rate * (1 + noise.pause_mean)
+        measured *= 1 + noise.pause_rate * (1 + noise.pause_mean)
         once = simulate(rng, noise, runs, 300)
         passed = float(np.mean(level * last_50(once) >= 1.0))
         return Result(
-            answers=_count([meets_target(row, 1.0) for row in rates]),
+            answers=count([meets_target(row, 1.0, plan=TARGET_PLAN) for row in measured]),
             runs=runs,
             documented_rule=passed if level < 1 else 1 - passed,
             steps=300.0,
@@ -242,22 +49,29 @@ def _target(noise: Noise, level: float) -> Callable[[np.random.Generator, int], 
 
 
 def _target_cells() -> Iterator[Cell]:
-    question = "throughput target, 3 launches"
+    plan = TARGET_PLAN
+    question = f"throughput target, {plan.units} launches"
     for noise in NOISES:
         under = (Claim("PASS", 0.05),)
-        yield Cell(question, noise, "2 % under", _target(noise, 0.98), under, "passed")
-        yield Cell(question, noise, "5 % under", _target(noise, 0.95), under, "passed")
-        yield Cell(question, noise, "10 % above", _target(noise, 1.10), (), "failed")
+        yield Cell(question, noise, "2 % under", _target(noise, 0.98), under, "passed", plan)
+        yield Cell(question, noise, "5 % under", _target(noise, 0.95), under, "passed", plan)
+        yield Cell(question, noise, "10 % above", _target(noise, 1.10), (), "failed", plan)
 
 
-def _steady(noise: Noise, trend: float) -> Callable[[np.random.Generator, int], Result]:
+def _steady(
+    noise: Noise, trend: float, *, every: int = 0, factor: float = 1.0
+) -> Callable[[np.random.Generator, int], Result]:
+    """1200 steps with a trend; each `every`-th takes `factor` times as long."""
+
     def run(rng: np.random.Generator, runs: int) -> Result:
         times = simulate(rng, noise, runs, 1200, drift=False, trend=trend)
+        if every:
+            times[:, every - 1 :: every] *= factor
         flagged = float(np.mean(halves_differ(times[:, 20:])))
         return Result(
-            answers=_count([steady(row) for row in times]),
+            answers=count([steady(row) for row in times]),
             runs=runs,
-            documented_rule=1 - flagged if trend else flagged,
+            documented_rule=1 - flagged if trend or every else flagged,
             steps=1200.0,
         )
 
@@ -271,7 +85,12 @@ def _steady_cells() -> Iterator[Cell]:
             truth = f"drift of {percent:+d} %"
             claims = (Claim("PASS", 0.01),)
             yield Cell(question, noise, truth, _steady(noise, percent / 100), claims, "missed")
-        level: tuple[Claim, ...] = (Claim("FAIL", 0.05),)
+        for every, factor in ((25, 1.9), (50, 1.7), (10, 1.3)):
+            truth = f"a {factor}x step every {every} steps"
+            found = (Claim("PASS", 0.01),)
+            stalls = _steady(noise, 0.0, every=every, factor=factor)
+            yield Cell(question, noise, truth, stalls, found, "missed")
+        level: tuple[Claim, ...] = (Claim("FAIL", 0.01),)
         if noise is CALM:
             level = (*level, Claim("INCONCLUSIVE", 0.10))
         if noise is V4_LIKE:
@@ -298,7 +117,7 @@ def _memory(noise: Noise, leak: float, base: float) -> Callable[[np.random.Gener
         # Their reading starts where training has warmed up.
         level = float(np.mean(level_memory(mib[:, 100:])))
         wrong = level if leak else 1 - level
-        return Result(answers=_count(decisions), runs=runs, documented_rule=wrong, steps=1200.0)
+        return Result(answers=count(decisions), runs=runs, documented_rule=wrong, steps=1200.0)
 
     return run
 
@@ -315,7 +134,7 @@ def _memory_cells() -> Iterator[Cell]:
 
 
 # What the shipped profiles launch on each side; more than that only if a profile asks for it.
-LAUNCHED_PAIRS = 3
+LAUNCHED_PAIRS = load_profile("a100x2_pcie4").phases["single_gpu"].launches
 
 
 def _scaling(
@@ -332,7 +151,7 @@ def _scaling(
         above = float(np.mean(single_above_ddp(one[:, 0], many[:, 0], 2)))
         used = float(np.mean([decision.n for decision in decisions]))
         wrong = above if efficiency <= 0.9 else 1 - above
-        return Result(answers=_count(decisions), runs=runs, documented_rule=wrong, steps=200 * used)
+        return Result(answers=count(decisions), runs=runs, documented_rule=wrong, steps=200 * used)
 
     return run
 
@@ -355,7 +174,7 @@ def _scaling_cells() -> Iterator[Cell]:
                 run = _scaling(noise, truth, pairs)
                 seed = "passed" if truth <= 0.90 else "failed"
                 truth_text = "E = 0.9" if truth == 0.90 else f"E = {truth}"
-                yield Cell(question, noise, truth_text, run, claims, seed)
+                yield Cell(question, noise, truth_text, run, claims, seed, SCALING_PLAN)
 
 
 def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:
@@ -363,11 +182,12 @@ def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int],
 
     def run(rng: np.random.Generator, runs: int) -> Result:
         nights = 3
-        effects = launch_effects(rng, noise, (runs * nights, 12), 2)
+        most = REGRESSION_PLAN.first + REGRESSION_PLAN.more
+        effects = launch_effects(rng, noise, (runs * nights, most), 2)
         times = simulate(rng, noise, effects.size, 53, launch_effect=effects.ravel())
         rate = (50 / times[:, LAUNCH_WARMUP:].sum(axis=1)).reshape(effects.shape)
         rate[:, :, 1] *= speed
-        decisions = [regression(night[:, 0], night[:, 1]) for night in rate]
+        decisions = [regression(night[:, 0], night[:, 1], REGRESSION_PLAN) for night in rate]
         alarm = np.array([decision.outcome is Decided.FAIL for decision in decisions])
         caught = int(alarm.reshape(runs, nights).any(axis=1).sum())
         every = Counter({"FAIL": int(alarm[::nights].sum()), "caught in 3": caught})
@@ -391,38 +211,42 @@ def _nightly_cells() -> Iterator[Cell]:
     question = "nightly regression against a pinned reference"
     for noise in NOISES:
         same = (Claim("FAIL", 0.01),)
-        yield Cell(question, noise, "no change", _nightly(noise, 1.0), same, "false alarm, -5 %")
+        same_run, slow_run = _nightly(noise, 1.0), _nightly(noise, 0.95)
+        alarm, missed = "false alarm, -5 %", "missed that night"
+        yield Cell(question, noise, "no change", same_run, same, alarm, REGRESSION_PLAN)
         caught = (Claim("caught in 3", 0.98, at_most=False),) if noise is CALM else ()
-        yield Cell(
-            question, noise, "5 % slower", _nightly(noise, 0.95), caught, "missed that night"
-        )
+        yield Cell(question, noise, "5 % slower", slow_run, caught, missed, REGRESSION_PLAN)
 
 
 def _faster(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:
     def run(rng: np.random.Generator, runs: int) -> Result:
-        values = _values(rng, noise, runs, (1.0, speed), 10, "blocks")
+        values = blocks(rng, noise, runs, (1.0, speed), FASTER_PLAN.units)
         return Result(
-            answers=_count([faster(v[:, 1], v[:, 0]) for v in values]),
+            answers=count([faster(v[:, 1], v[:, 0], FASTER_PLAN.error) for v in values]),
             runs=runs,
-            steps=10.0 * 2 * (BLOCK_STEPS + BLOCK_WARMUP),
+            steps=FASTER_PLAN.units * 2.0 * (BLOCK_STEPS + BLOCK_WARMUP),
         )
 
     return run
 
 
 def _faster_cells() -> Iterator[Cell]:
+    plan = FASTER_PLAN
+    question = f"v2 faster, {plan.units} rounds"
     for noise in NOISES:
-        no = (Claim("PASS", 0.05, at_limit=True),)
-        yield Cell("v2 faster, 10 rounds", noise, "equal", _faster(noise, 1.0), no)
+        no = (Claim("PASS", plan.error, at_limit=True),)
+        yield Cell(question, noise, "equal", _faster(noise, 1.0), no, plan=plan)
         yes = () if noise is V4_LIKE else (Claim("PASS", 0.99, at_most=False),)
-        yield Cell("v2 faster, 10 rounds", noise, "10 % faster", _faster(noise, 1.10), yes)
+        yield Cell(question, noise, "10 % faster", _faster(noise, 1.10), yes, plan=plan)
 
 
 def all_cells() -> list[Cell]:
     """Every situation, in the order of the published table."""
     groups = (
-        _sweep_cells,
-        _fused_cells,
+        sweep_cells,
+        fused_cells,
+        stalling_cells,
+        equal_arms_cells,
         _target_cells,
         _steady_cells,
         _memory_cells,

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 from decision_cells import Cell, Result, all_cells
 
+from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
+
 CHUNK = 500
 SHOWN = ("right", "wrong", "TIE", "KEEP", "DROP", "PASS", "FAIL", "INVALID", "INCONCLUSIVE")
 
@@ -138,6 +140,23 @@ def noise_table(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
+def plan_table() -> str:
+    """Every plan that a phase or a command follows, from the objects themselves."""
+    lines = ["| question | plan | error |", "|---|---|---|"]
+    lines += [f"| {name} | {_in_words(plan)} | {plan.error:.2%} |" for name, plan in PLANS.items()]
+    return "\n".join(lines)
+
+
+def _in_words(plan: Plan) -> str:
+    if isinstance(plan, InterimPlan):
+        rounds = ", ".join(str(count) for count in plan.analyses)
+        keep = "; KEEP after the last only" if plan.keep_at_end else ""
+        return f"after {rounds} rounds, share of the error as rounds^{plan.power:g}{keep}"
+    if isinstance(plan, TwoStagePlan):
+        return f"{plan.first} rounds; {plan.more} more if p < {plan.suspicion:g}"
+    return f"once, {plan.units} of them"
+
+
 def replace_tables(path: Path, tables: str) -> None:
     """Put the tables between the two marks of a document.
 
@@ -175,7 +194,7 @@ def main() -> int:
         lines.append(line_of(cell, result))
         print(f"{time.process_time() - begun:5.1f} s CPU  {cell.name}", file=sys.stderr)
     head = f"{options.runs} simulated runs per cell, seed {options.seed}.\n\n{noise_table(cells)}"
-    tables = "\n".join([head, *lines])
+    tables = "\n".join([head, "", plan_table(), *lines])
     print(tables)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,18 +1,37 @@
 """Simulated training runs: step times with the kinds of noise that real machines show.
 
 log(step time) = log(base) - log(speed of the arm) + launch effect + slow drift + block effect
-               + AR(1) steps + warm-up, and now and then a pause stretches one step.
+               + AR(1) steps + warm-up + neighbor, and now and then a pause stretches one step.
+
+The neighbor is a busy loop on one core that comes and goes: while it runs, every step is slower
+and more erratic, whichever arm has its turn.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from random import Random
 
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-__all__ = ["CALM", "NOISES", "NOISY", "V4_LIKE", "FloatArray", "Noise", "blocks", "launches"]
+from runbook.stats.plans import balanced_rounds
+
+__all__ = [
+    "BESIDE_NEIGHBOR",
+    "CALM",
+    "NEIGHBORS",
+    "NOISES",
+    "NOISY",
+    "V4_LIKE",
+    "FloatArray",
+    "Noise",
+    "block_times",
+    "blocks",
+    "launches",
+    "rates",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -32,6 +51,11 @@ class Noise:
     warmup_tau: float  # decay of the warm-up, in steps
     pause_rate: float  # chance of a pause, per step
     pause_mean: float  # a pause adds 1 + an exponential of this mean, in step times
+    neighbor_slow: float = 0.0  # extra time of a step while the neighbor runs, as a share
+    neighbor_sd: float = 0.0  # and its spread from step to step
+    neighbor_low_s: float = 0.5  # shortest and longest time that the neighbor stays or is away
+    neighbor_high_s: float = 20.0
+    step_s: float = 0.05  # a step without it
 
     def to_dict(self) -> dict[str, float | str]:
         """All parameters, JSON-able."""
@@ -80,6 +104,11 @@ V4_LIKE = Noise(
     pause_mean=1.5,
 )
 NOISES = (CALM, NOISY, V4_LIKE)
+# Two ranks on two cores, one of which a busy loop takes a share of: seen are steps of 1.3 to 1.6
+# times. With few and quick ones the decision is hardest, so both are simulated.
+BESIDE_NEIGHBOR = replace(NOISY, name="neighbor", neighbor_slow=0.4, neighbor_sd=0.10)
+LIGHT_NEIGHBOR = replace(NOISY, name="light neighbor", neighbor_slow=0.1, neighbor_sd=0.02)
+NEIGHBORS = (BESIDE_NEIGHBOR, LIGHT_NEIGHBOR)
 
 
 def launches(
@@ -114,6 +143,49 @@ def launches(
     return np.exp(log_time) * _pauses(rng, noise, runs, steps)
 
 
+def block_times(
+    rng: np.random.Generator,
+    noise: Noise,
+    runs: int,
+    speeds: tuple[float, ...],
+    rounds: int,
+    *,
+    steps: int = 20,
+    warmup_steps: int = 3,
+    stall_share: float = 0.0,
+    stall_steps: float = 0.0,
+) -> FloatArray:
+    """Times [runs, rounds, arms, steps] of the counted steps of arms that take turns.
+
+    The order is the one of the phases (`balanced_rounds`); each block has `warmup_steps` steps
+    that are not counted and `steps` that are. The last arm stalls in `stall_share` of its rounds
+    for `stall_steps` step times.
+    """
+    arms = len(speeds)
+    length = steps + warmup_steps
+    order = _orders(rng, runs, arms, rounds)
+    slots = rounds * arms
+    log_time = _steps(rng, noise, runs, slots * length).reshape(runs, slots, length)
+    log_time += rng.normal(0.0, noise.launch_sd, runs)[:, None, None]
+    log_time += rng.normal(0.0, noise.block_sd, (runs, slots))[:, :, None]
+    drift = rng.normal(0.0, noise.drift_sd, runs)[:, None] / 600
+    log_time += (drift * np.arange(slots * length)).reshape(runs, slots, length)
+    log_time -= np.log(np.asarray(speeds))[order].reshape(runs, slots, 1)
+    log_time += np.log1p(noise.warmup * np.exp(-np.arange(length) / noise.warmup_tau))
+    time = np.exp(log_time) * _pauses(rng, noise, runs, slots * length).reshape(log_time.shape)
+    if noise.neighbor_slow:
+        time *= _neighbor(rng, noise, runs, slots * length).reshape(log_time.shape)
+    time = time[:, :, warmup_steps:].reshape(runs, rounds, arms, steps)
+    place = np.argsort(order, axis=2)[:, :, :, None]
+    time = np.take_along_axis(time, place, axis=2)
+    if stall_share:
+        stalled = rng.random((runs, rounds)) < stall_share
+        where = rng.integers(0, steps, (runs, rounds))
+        run, turn = np.nonzero(stalled)
+        time[run, turn, arms - 1, where[run, turn]] += stall_steps
+    return time
+
+
 def blocks(
     rng: np.random.Generator,
     noise: Noise,
@@ -124,25 +196,21 @@ def blocks(
     steps: int = 20,
     warmup_steps: int = 3,
 ) -> FloatArray:
-    """Throughput [runs, rounds, arms] of arms that take turns inside one launch.
+    """Throughput [runs, rounds, arms] of the blocks of `block_times`."""
+    times = block_times(rng, noise, runs, speeds, rounds, steps=steps, warmup_steps=warmup_steps)
+    return rates(times)
 
-    Every round holds each arm once, in random order; each block has `warmup_steps` steps that
-    are not counted and `steps` that are. A value is steps / time of the block.
-    """
-    arms = len(speeds)
-    length = steps + warmup_steps
-    order = rng.permuted(np.tile(np.arange(arms), (runs, rounds, 1)), axis=2)
-    slots = rounds * arms
-    log_time = _steps(rng, noise, runs, slots * length).reshape(runs, slots, length)
-    log_time += rng.normal(0.0, noise.launch_sd, runs)[:, None, None]
-    log_time += rng.normal(0.0, noise.block_sd, (runs, slots))[:, :, None]
-    drift = rng.normal(0.0, noise.drift_sd, runs)[:, None] / 600
-    log_time += (drift * np.arange(slots * length)).reshape(runs, slots, length)
-    log_time -= np.log(np.asarray(speeds))[order].reshape(runs, slots, 1)
-    log_time += np.log1p(noise.warmup * np.exp(-np.arange(length) / noise.warmup_tau))
-    time = np.exp(log_time) * _pauses(rng, noise, runs, slots * length).reshape(log_time.shape)
-    rate = (steps / time[:, :, warmup_steps:].sum(axis=2)).reshape(runs, rounds, arms)
-    return np.take_along_axis(rate, np.argsort(order, axis=2), axis=2)
+
+def rates(times: FloatArray) -> FloatArray:
+    """Steps over time of each block."""
+    return times.shape[-1] / times.sum(axis=-1)
+
+
+def _orders(rng: np.random.Generator, runs: int, arms: int, rounds: int) -> npt.NDArray[np.int64]:
+    """Which arm has each turn: [runs, rounds, arms], as a phase would plan it."""
+    seeds = rng.integers(0, 2**62, runs)
+    orders = [balanced_rounds(range(arms), rounds, Random(int(seed))) for seed in seeds]
+    return np.array(orders, dtype=np.int64)
 
 
 def launch_effects(
@@ -167,4 +235,27 @@ def _pauses(rng: np.random.Generator, noise: Noise, runs: int, steps: int) -> Fl
     factor = np.ones((runs, steps))
     hit = rng.random((runs, steps)) < noise.pause_rate
     factor[hit] += 1.0 + rng.exponential(noise.pause_mean, int(hit.sum()))
+    return factor
+
+
+def _neighbor(rng: np.random.Generator, noise: Noise, runs: int, steps: int) -> FloatArray:
+    """Factors [runs, steps] of a neighbor that comes and goes.
+
+    In half of the runs it keeps one period, which may fall in with the turns of the arms; in the
+    others each stay has a length of its own (log-uniform).
+    """
+    on = 1.0 + noise.neighbor_slow
+    count = int(steps * noise.step_s * on / noise.neighbor_low_s) + 4
+    stretch = rng.random((runs, count))
+    stretch[: runs // 2] = stretch[: runs // 2, :1]
+    stays = noise.neighbor_low_s * (noise.neighbor_high_s / noise.neighbor_low_s) ** stretch
+    there = (np.arange(count)[None, :] + rng.integers(0, 2, (runs, 1))) % 2 == 1
+    in_steps = stays / noise.step_s / np.where(there, on, 1.0)
+    in_steps[:, 0] *= rng.random(runs)
+    ends = np.minimum(np.cumsum(in_steps, axis=1).astype(np.int64), steps)
+    flips = np.zeros((runs, steps + 1), dtype=np.int64)
+    np.add.at(flips, (np.arange(runs)[:, None], ends), 1)
+    busy = (np.cumsum(flips, axis=1)[:, :steps] + there[:, :1]) % 2 == 1
+    extra = np.log(on) + rng.normal(0.0, noise.neighbor_sd, (runs, steps))
+    factor: FloatArray = np.exp(np.where(busy, extra, 0.0))
     return factor

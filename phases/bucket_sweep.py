@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from runbook.stats import Decision
+    from runbook.stats.decision import FloatArray
 
 
 class BucketSweep(AbPhase):
@@ -66,13 +67,19 @@ class BucketSweep(AbPhase):
             Row("best", "Which bucket size is best?", self._best),
         )
 
-    def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
+    def decide(
+        self,
+        context: PlanContext,
+        frame: pd.DataFrame,
+        *,
+        steps: FloatArray | None = None,
+        final: bool = True,
+    ) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
-        from runbook.stats import best_arm, best_arm_sequential
+        from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, best_arm_sequential
 
-        if context.protocol == "blocks":
-            return best_arm_sequential(frame, final=final)
-        return best_arm(frame)
+        plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
+        return best_arm_sequential(frame, plan=plan, final=final, steps=steps)
 
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from runbook.stats import Decision
+    from runbook.stats.decision import FloatArray
 
 
 _CONFIDENCE = 0.99
@@ -88,15 +89,22 @@ class FusedAdamW(AbPhase):
         keep = Row("keep", "Is fused AdamW stable and not slower?", self._keep, topic="fused")
         return (*tolerant(shared, self._fault), keep)
 
-    def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
+    def decide(
+        self,
+        context: PlanContext,
+        frame: pd.DataFrame,
+        *,
+        steps: FloatArray | None = None,
+        final: bool = True,
+    ) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
-        from runbook.stats import FUSED_PLAN, non_inferiority
+        from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, non_inferiority
 
         table = frame.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
         margin = context.profile.limit(FUSED_MARGIN).value
-        plan = FUSED_PLAN if context.protocol == "blocks" else None
-        return non_inferiority(base, variant, margin, plan=plan, final=final)
+        plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
+        return non_inferiority(base, variant, margin, plan=plan, final=final, steps=steps)
 
     def _fault(self, case: Case) -> ArmFault | None:
         variant = self.variant(case.context)
@@ -158,15 +166,7 @@ class FusedAdamW(AbPhase):
         if parity.code is Reason.WARNING:
             return warned(f"DROP: {parity.reason}", measurement=parity.measurement, topic="fused")
         decision = self.decision(case)
-        finding = self.answer(case, decision)
-        undecided = decision.outcome.as_check is not Outcome.PASS
-        if undecided and not case.profile.throughput_gated:
-            reason = f"stable, took effect, same loss; speed: {decision.reason}"
-            where = f"not gated on profile {case.profile.name}"
-            return passed(
-                f"{reason} ({where}): leave {self.toggle} unset", measurement=finding.measurement
-            )
-        return finding
+        return self.answer(case, decision)
 
 
 def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:

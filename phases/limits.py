@@ -50,7 +50,9 @@ LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW"
 PYTHON_SHARE = _gate("python_share", "<=", "", "share of the profiled time spent in Python")
 PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
 DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
-STALL_SHARE = _gate("stall_share", "<=", "", "share of time in steps beyond twice the median")
+STALL_SHARE = _gate(
+    "stall_share", "<=", "", "share of the time in stalls: pauses whole, slow steps what they lose"
+)
 LEARNED_SHARE = _gate(
     "learned_share", ">=", "", "of the way from ln(V) to the entropy rate of the long run's data"
 )

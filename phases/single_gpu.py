@@ -139,7 +139,7 @@ class SingleGpu(RowPhase):
             n=pairs,
             interval=decision.interval,
             note=f"T_{ranks} from the baseline phase, T_1 from this one",
-            also=[*together[1:pairs], *alone[:pairs]],
+            also=[*together[:pairs], *alone[:pairs]],
         )
         if not case.gates_throughput(limit):
             return shown_only(value, limit, f"efficiency at the same global batch: {value}")

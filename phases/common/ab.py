@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from phases.common.arms import arm_table, launch_name, places, samples, source_log
 from phases.common.case import Case, Finding, inconclusive, invalid, passed, skipped
 from phases.common.commands import (
+    INTERLEAVED,
     environment,
     interleaved,
     launches_per_arm,
@@ -25,7 +26,7 @@ from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row
 from phases.limits import CONTROL_LEAST
-from runbook.records import Launch, Measurement, Reason
+from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.phase import Judgement, PlanContext
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from runbook.stats import Decision
+    from runbook.stats.decision import FloatArray
 
 
 # Two-sided error of the prediction interval.
@@ -66,12 +68,37 @@ class AbPhase(RowPhase):
         """The arm that must reproduce the baseline phase."""
 
     @abstractmethod
-    def decide(self, context: PlanContext, frame: pd.DataFrame, *, final: bool = True) -> Decision:
-        """The decision from complete rounds: columns arm, block, value."""
+    def decide(
+        self,
+        context: PlanContext,
+        frame: pd.DataFrame,
+        *,
+        steps: FloatArray | None = None,
+        final: bool = True,
+    ) -> Decision:
+        """The decision from complete rounds: columns arm, block, value; not asked in an A/A.
+
+        `steps` are the seconds of each step of blocks, [rounds, arms, steps].
+        """
 
     @abstractmethod
     def choice(self, case: Case) -> str | None:
         """The toggle's value for later phases; not asked in an A/A."""
+
+    def judged(
+        self,
+        context: PlanContext,
+        frame: pd.DataFrame,
+        *,
+        steps: FloatArray | None = None,
+        final: bool = True,
+    ) -> Decision:
+        """`decide`, or of equal arms: does either look better than the other?"""
+        from runbook.stats import AA_PLAN, best_arm_sequential
+
+        if context.aa:
+            return best_arm_sequential(frame, plan=AA_PLAN, steps=steps, final=final)
+        return self.decide(context, frame, steps=steps, final=final)
 
     def may_fail(self, context: PlanContext, arm: str) -> bool:
         """Whether the comparison can do without this arm."""
@@ -99,7 +126,7 @@ class AbPhase(RowPhase):
                     arms=arms,
                     without=(self.toggle,),
                     ordered_first=self.ordered_first,
-                    purpose=f"{self.compared}: the arms take turns in random order",
+                    purpose=f"{self.compared}: the arms take turns in balanced order",
                 )
             ]
         settings = context.profile.phases[self.name]
@@ -140,14 +167,15 @@ class AbPhase(RowPhase):
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""
-        from runbook.stats import block_throughputs, complete_rounds
+        from runbook.stats import block_step_times, block_throughputs, complete_rounds
 
         if launch.schedule is None or not len(log.frame):
             return False
         whole, _ = complete_rounds(block_throughputs(log))
         if whole.empty or whole["arm"].nunique() < len(self.values(context)):
             return False
-        return not self.decide(context, whole, final=False).go_on
+        steps = block_step_times(log, whole)
+        return not self.judged(context, whole, steps=steps, final=False).go_on
 
     def effect_problems(self, case: Case) -> Iterator[str]:
         """Why an arm is not proven to have run with its value, over all arms and rounds."""
@@ -169,19 +197,31 @@ class AbPhase(RowPhase):
 
     def decision(self, case: Case) -> Decision:
         """The decision on this evidence; raises Unanswerable where its launches do not count."""
+        from runbook.stats import block_step_times
+
         require_sound(case, self.names(case), but=self.ignored)
-        return self.decide(case.context, samples(case, list(self.values(case.context))))
+        frame = samples(case, list(self.values(case.context)))
+        blocks = case.context.protocol == "blocks"
+        steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
+        return self.judged(case.context, frame, steps=steps)
 
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
-        """The decision as a finding; an A/A must not find a difference."""
+        """The decision as a finding; an A/A must not find a difference, in either direction.
+
+        What is undecided stays unset and passes where throughput decides nothing.
+        """
         from runbook.stats import Decided
 
         value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
-        if case.context.aa and decision.outcome in (Decided.WINNER, Decided.DROP):
+        if case.context.aa and decision.outcome is Decided.WINNER:
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
         text = f"{decision.outcome.value}: {decision.reason}{note}"
-        return replace(decided(decision, value), reason=text)
+        finding = replace(decided(decision, value), reason=text)
+        if finding.outcome is Outcome.PASS or case.profile.throughput_gated:
+            return finding
+        stays = f"not gated on profile {case.profile.name}: {self.toggle} stays as it is"
+        return passed(f"{text} ({stays})", measurement=finding.measurement)
 
     def details(self, case: Case) -> Judgement:
         """The table of the arms, and the value for later phases."""

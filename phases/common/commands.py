@@ -7,6 +7,7 @@ from random import Random
 
 from runbook.records import ArmSchedule, Launch
 from runbook.records.phase import PlanContext
+from runbook.stats.plans import balanced_rounds
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
 _OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}
@@ -132,21 +133,18 @@ def interleaved(
 ) -> Launch:
     """One launch in which the arms take turns; `without` are the toggles that differ.
 
-    The order is a new random one every round, unless not `shuffled`; `ordered_first` keeps the
+    The order is balanced (`balanced_rounds`), unless not `shuffled`; `ordered_first` keeps the
     first round in the arms' own order, so that the control has run before an arm that may end the
     launch. The order follows from the run's seed alone, so that a plan can be printed and repeated.
     """
     settings = context.profile.phases[phase]
     random = Random(f"{phase}:{context.seed}")  # noqa: S311 - an order, not a secret
-    rounds = []
-    for number in range(settings.rounds):
-        order = list(arms)
-        if shuffled and not (ordered_first and number == 0):
-            random.shuffle(order)
-        rounds.append(tuple(order))
+    rounds = (tuple(arms),) * settings.rounds
+    if shuffled:
+        rounds = balanced_rounds(tuple(arms), settings.rounds, random, ordered_first=ordered_first)
     schedule = ArmSchedule(
         settings={arm: dict(values) for arm, values in arms.items()},
-        rounds=tuple(rounds),
+        rounds=rounds,
         steps=scaled(settings.steps, context),
         warmup_steps=settings.warmup,
     )

@@ -24,11 +24,13 @@ from phases.common.measure import (
     derived,
     effective_rate,
     last50,
+    rank_value,
     shown_only,
     with_limit,
 )
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
+from runbook.read.accounts import COPY_TOLERANCE, clock_ratio
 from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -68,8 +70,26 @@ _SECONDS_PER_DAY = 86_400.0
 
 
 def launch_rate(case: Case, name: str) -> Measurement:
-    """Tokens over time of one launch after warm-up."""
-    return effective_rate(case.log(name))
+    """Tokens over time of one launch after warm-up, by the slower of two clocks.
+
+    Column dt_s is the trainer's word; the ranks' own clocks may show that the same steps took
+    longer. Where they are more than 2 % apart, row `accounts` fails and the launch counts for
+    nothing.
+    """
+    log = case.log(name)
+    rate = effective_rate(log)
+    first = rate.window.first_step if rate.window else 0
+    ranks = case.launch(name).ranks
+    clocks = [(clock_ratio(log.frame, rank, ranks, first_step=first), rank) for rank in ranks]
+    slowest, rank = max(clocks, key=lambda clock: clock[0], default=(1.0, None))
+    if rank is None or slowest <= 1.0 + COPY_TOLERANCE:
+        return rate
+    clock = rank_value(rank, "clock_ratio", slowest)
+    slower = float(rate.value) / slowest
+    note = f"by the clock of rank {rank.rank}, {slowest - 1:.2%} slower than dt_s"
+    return derived(
+        rate, name=rate.name, value=slower, unit=rate.unit, note=note, also=[rate, clock]
+    )
 
 
 def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
@@ -94,7 +114,7 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
         unit=TOKENS_PER_SECOND,
         n=len(rates),
         note=f"tokens / time, mean of {len(rates)} launches",
-        also=rates[1:],
+        also=rates,
     )
 
 

@@ -225,6 +225,21 @@ def _busy_steps(number: int, ranks: Sequence[RankLog]) -> set[int]:
     return busy
 
 
+def clock_ratio(
+    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog], *, first_step: int = 0
+) -> float:
+    """Time by the rank's own clock over time by dt_s, both of the steps that have both.
+
+    `first_step` leaves warm-up out. 1 where no step has both: `time_account` says so.
+    """
+    both = clocked_steps(frame, rank, ranks)
+    if both is None:
+        return 1.0
+    both = both[both["step"] >= first_step]
+    told = float(both["dt_s"].sum())
+    return float(both["clock_s"].sum()) / told if told > 0 else 1.0
+
+
 def token_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Tokens that entered the embedding and positions that got a gradient, on every rank."""
     problems = []

@@ -11,12 +11,25 @@ from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority, regression
-from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
+from runbook.stats.plans import (
+    AA_PLAN,
+    BUCKET_LAUNCHES_PLAN,
+    BUCKET_PLAN,
+    FASTER_PLAN,
+    FUSED_LAUNCHES_PLAN,
+    FUSED_PLAN,
+    REGRESSION_PLAN,
+    SCALING_PLAN,
+    TARGET_PLAN,
+    InterimPlan,
+    balanced_rounds,
+)
 from runbook.stats.steady import steady
 from runbook.stats.throughput import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
+    block_step_times,
     block_throughputs,
     effective,
     last_window,
@@ -28,17 +41,25 @@ from runbook.stats.throughput import (
 )
 
 __all__ = [
+    "AA_PLAN",
+    "BUCKET_LAUNCHES_PLAN",
     "BUCKET_PLAN",
+    "FASTER_PLAN",
+    "FUSED_LAUNCHES_PLAN",
     "FUSED_PLAN",
+    "REGRESSION_PLAN",
     "SCALING_PLAN",
+    "TARGET_PLAN",
     "Decided",
     "Decision",
     "InterimPlan",
     "MissingColumn",
     "StatisticsError",
     "WindowTooShort",
+    "balanced_rounds",
     "best_arm",
     "best_arm_sequential",
+    "block_step_times",
     "block_throughputs",
     "complete_rounds",
     "effective",

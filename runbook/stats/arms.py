@@ -15,6 +15,7 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, too_few
+from runbook.stats.pace import unless_disturbed
 from runbook.stats.pairs import t_quantile
 from runbook.stats.plans import BUCKET_PLAN, InterimPlan, first_settled
 
@@ -138,6 +139,7 @@ def best_arm_sequential(
     plan: InterimPlan = BUCKET_PLAN,
     min_effect: float = 0.02,
     final: bool = False,
+    steps: FloatArray | None = None,
 ) -> Decision:
     """As `best_arm`, for a run with interim analyses that stops as soon as it knows.
 
@@ -152,12 +154,16 @@ def best_arm_sequential(
         plan: the interim analyses; must not be changed after the first round was seen.
         min_effect: smallest lead worth looking for.
         final: no more rounds will come (time is up): spend what error is left on a last analysis.
+        steps: seconds per step, [rounds, arms, steps]; a WINNER found on a machine that changed
+            its pace meanwhile is INCONCLUSIVE.
 
     Raises:
         UsageError: as `best_arm`.
     """
     arms, values = rounds_of(samples)
-    return judge_rounds_so_far(arms, values, plan=plan, min_effect=min_effect, final=final)
+    return judge_rounds_so_far(
+        arms, values, plan=plan, min_effect=min_effect, final=final, steps=steps
+    )
 
 
 def judge_rounds_so_far(
@@ -167,11 +173,13 @@ def judge_rounds_so_far(
     plan: InterimPlan,
     min_effect: float = 0.02,
     final: bool = False,
+    steps: FloatArray | None = None,
 ) -> Decision:
     """`best_arm_sequential` on an array [rounds, arms]."""
 
     def analyze(rounds: int, spend: float) -> Decision:
-        return judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
+        decision = judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
+        return unless_disturbed(decision, steps)
 
     def settled(decision: Decision) -> bool:
         return decision.outcome is Decided.WINNER or bool(decision.details["futile"])

@@ -11,7 +11,7 @@ from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, paired, positive
 from runbook.stats.pairs import mean_and_error, t_quantile
-from runbook.stats.plans import InterimPlan, first_settled, is_decided
+from runbook.stats.plans import TARGET_PLAN, FixedPlan, InterimPlan, first_settled, is_decided
 
 MIN_LAUNCHES = 3
 # Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.
@@ -22,7 +22,11 @@ RATIO_WEIGHT = 2 / 3
 
 
 def meets_target(
-    values: Sequence[float] | FloatArray, target: float, error: float = 0.05
+    values: Sequence[float] | FloatArray,
+    target: float,
+    error: float | None = None,
+    *,
+    plan: FixedPlan = TARGET_PLAN,
 ) -> Decision:
     """Does the throughput reach the target?
 
@@ -31,7 +35,8 @@ def meets_target(
             Blocks or steps of one launch are no substitute: they cannot see how much launches
             differ.
         target: the floor, same unit.
-        error: one-sided error of either answer.
+        error: one-sided error of either answer; that of the plan if None.
+        plan: the launches that are needed near the target, and the error.
 
     Returns:
         PASS if the one-sided lower bound of the launches' mean (geometric) reaches the target,
@@ -42,12 +47,12 @@ def meets_target(
     Raises:
         UsageError: values or target that are not positive numbers.
     """
-    between("error", error, 0.0, 0.5)
+    error = between("error", plan.error if error is None else error, 0.0, 0.5)
     floor = float(positive("target", [target], unit=TOKENS_PER_SECOND)[0])
     array = positive("values", values, unit=TOKENS_PER_SECOND)
     middle = math.exp(float(np.log(array).mean()))
-    if array.size < MIN_LAUNCHES:
-        outcome, interval, says = _far_from(array, floor)
+    if array.size < plan.units:
+        outcome, interval, says = _far_from(array, floor, plan.units)
     else:
         mean, bar = mean_and_error(np.log(array))
         half = t_quantile(error, array.size - 1) * bar
@@ -78,8 +83,10 @@ def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]
     return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
 
 
-def _far_from(array: FloatArray, floor: float) -> tuple[Decided, tuple[float, float] | None, str]:
-    few = f"{MIN_LAUNCHES} launches are needed near the target"
+def _far_from(
+    array: FloatArray, floor: float, needed: int
+) -> tuple[Decided, tuple[float, float] | None, str]:
+    few = f"{needed} launches are needed near the target"
     if float(array.min()) >= floor * (1 + FAR):
         return Decided.PASS, None, f"more than {FAR:.0%} above it ({few})"
     if float(array.max()) < floor * (1 - FAR):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Decided, Decision, FloatArray, between, paired, too_few
-from runbook.stats.plans import InterimPlan, first_settled, is_decided
+from runbook.stats.pace import unless_disturbed
+from runbook.stats.plans import (
+    FASTER_PLAN,
+    REGRESSION_PLAN,
+    InterimPlan,
+    TwoStagePlan,
+    first_settled,
+    is_decided,
+)
 
 
 @lru_cache(maxsize=4096)
@@ -41,8 +50,6 @@ MIN_PAIRS = 3
 # however noisy the machine.
 GROSS_MARGINS = 2.5
 GROSS_ERROR = 0.001
-# Of a nightly regression: the rounds after the first ones, and the p below which they are run.
-MORE_ROUNDS, SUSPICION = 9, 0.25
 
 
 def non_inferiority(
@@ -53,6 +60,7 @@ def non_inferiority(
     *,
     plan: InterimPlan | None = None,
     final: bool = True,
+    steps: FloatArray | None = None,
 ) -> Decision:
     """May the variant replace the baseline: is it at most `margin` slower?
 
@@ -63,11 +71,14 @@ def non_inferiority(
         error: one-sided error of either answer.
         plan: for a run that stops early; its error counts then. None: one analysis of all.
         final: with a plan: no more rounds will come, so decide with what error is left.
+        steps: seconds per step, [rounds, 2, steps]; KEEP or DROP found on a machine that changed
+            its pace meanwhile is INCONCLUSIVE.
 
     Returns:
-        KEEP if the lower bound of variant / baseline is above 1 - margin and a loss of 2.5
-        margins is excluded at 0.1 %; DROP if the upper bound is below 1 - margin; else
-        INCONCLUSIVE (leave it unset). `estimate` is the ratio.
+        KEEP if the lower bound of variant / baseline is above 1 - margin, a loss of 2.5
+        margins is excluded at 0.1 % and, where the plan keeps at its end only, all its rounds were
+        run (what happens now and then is in none of a few); DROP if the upper bound is below
+        1 - margin; else INCONCLUSIVE (leave it unset). `estimate` is the ratio.
 
     Raises:
         UsageError: values that are not positive numbers, different lengths, margin or error
@@ -78,9 +89,15 @@ def non_inferiority(
     first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
 
     def analyze(rounds: int, spend: float) -> Decision:
-        share = spend / (error if plan is None else plan.error)
-        gross = GROSS_ERROR * share
-        return _non_inferior(first[:rounds], second[:rounds], margin, spend, gross)
+        at_end = plan is not None and plan.keep_at_end
+        whole = error if plan is None else plan.error
+        errors = (whole if at_end else spend, spend)
+        decision = _non_inferior(first[:rounds], second[:rounds], margin, errors, whole)
+        if plan and at_end and rounds < plan.max_rounds and decision.outcome is Decided.KEEP:
+            missing = f"only all {plan.max_rounds} rounds show that it does not stall now and then"
+            reason = f"{decision.reason}; {missing}"
+            decision = replace(decision, outcome=Decided.INCONCLUSIVE, reason=reason)
+        return unless_disturbed(decision, steps)
 
     if plan is None:
         return analyze(first.size, error)
@@ -88,13 +105,20 @@ def non_inferiority(
 
 
 def _non_inferior(
-    first: FloatArray, second: FloatArray, margin: float, error: float, gross_error: float
+    first: FloatArray,
+    second: FloatArray,
+    margin: float,
+    errors: tuple[float, float],
+    whole: float,
 ) -> Decision:
+    """`errors` are those of keeping and of dropping here, `whole` is that of all analyses."""
+    keep_error, error = errors
     if first.size < MIN_PAIRS:
         return _too_few(first.size, error)
-    ratio, (low, high) = _ratio(first, second, error)
+    ratio, (low, _) = _ratio(first, second, keep_error)
+    _, (_, high) = _ratio(first, second, error)
     limit = 1.0 - margin
-    _, (worst, _) = _ratio(first, second, gross_error)
+    _, (worst, _) = _ratio(first, second, GROSS_ERROR * keep_error / whole)
     gross = GROSS_MARGINS * margin
     if low > limit and worst > 1.0 - gross:
         outcome, says = Decided.KEEP, f"at most {margin:.1%} slower"
@@ -109,7 +133,9 @@ def _non_inferior(
 
 
 def faster(
-    a: Sequence[float] | FloatArray, b: Sequence[float] | FloatArray, error: float = 0.05
+    a: Sequence[float] | FloatArray,
+    b: Sequence[float] | FloatArray,
+    error: float = FASTER_PLAN.error,
 ) -> Decision:
     """Is `a` faster than `b`, in alternated blocks of one process?
 
@@ -142,18 +168,18 @@ def faster(
 def regression(
     reference: Sequence[float] | FloatArray,
     head: Sequence[float] | FloatArray,
-    error: float = 0.01,
+    plan: TwoStagePlan = REGRESSION_PLAN,
 ) -> Decision:
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
     Two stages: 3 rounds every night; only if these make a loss likely (one-sided p below 0.25)
-    are 9 more added, and only then can the answer be FAIL. Fewer false alarms than `error` a
-    night follow, at a mean cost close to 3 rounds.
+    are 9 more added, and only then can the answer be FAIL. Fewer false alarms than the plan's
+    error a night follow, at a mean cost close to 3 rounds.
 
     Args:
         reference: throughput of the reference, one value per launch.
         head: the same of HEAD, same rounds.
-        error: one-sided error of the final bound.
+        plan: the two stages, and the one-sided error of the final bound.
 
     Returns:
         PASS: no loss shown. FAIL: the upper bound of head / reference is below 1.
@@ -162,14 +188,14 @@ def regression(
     Raises:
         UsageError: values that are not positive numbers, or different lengths.
     """
-    between("error", error, 0.0, 0.5)
+    error = plan.error
     first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
-    whole = MIN_PAIRS + MORE_ROUNDS
-    if first.size < MIN_PAIRS:
+    whole = plan.first + plan.more
+    if first.size < plan.first:
         return _too_few(first.size, error, go_on=True)
-    _, (_, early) = _ratio(first[:MIN_PAIRS], second[:MIN_PAIRS], SUSPICION)
+    _, (_, early) = _ratio(first[: plan.first], second[: plan.first], plan.suspicion)
     if early >= 1.0:
-        used, outcome, says = MIN_PAIRS, Decided.PASS, "no loss suspected"
+        used, outcome, says = plan.first, Decided.PASS, "no loss suspected"
     elif first.size < whole:
         used, outcome = first.size, Decided.INCONCLUSIVE
         says = f"a loss is suspected; run {whole - first.size} more round(s)"

@@ -7,16 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
 from runbook.stats.pairs import t_quantile, t_upper_tail
-from runbook.stats.throughput import warmup_cut
+from runbook.stats.throughput import MAD_TO_SIGMA, warmup_cut
 
 FEWEST_BATCHES = 8
 SHORTEST_BATCH = 10
 # A pause is a step of more than twice the median; in the trend it counts as this much only,
 # because its whole length is already judged as stall.
 PAUSE_RATIO = 2.0
+# A slow step is beyond so many robust deviations of the usual ones, and by so much at least.
+SLOW_DEVIATIONS = 5.0
+SLOW_LEAST = 0.05
+# So many slow steps, most of them equally far apart, come by the clock.
+PERIODIC_COUNT = 5
+PERIODIC_SHARE = 0.7
 CHANGE_ERROR = 0.01
 SEGMENT = 3
 
@@ -48,7 +55,7 @@ def steady(
             evaluation or a checkpoint. Warm-up is found and cut (`warmup_cut`).
         batch: steps per batch; shorter (down to 10) where the run holds fewer than 8 batches.
         tolerance: change of step time over the whole run that is still level, as a share.
-        stall_limit: share of the time that steps of more than twice the median may take.
+        stall_limit: share of the time that stalls may take (`stall_share`).
         error: one-sided error of each bound of the slope (0.05: a 90 % interval).
 
     Returns:
@@ -71,7 +78,13 @@ def steady(
     stall = stall_share(kept)
     size = min(batch, max(SHORTEST_BATCH, kept.size // FEWEST_BATCHES))
     count = kept.size // size
-    details: dict[str, Detail] = {"warmup_steps": cut, "stall": stall, "batch_steps": size}
+    period = stall_period(kept)
+    details: dict[str, Detail] = {
+        "warmup_steps": cut,
+        "stall": stall,
+        "stall_period": period,
+        "batch_steps": size,
+    }
     if count < FEWEST_BATCHES:
         needed = FEWEST_BATCHES * SHORTEST_BATCH
         few = too_few(
@@ -84,7 +97,10 @@ def steady(
     first = cut + (kept.size - count * size) + change.batch * size
     details |= {"change_p": change.p, "change_shift": change.shift, "change_step": first}
     interval = (math.expm1(slope - half), math.expm1(slope + half))
-    faults = _faults(interval, tolerance, change, first, stall, stall_limit)
+    faults = _faults(interval, tolerance, change, first)
+    if stall > stall_limit:
+        often = f", a slow step every {period} steps" if period else ""
+        faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}{often}")
     level = -tolerance < interval[0] and interval[1] < tolerance
     trend = f"step time {math.expm1(slope):+.1%} ({interval[0]:+.1%} to {interval[1]:+.1%})"
     if faults:
@@ -107,9 +123,39 @@ def steady(
 
 
 def stall_share(times: FloatArray) -> float:
-    """Time in steps of more than twice the median, as a share of all time."""
-    slow = times > PAUSE_RATIO * float(np.median(times))
-    return float(times[slow].sum() / times.sum())
+    """Time in stalls as a share of all time: the one rule for what a stall is.
+
+        stall = (sum of t over t > 2 m  +  sum of (t - m) over m (1 + s) < t <= 2 m) / sum of t
+
+    with the median m and s = max(5 %, 5 robust deviations / m), at most 1. A step of more than
+    twice the median is a pause and counts whole; a slow step counts what it lost against the
+    median, so that many short stalls weigh as much as a few long ones.
+
+    Args:
+        times: seconds per step after warm-up, above 0.
+    """
+    middle = float(np.median(times))
+    paused = times > PAUSE_RATIO * middle
+    slow = _slow(times) & ~paused
+    return float((times[paused].sum() + (times[slow] - middle).sum()) / times.sum())
+
+
+def stall_period(times: FloatArray) -> int | None:
+    """Every how many steps a slow one comes, if they come by the clock; else None."""
+    at = np.flatnonzero(_slow(times))
+    if at.size < PERIODIC_COUNT:
+        return None
+    gaps, counts = np.unique(np.diff(at), return_counts=True)
+    best = int(np.argmax(counts))
+    regular = gaps[best] > 1 and counts[best] >= PERIODIC_SHARE * (at.size - 1)
+    return int(gaps[best]) if regular else None
+
+
+def _slow(times: FloatArray) -> npt.NDArray[np.bool_]:
+    middle = float(np.median(times))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(times - middle))) / middle
+    share = max(SLOW_LEAST, SLOW_DEVIATIONS * spread)
+    return times > middle * (1.0 + min(share, PAUSE_RATIO - 1.0))
 
 
 def _batch_levels(times: FloatArray, size: int, count: int) -> FloatArray:
@@ -159,14 +205,10 @@ def _faults(
     tolerance: float,
     change: _Change,
     first: int,
-    stall: float,
-    stall_limit: float,
 ) -> list[str]:
     faults = []
     if interval[0] > tolerance or interval[1] < -tolerance:
         faults.append(f"beyond +-{tolerance:.0%}")
     if change.p < CHANGE_ERROR and abs(change.shift) > tolerance:
         faults.append(f"shift of {change.shift:+.1%} at step {first} (p = {change.p:.2g})")
-    if stall > stall_limit:
-        faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}")
     return faults

@@ -13,7 +13,7 @@ from runbook.records.measurement import TOKENS_PER_SECOND
 # Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5
 _FEWEST_STEPS = 4
-_MAD_TO_SIGMA = 1.4826
+MAD_TO_SIGMA = 1.4826
 
 
 def warmup_cut(dt_s: npt.NDArray[np.float64]) -> int:
@@ -33,7 +33,7 @@ def warmup_cut(dt_s: npt.NDArray[np.float64]) -> int:
     most = n // 4
     later = dt_s[n // 2 :]
     pace = float(np.median(later))
-    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(later - pace)))
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(later - pace)))
     allowed = pace + max(0.10 * pace, 3.0 * sigma)
     run = min(_RUN, n - most)
     heads = np.lib.stride_tricks.sliding_window_view(dt_s[1 : most + run], run)
@@ -176,8 +176,8 @@ def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = N
 def time_lost(log: TrainingLog) -> Measurement:
     """The share of time lost against the typical pace: 1 - effective / typical.
 
-    Slow steps of any length count here; a stall (`steady.stall_share`) is a step of more than
-    twice the median, counted whole. Raises as `typical`.
+    Slow steps of any length count here; what a stall is says `steady.stall_share`. Raises as
+    `typical`.
     """
     rows = _steady_rows(log)
     usual = typical(log).value
@@ -200,6 +200,19 @@ def block_throughputs(log: TrainingLog) -> pd.DataFrame:
     result = whole.reset_index()
     result["value"] = result["tokens"] / result["dt_s"]
     return result[["arm", "block", "value"]]
+
+
+def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.float64]:
+    """Seconds of every measured step of whole blocks, [rounds, arms, steps].
+
+    `rounds` are complete rounds of `block_throughputs`; arms in their order of appearance there,
+    rounds by number.
+    """
+    rows = measured_rows(log)
+    times = {key: part["dt_s"].to_numpy() for key, part in rows.groupby(["block", "arm"])}
+    arms = rounds["arm"].drop_duplicates()
+    blocks = sorted(rounds["block"].unique())
+    return np.array([[times[block, arm] for arm in arms] for block in blocks], dtype=np.float64)
 
 
 def step_times(log: TrainingLog, *, arm: str | None = None) -> npt.NDArray[np.float64]:

@@ -23,7 +23,7 @@ from runbook.stats.decision import Decision, FloatArray
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority
-from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, SCALING_PLAN
+from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN
 from runbook.stats.steady import steady
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _non_inferiority(table: Table, given: Given) -> Decision:
 
 
 def _faster(table: Table, given: Given) -> Decision:
-    error = given.get("error", 0.05)
+    error = given.get("error", FASTER_PLAN.error)
     if table.has("a", "b"):
         return faster(table.numbers("a"), table.numbers("b"), error)
     base, other = _two(table, ("baseline", "variant"), given)

@@ -102,6 +102,35 @@ def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:
     assert "these launches do not count" in check.reason
 
 
+def _slower_by(share: float) -> builder.Change:
+    """The clock of rank 1 shows that every step took so much longer than the CSV says."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        steps = made.ranks[-1].steps
+        assert steps is not None
+        mono = 1000.0 + (steps["mono"] - 1000.0) * (1 + share)
+        return builder.rank(len(made.ranks) - 1, steps=steps.assign(mono=mono))(made)
+
+    return change
+
+
+def test_the_slower_clock_decides() -> None:
+    """39.3 tok/s by dt_s reach the floor of 39; 1.5 % longer by a rank's clock they do not."""
+    where = builder.context()
+    for share, outcome in ((0.0, Outcome.PASS), (0.015, Outcome.FAIL), (-0.015, Outcome.PASS)):
+        found = builder.evidence("baseline", where, rate=39.3, change=_slower_by(share))
+        check = builder.row("baseline", "throughput", found, where)
+        assert check.outcome is outcome, check.reason
+        assert check.measurement is not None
+        slower = 1 + max(share, 0.0)
+        assert check.measurement.value == pytest.approx(39.3 / slower, rel=1e-4)
+        heard = any("heartbeat_rank1" in path for path in check.evidence)
+        assert heard is (share > 0)
+    found = builder.evidence("baseline", where, rate=39.3, change=_slower_by(0.03))
+    check = builder.row("baseline", "throughput", found, where)
+    assert check.outcome is Outcome.FAIL and check.code is Reason.UNBALANCED
+
+
 @pytest.mark.parametrize("what", ROWS)
 def test_a_rank_without_heartbeats_balances_nothing(what: str) -> None:
     where = builder.context()

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from runbook import registry
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder
-from tests.phases.answers import WARNED, WHERE, get, judged, said
+from tests.phases.answers import WARNED, WHERE, get, judged, noisy, said
 
 
 def test_fused_that_is_not_slower_is_kept() -> None:
@@ -64,6 +65,66 @@ def test_an_a_a_of_the_optimizer_must_not_find_a_difference() -> None:
     equal = judged("fused_adamw", {}, where)
     assert get(equal, "fused_adamw.keep").outcome is Outcome.PASS
     assert judgement.choices == equal.choices == {}
+
+
+@pytest.mark.parametrize("other", [0.8e5, 0.953e5, 1.047e5, 1.25e5])
+def test_an_a_a_is_judged_alike_in_both_directions(other: float) -> None:
+    """A variant that looked 4.7 % faster than itself was KEEP, one 5.5 % slower INVALID."""
+    where = builder.context(aa=True)
+    keep = get(judged("fused_adamw", {"baseline": 1e5, "again": other}, where), "fused_adamw.keep")
+    assert said(keep) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert "difference between equal arms" in keep.reason
+
+
+@pytest.mark.parametrize("phase", ["fused_adamw", "bucket_sweep"])
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "cpu"])
+def test_an_a_a_of_equal_arms_is_a_tie(phase: str, profile: str) -> None:
+    where = builder.context(profile, aa=True)
+    row = {"fused_adamw": "keep", "bucket_sweep": "best"}[phase]
+    check = get(judged(phase, {}, where), f"{phase}.{row}")
+    assert check.outcome is Outcome.PASS and check.reason.startswith("TIE")
+
+
+def _beside_a_neighbor(made: LaunchEvidence) -> LaunchEvidence:
+    """In two of three rounds the second arm is slow, in one of seven the first."""
+    assert made.training is not None
+    table = made.training.frame.copy()
+    second = table["arm"] != table["arm"].iloc[0]
+    busy = (second & (table["block"] % 3 > 0)) | (~second & (table["block"] % 7 == 3))
+    table["dt_s"] *= busy.map({True: 1.0, False: 0.7})
+    table["toks_per_s"] = table["tokens"] / table["dt_s"]
+    return noisy(replace(made, training=replace(made.training, frame=table)))
+
+
+@pytest.mark.parametrize(("phase", "what"), [("fused_adamw", "keep"), ("bucket_sweep", "best")])
+def test_a_difference_that_a_neighbor_made_decides_nothing(phase: str, what: str) -> None:
+    for aa in (True, False):
+        where = builder.context(aa=aa)
+        arms = list(registry.phases()[phase].values(where))  # type: ignore[attr-defined]
+        rates = {arm: 1e5 * 0.8 ** (index > 1) for index, arm in enumerate(arms)}
+        found = builder.evidence(phase, where, rates=rates, change=_beside_a_neighbor)
+        judgement = builder.judge(phase, found, where)
+        check = get(judgement, f"{phase}.{what}")
+        assert said(check) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED), check.reason
+        assert "changed its pace" in check.reason
+        assert "1" not in judgement.choices.values()
+
+
+def test_where_nothing_is_gated_an_undecided_sweep_keeps_the_configured_value() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("bucket_sweep", where, change=_beside_a_neighbor, rates={"1": 5e4})
+    judgement = builder.judge("bucket_sweep", found, where)
+    assert get(judgement, "bucket_sweep.best").outcome is Outcome.PASS
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "0.5"}
+
+
+def test_a_variant_without_a_full_number_of_rounds_is_not_kept() -> None:
+    """Fewer rounds cannot show that it does not stall in some."""
+    where = builder.context("cpu")
+    judgement = judged("fused_adamw", {"baseline": 1e5, "fused": 1.2e5}, where)
+    keep = get(judgement, "fused_adamw.keep")
+    assert keep.outcome is Outcome.PASS and "stall now and then" in keep.reason
+    assert judgement.choices == {}
 
 
 def test_fused_that_learns_otherwise_is_dropped() -> None:
@@ -150,5 +211,5 @@ def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> Non
     found = builder.evidence("fused_adamw", where, change=rough)
     judgement = builder.judge("fused_adamw", found, where)
     keep = get(judgement, "fused_adamw.keep")
-    assert said(keep) == (Outcome.PASS, Reason.OK) and "leave NSA_OPT_FUSED unset" in keep.reason
+    assert said(keep) == (Outcome.PASS, Reason.OK) and "NSA_OPT_FUSED stays as it is" in keep.reason
     assert judgement.choices == {}

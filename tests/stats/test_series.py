@@ -12,6 +12,7 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats import Decided, memory_plateau, steady, warmup_cut
+from runbook.stats.steady import stall_share
 
 RNG = np.random.default_rng(0)
 # The first step allocates and compiles: it is always cut, 24 batches of 50 are left.
@@ -85,6 +86,55 @@ def test_pauses_are_stall_and_not_drift() -> None:
     kept = times[1:]
     slow = kept > 2 * np.median(kept)
     assert decision.details["stall"] == pytest.approx(kept[slow].sum() / kept.sum())
+
+
+@pytest.mark.parametrize(("every", "factor"), [(25, 1.9), (10, 1.3), (50, 1.7), (5, 1.25)])
+def test_stalls_below_twice_the_median_are_found_by_their_share(every: int, factor: float) -> None:
+    """A 1.9x step every 25th passed in 100 of 100 runs: no single one is a pause."""
+    times = CALM.copy()
+    times[every::every] *= factor
+    assert not (times[1:] > 2 * np.median(times)).any()
+    decision = steady(times)
+    assert decision.outcome is Decided.FAIL
+    assert f"a slow step every {every} steps" in decision.reason
+    assert decision.details["stall_period"] == every
+    lost = (factor - 1) / every / (1 + (factor - 1) / every)
+    assert decision.details["stall"] == pytest.approx(lost, rel=0.1)
+
+
+def test_a_stall_share_by_hand() -> None:
+    """Of 100 steps 97 take 1 s, two take 1.5 s, one takes 3 s: (2 x 0.5 + 3) / 103."""
+    times = np.ones(100)
+    times[[20, 50]], times[80] = 1.5, 3.0
+    assert stall_share(times) == pytest.approx(4.0 / 103.0)
+    assert stall_share(np.ones(100)) == 0.0
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 1000), st.floats(1.0, 10.0), st.integers(2, 200))
+def test_it_is_never_milder_than_the_rule_of_pauses_alone(
+    seed: int, factor: float, every: int
+) -> None:
+    times = np.exp(np.random.default_rng(seed).normal(0, 0.1, 600))
+    times[every::every] *= factor
+    pauses = times[times > 2 * np.median(times)]
+    assert stall_share(times) >= pauses.sum() / times.sum() - 1e-12
+
+
+def test_noise_alone_is_no_stall() -> None:
+    """Under one false alarm in a hundred, whatever the spread; here none."""
+    for sd in (0.001, 0.01, 0.035, 0.06):
+        noise = np.random.default_rng(3).normal(0, sd, (200, 1200))
+        assert max(stall_share(row) for row in np.exp(noise)) < 0.01
+
+
+def test_slow_steps_at_random_have_no_period() -> None:
+    times = CALM.copy()
+    at = np.random.default_rng(5).choice(np.arange(1, 1201), 60, replace=False)
+    times[at] *= 1.5
+    decision = steady(times)
+    assert decision.outcome is Decided.FAIL
+    assert decision.details["stall_period"] is None and "every" not in decision.reason
 
 
 def test_a_short_run_is_inconclusive_and_a_noisy_one_too() -> None:

@@ -94,9 +94,9 @@ def test_time_lost_is_no_stall(tmp_path: Path) -> None:
     lost = time_lost(log_of(tmp_path, *steps(*paused)))
     assert (lost.name, lost.value) == ("time_lost", pytest.approx(0.2375))
     assert stall_share(np.array(paused[1:])) == pytest.approx(2.0 / 8.0)
-    limping = [3.0, *([0.1] * 9 + [0.16]) * 6]
+    limping = [3.0, *([0.1] * 9 + [0.104]) * 6]
     lost = time_lost(log_of(tmp_path, *steps(*limping)))
-    assert lost.value == pytest.approx(1 - 1.0 / 1.06)
+    assert lost.value == pytest.approx(1 - 1.0 / 1.004)
     assert stall_share(np.array(limping[1:])) == 0
 
 
