@@ -8,6 +8,10 @@ from __future__ import annotations
 from runbook.records import Reason
 
 BY_TOPIC: dict[str, str] = {
+    "environment": (
+        "correct the setting or the machine that the message names, or choose the profile of this "
+        "machine (runbook profiles); the trainer itself was not tested"
+    ),
     # Requirements T1 and C5.
     "throughput": (
         "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "

@@ -113,6 +113,7 @@ def missing(reason: str, *paths: str) -> Unanswerable:
 _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
@@ -133,6 +134,10 @@ def ending(launch: LaunchEvidence) -> Finding:
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
     outcome, code = _ENDINGS[result.status]
+    if result.could_not_start:
+        # The same words in each row of each such launch: one cause, told once.
+        reason = f'the trainer cannot run here: "{result.cause}"'
+        return _finding(outcome, code, reason, evidence=paths, topic="environment")
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
     reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
@@ -185,11 +190,16 @@ class Case:
         return self.profile.throughput_gated and all(limit.gated for limit in limits)
 
     def launch(self, name: str) -> LaunchEvidence:
-        """A launch that was started, however it ended."""
+        """A launch that was started, however it ended.
+
+        One that config or machine refused has no evidence for any row: it raises that cause.
+        """
         found = self.evidence.launches.get(name)
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
             cause = f": {found.result.cause}" if found and found.result.cause else ""
             raise Unanswerable(incomplete(Reason.NOT_RUN, f"{name} was not run{cause}"))
+        if found.result.could_not_start:
+            raise Unanswerable(ending(found))
         return found
 
     def completed(self, name: str) -> LaunchEvidence:
