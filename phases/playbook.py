@@ -144,7 +144,7 @@ BY_REASON: dict[Reason, str] = {
     Reason.OUT_OF_MEMORY: BY_TOPIC["memory"],
     Reason.LEAK: BY_TOPIC["memory"],
     Reason.HALTED: "read .anomaly_type and the last heartbeats: the watchdog stopped this run",
-    Reason.NOT_RUN: "run the phase",
+    Reason.NOT_RUN: "run the phase; if it names a row of preflight, fix that first",
     Reason.INTERRUPTED: "run the phase again, or resume the run",
     Reason.HARNESS_ERROR: "read the traceback named as evidence; this is a fault of the program",
     Reason.NEEDS_CUDA: "run on a machine with a CUDA device",

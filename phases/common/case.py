@@ -197,7 +197,8 @@ class Case:
         found = self.evidence.launches.get(name)
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
             cause = f": {found.result.cause}" if found and found.result.cause else ""
-            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{name} was not run{cause}"))
+            what = "not run" if cause else f"{name} was not run"
+            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{what}{cause}"))
         if found.result.could_not_start:
             raise Unanswerable(ending(found))
         return found

@@ -52,6 +52,12 @@ def _add_arguments(parser: CommandParser) -> None:
         action="store_true",
         help="print the commands with time estimates; start and judge nothing",
     )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="start the launches even where a required preflight row is FAIL or INVALID; without "
+        "it later phases start nothing then",
+    )
     _add_measuring(parser.add_argument_group("how it is measured"))
 
 
@@ -120,6 +126,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         aa=args.aa,
         seed=args.seed,
         gpu_hour_price=args.gpu_hour_price,
+        keep_going=args.keep_going,
         command=shlex.join(["runbook", *sys.argv[1:]]),
         formats=report_names(),
     )

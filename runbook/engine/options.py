@@ -30,7 +30,8 @@ class RunOptions(Invocation):
     """The command line of `runbook run`, as values.
 
     `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
-    false forbids the second attempt after a stall.
+    false forbids the second attempt after a stall; `keep_going` starts launches on a machine that
+    preflight found wrong.
     """
 
     phases: str = "all"
@@ -38,6 +39,7 @@ class RunOptions(Invocation):
     command: str = ""
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
+    keep_going: bool = False
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
@@ -51,6 +53,7 @@ class RunOptions(Invocation):
             **self.invocation().options(),
             "phases": self.phases,
             "retry": self.retry,
+            "keep_going": self.keep_going,
             "formats": ",".join(self.formats),
         }
 
@@ -143,6 +146,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         command=record.command,
         formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
         retry=bool(kept["retry"]),
+        keep_going=bool(kept.get("keep_going")),
     )
     phases = tuple(select(options.phases))
     profile = profile or load_profile_document(record.profile_document, where="run.json")

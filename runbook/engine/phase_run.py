@@ -47,6 +47,7 @@ class RunState:
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
+    blocked: str = ""
 
 
 class PhaseRun:
@@ -127,6 +128,8 @@ class PhaseRun:
         if done is None and state.stop.requested:
             cause = f"interrupted by {state.stop.requested} before it started"
             done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+        if done is None and state.blocked:
+            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=state.blocked)
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)

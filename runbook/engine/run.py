@@ -32,7 +32,14 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+from runbook.records import (
+    LaunchResult,
+    LaunchStatus,
+    Outcome,
+    PhaseRecord,
+    RunRecord,
+    Verdict,
+)
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -135,6 +142,7 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
         state.facts |= read_facts(state.run_root)
     for name, record in done.items():
         state.choices[name] = record.choices
+        _guard(state, record)
         state.evidence[name] = read_phase(
             state.run_root, record.launches, facts=state.facts, earlier={}
         )
@@ -174,6 +182,24 @@ def _run_phases(state: RunState) -> None:
         record = PhaseRun(phase, state).run()
         _keep_phase(state, record)
         state.observer.phase_finished(record)
+        _guard(state, record)
+        if state.blocked and phase.guards:
+            state.observer.note(f"later phases start nothing: {state.blocked}")
+
+
+def _guard(state: RunState, record: PhaseRecord) -> None:
+    """Let later phases start nothing where a required row of a guarding one says why not to."""
+    guards = {phase.name for phase in state.setup.phases if phase.guards}
+    wrong = [
+        check
+        for check in record.checks
+        if check.required and check.outcome in (Outcome.FAIL, Outcome.INVALID)
+    ]
+    if record.name not in guards or not wrong or state.setup.options.keep_going:
+        return
+    worst = min(wrong, key=lambda check: check.outcome.rank)
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    state.blocked = f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:

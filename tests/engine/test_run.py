@@ -18,6 +18,7 @@ from runbook.records import (
     Check,
     Launch,
     LaunchResult,
+    LaunchStatus,
     Outcome,
     PhaseRecord,
     Reason,
@@ -85,6 +86,39 @@ def test_a_failed_launch_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
     assert record.verdict is Verdict.NO_GO
     assert "SIGKILL" in record.reasons[0]
     assert record.phases[0].outcome is Outcome.FAIL
+    assert record.phases[1].outcome is Outcome.PASS
+
+
+def test_a_wrong_machine_starts_no_launch_of_later_phases(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Ear(Observer):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
+    record, folder = run(tmp_path, sick, Toy("baseline", count=2), Toy("nvtx"), observer=Ear())
+    cause = by_id(record)["preflight.completed"].reason
+    for phase in record.phases[1:]:
+        assert not (folder / phase.name).exists(), "nothing was started"
+        assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
+        told = {entry.result.cause for entry in phase.launches}
+        assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
+    assert sum("later phases start nothing" in note for note in notes) == 1
+    assert record.verdict is Verdict.NO_GO
+
+
+def test_keep_going_starts_them_all_the_same(tmp_path: Path) -> None:
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
+    record, _ = run(tmp_path, sick, Toy("baseline"), keep_going=True)
+    assert record.phases[1].outcome is Outcome.PASS
+    assert record.options["keep_going"] is True
+
+
+def test_a_guard_without_an_answer_stops_nothing(tmp_path: Path) -> None:
+    """A missing fact is no wrong machine."""
+    record, _ = run(tmp_path, Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+    assert record.phases[0].outcome is Outcome.INCOMPLETE
     assert record.phases[1].outcome is Outcome.PASS
 
 
