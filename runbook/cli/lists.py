@@ -71,7 +71,10 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
     from runbook.config import detect_profile, load_profile, profile_names
 
     profiles = [load_profile(name) for name in profile_names()]
-    chosen, reason = detect_profile()
+    try:
+        chosen, reason = detect_profile()
+    except UsageError as error:
+        chosen, reason = "", f"none: {error}"
     if as_json:
         names = ("name", "title", "scope", "ranks")
         rows = [{name: getattr(profile, name) for name in names} for profile in profiles]

@@ -98,9 +98,9 @@ def prepare(options: RunOptions) -> Setup:
     """Resolve the options. Raises `UsageError` with everything that is wrong with them."""
     problems: list[str] = []
     found: dict[str, Any] = {}
-    name = options.profile if options.profile != "auto" else detect_profile()[0]
+    named = options.profile != "auto"
     steps: dict[str, Callable[[], object]] = {
-        "profile": lambda: load_profile(name),
+        "profile": lambda: load_profile(options.profile if named else detect_profile()[0]),
         "settings": lambda: parse_settings(options.settings),
         "phases": lambda: tuple(select(options.phases)),
     }

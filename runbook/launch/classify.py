@@ -126,7 +126,9 @@ def _refused(culprit: RankExit, exits: Sequence[RankExit], console: Sequence[str
     if any(e.steps_done for e in exits):
         return None  # a machine that trained a step can run the trainer
     said = said_by_machine([culprit.reason] if culprit.reason else console)
-    return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=who) if said else None
+    return (
+        End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=who) if said else None
+    )
 
 
 def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[str]) -> End:

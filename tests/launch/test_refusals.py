@@ -16,9 +16,7 @@ LIBUV = "The libuv TCPStore backend does not support initialization with an list
 
 def classified(ranks: list[RankState], console: list[str], code: int | None = 1) -> End:
     exits = rank_exits(ranks, code, console)
-    return classify_trainer(
-        ranks, exits, child_code=code, wanted=2, oom=(0, 0), console=console
-    )
+    return classify_trainer(ranks, exits, child_code=code, wanted=2, oom=(0, 0), console=console)
 
 
 def ended(number: int, code: int, reason: str = "", *, step: int = 0) -> RankState:
@@ -59,7 +57,11 @@ def test_a_refusal_before_the_first_heartbeat_is_read_from_the_console() -> None
 
 
 def test_a_trainer_that_refuses_without_an_error_line_is_quoted_too() -> None:
-    console = ["loading", "please give me a dataset", "x failed (exitcode: 2) local_rank: 0 (pid: 1)"]
+    console = [
+        "loading",
+        "please give me a dataset",
+        "x failed (exitcode: 2) local_rank: 0 (pid: 1)",
+    ]
     assert classified([], console).cause == "please give me a dataset"
 
 
