@@ -106,6 +106,11 @@ def _add_verdict(root: ET.Element, view: ReportView) -> None:
     suite = ET.SubElement(root, "testsuite", name="verdict")
     case = ET.SubElement(suite, "testcase", classname="runbook", name="verdict", time="0")
     verdict = view.record.verdict
+    properties = ET.SubElement(case, "properties")
+    for name, value in (("headline", view.headline), ("caveats", ", ".join(view.record.caveats))):
+        if value:
+            ET.SubElement(properties, "property", name=name, value=printable(value))
+    ET.SubElement(case, "system-out").text = printable(view.headline)
     if verdict is not Verdict.GO:
         tag = "failure" if verdict is Verdict.NO_GO else "error"
         bad = ET.SubElement(case, tag, message=printable(view.headline), type=verdict.value)

@@ -76,7 +76,7 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
     except UsageError as error:
         chosen, reason = "", f"none: {error}"
     if as_json:
-        names = ("name", "title", "scope", "ranks")
+        names = ("name", "title", "ranks")
         rows = [{name: getattr(profile, name) for name in names} for profile in profiles]
         auto = {"name": chosen, "reason": reason}
         console.json_document({"schema_version": 1, "auto": auto, "profiles": rows})
@@ -98,7 +98,6 @@ def _show_profile(console: Console, profile: Profile) -> None:
     from runbook.config.page import limits_of
 
     console.result(f"{profile.name}: {profile.title}")
-    console.result(f"scope    {profile.scope}")
     console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
     console.result(f"branch   {profile.branch or 'any'}")
     console.result(f"ranks    {profile.ranks}\n")

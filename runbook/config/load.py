@@ -111,6 +111,8 @@ def _merge(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 def _problem(detail: ErrorDetails) -> str:
     place = ".".join(str(part) for part in detail["loc"]) or "profile"
     if detail["type"] == "extra_forbidden":
+        if detail["loc"] == ("scope",):
+            return "scope: leave it out; what a verdict is about is derived from what really ran"
         known = _fields_at(detail["loc"][:-1])
         near = did_you_mean(str(detail["loc"][-1]), known)
         return f"{place}: unknown key{near}; allowed: {', '.join(sorted(known))}"

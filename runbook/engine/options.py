@@ -83,6 +83,20 @@ class Setup:
             invocation=options.invocation(),
         )
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """What a GO needs: the profile's checks, and all of a phase that was asked for by name
+        and of which the profile requires none."""
+        named = {name.strip() for name in self.options.phases.split(",")}
+        decided = {check.partition(".")[0] for check in self.profile.required}
+        extra = [
+            check
+            for phase in self.phases
+            if phase.name in named - decided
+            for check in phase.check_ids(self.context({}))
+        ]
+        return (*self.profile.required, *extra)
+
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
         document: dict[str, Any] = self.profile.model_dump(mode="json")

@@ -18,6 +18,7 @@ from runbook.engine.judge import (
     write_facts,
 )
 from runbook.engine.options import Setup
+from runbook.engine.scope import what_ran
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
@@ -32,6 +33,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase
+from runbook.records.run import Ran
 
 
 @dataclass(kw_only=True)
@@ -58,6 +60,7 @@ class PhaseRun:
         chosen, self.earlier = what_it_reads(phase, state.choices, state.evidence)
         self.context = state.setup.context(chosen)
         self.entries: list[LaunchEntry] = []
+        self.ran: tuple[Ran, ...] = ()
         self.started_at, self.began = utc_text(), time.monotonic()
 
     def run(self) -> PhaseRecord:
@@ -98,7 +101,8 @@ class PhaseRun:
             facts=self.state.facts,
             earlier=self.earlier,
         )
-        required = self.state.setup.profile.required
+        self.ran = what_ran(evidence)
+        required = self.state.setup.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
         return judgement
@@ -181,7 +185,7 @@ class PhaseRun:
     def _without_judgement(
         self, code: Reason, reason: str, remedy: str, *, evidence: str = ""
     ) -> PhaseRecord:
-        profile = self.state.setup.profile
+        required = self.state.setup.required
         rerun = self.context.rerun(self.phase.name)
         rows = [
             missing_row(
@@ -190,7 +194,7 @@ class PhaseRun:
                 reason=reason,
                 remedy=remedy,
                 rerun=rerun,
-                required=name in profile.required,
+                required=name in required,
                 evidence=(evidence,) if evidence else (),
             )
             for name in self.phase.check_ids(self.context)
@@ -204,6 +208,7 @@ class PhaseRun:
             self.entries,
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
+            ran=self.ran,
         )
 
 

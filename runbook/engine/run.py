@@ -275,7 +275,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         profile=profile.name,
         profile_sha256=setup.profile_sha256(),
         profile_document=setup.profile_document(),
-        scope=profile.scope,
+        scope="",
         verdict=Verdict.INCOMPLETE,
         reasons=(),
         started_at=utc_text(),
@@ -287,7 +287,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         },
-        required=profile.required,
+        required=setup.required,
         phases=(),
         exports=exports | dict(setup.settings.toggles),
     )
