@@ -10,7 +10,7 @@ from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
-from phases.limits import LOADER_FETCH
+from phases.limits import FLAKY_LAUNCHES, LOADER_FETCH
 from runbook.records import Launch, Reason
 from runbook.records.phase import PlanContext
 
@@ -27,7 +27,7 @@ class FineWeb(RowPhase):
     source = "requirements D1 to D3"
     question = "Does training on streamed text work?"
     optional = True
-    limits = (LOADER_FETCH,)
+    limits = (LOADER_FETCH, FLAKY_LAUNCHES)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader (D1), then the training launch (D2)."""

@@ -143,6 +143,10 @@ BY_REASON: dict[Reason, str] = {
     Reason.NON_FINITE: BY_TOPIC["loss"],
     Reason.OUT_OF_MEMORY: BY_TOPIC["memory"],
     Reason.LEAK: BY_TOPIC["memory"],
+    Reason.FLAKY: (
+        "read the stacks of the first attempt (the folder that ends in .attempt1), then run the "
+        "phase again; `runbook triage` tells a fault that comes and goes from a busy machine"
+    ),
     Reason.HALTED: "read .anomaly_type and the last heartbeats: the watchdog stopped this run",
     Reason.NOT_RUN: "run the phase; if it names a row of preflight, fix that first",
     Reason.INTERRUPTED: "run the phase again, or resume the run",
@@ -167,6 +171,7 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.TIMEOUT,
         Reason.OUT_OF_MEMORY,
         Reason.HALTED,
+        Reason.FLAKY,
         Reason.NOT_RUN,
         Reason.INTERRUPTED,
         Reason.HARNESS_ERROR,

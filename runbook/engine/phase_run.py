@@ -17,6 +17,7 @@ from runbook.engine.judge import (
     what_it_reads,
     write_facts,
 )
+from runbook.engine.known_end import known_end
 from runbook.engine.options import Setup
 from runbook.engine.scope import what_ran
 from runbook.files import utc_text
@@ -134,6 +135,10 @@ class PhaseRun:
             done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
         if done is None and state.blocked:
             done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=state.blocked)
+        if done is None:
+            done = known_end(launch, self.entries)
+            if done is not None:
+                state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)
