@@ -193,7 +193,7 @@ def _guard(state: RunState, record: PhaseRecord) -> None:
     wrong = [
         check
         for check in record.checks
-        if check.required and check.outcome in (Outcome.FAIL, Outcome.INVALID)
+        if check.required and check.outcome.rank <= Outcome.INVALID.rank
     ]
     if record.name not in guards or not wrong or state.setup.options.keep_going:
         return
