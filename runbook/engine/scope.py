@@ -157,7 +157,8 @@ def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
     for device, name in dict.fromkeys((one.device, one.name) for one in ran):
         ranks = max(one.ranks for one in ran if (one.device, one.name) == (device, name))
         link = environment.get("gpu.pcie_gen_max", "")
-        where = f"{ranks} x {name}" if device != "cpu" else f"{ranks} rank(s) on CPU"
+        on_cpu = f"{ranks} rank{'' if ranks == 1 else 's'} on CPU"
+        where = f"{ranks} x {name}" if device != "cpu" else on_cpu
         machines.append(f"{where}, PCIe {link}" if link and device != "cpu" else where)
     return " and ".join(machines)
 

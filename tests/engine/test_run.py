@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from runbook.engine import RunOptions, plan_all, run_plan
+from runbook.engine import RunOptions, plan_all, resume_run, run_plan
 from runbook.engine.journal import derive_record, read_events
 from runbook.engine.outputs import check_manifest
 from runbook.errors import UsageError
@@ -25,7 +25,7 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from tests.engine.toys import Toy, run
+from tests.engine.toys import Toy, run, setup
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -106,6 +106,18 @@ def test_a_wrong_machine_starts_no_launch_of_later_phases(tmp_path: Path) -> Non
         assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
     assert sum("later phases start nothing" in note for note in notes) == 1
     assert record.verdict is Verdict.NO_GO
+
+
+def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
+    phases = (Toy("preflight", words=("--fault", "exit7"), guards=True), Toy("baseline"))
+    _, folder = run(tmp_path, *phases)
+    journal = folder / "events.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if '"event":"phase_finished"' in line)
+    journal.write_text("".join(lines[: first + 1]))
+    record = resume_run(folder, observer=Observer(), make_setup=lambda _: setup(tmp_path, *phases))
+    assert record.phases[1].launches[0].result.status is LaunchStatus.NOT_RUN
+    assert not (folder / "baseline").exists()
 
 
 def test_keep_going_starts_them_all_the_same(tmp_path: Path) -> None:

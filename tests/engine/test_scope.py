@@ -79,7 +79,7 @@ def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:
     cpu = A100.model_copy(update={"device": "cpu", "name": "Xeon", "parameters": 460_000})
     typed = {**record().profile_document, "title": "2xA100 PCIe4"}
     said = scope_of(record(profile_document=typed), [phase(cpu)])
-    assert said.startswith("2 rank(s) on CPU; 0.5M parameters")
+    assert said.startswith("2 ranks on CPU; 0.5M parameters")
     assert "A100" not in said
 
 
