@@ -196,12 +196,20 @@ class Case:
         """
         found = self.evidence.launches.get(name)
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
+            self._refused_before(found)
             cause = f": {found.result.cause}" if found and found.result.cause else ""
             what = "not run" if cause else f"{name} was not run"
             raise Unanswerable(incomplete(Reason.NOT_RUN, f"{what}{cause}"))
         if found.result.could_not_start:
             raise Unanswerable(ending(found))
         return found
+
+    def _refused_before(self, found: LaunchEvidence | None) -> None:
+        """A launch that was not started because an equal one was refused has that one's cause."""
+        for other in self.evidence.launches.values():
+            why = other.result.cause
+            if found and why and other.result.could_not_start and why in found.result.cause:
+                raise Unanswerable(ending(other))
 
     def completed(self, name: str) -> LaunchEvidence:
         """A launch that finished; else there is no evidence for the row that asks."""

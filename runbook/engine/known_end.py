@@ -14,24 +14,16 @@ _TWICE = 2
 
 
 def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | None:
-    """How this launch of a phase would end, if the earlier ones leave no doubt; else None.
+    """Why this launch of a phase is not started, if the earlier ones leave no doubt; else None.
 
     A machine that cannot run the trainer refuses every launch, and a config each launch of its
-    kind: that result stands for this one. A fault that came twice, at the same place, comes a third
-    time: then this one is simply not run.
+    kind. A fault that came twice, at the same place, comes a third time.
     """
     for entry in entries:
         alike = _same(entry.launch, launch)
         refused = entry.result.status is LaunchStatus.ENVIRONMENT_ERROR
         if refused or (alike and entry.result.could_not_start):
-            kept = {
-                "attempts": 0,
-                "duration_s": 0.0,
-                "ranks": (),
-                "run_token": "",
-                "started_at": "",
-            }
-            return entry.result.model_copy(update=kept)
+            return _not_run(f"{entry.launch.name} was refused: {entry.result.cause}")
     ended = [
         (entry.result.status, _place(entry.result.cause))
         for entry in entries
@@ -39,9 +31,12 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
     ]
     for end in dict.fromkeys(ended):
         if ended.count(end) >= _TWICE:
-            cause = f"{_TWICE} equal launches of this phase ended alike ({end[1]})"
-            return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+            return _not_run(f"{_TWICE} equal launches of this phase ended alike ({end[1]})")
     return None
+
+
+def _not_run(cause: str) -> LaunchResult:
+    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
 
 
 def _same(first: Launch, second: Launch) -> bool:

@@ -47,8 +47,9 @@ def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started
     assert [result.attempts for result in results] == [1] * started + [0] * (3 - started)
     assert len(list((folder / "baseline").iterdir())) == started
     if fault == "config":
-        assert {result.status for result in results} == {LaunchStatus.CONFIG_ERROR}
-        assert len({result.cause for result in results}) == 1
+        assert results[0].status is LaunchStatus.CONFIG_ERROR
+        assert results[2].status is LaunchStatus.NOT_RUN
+        assert results[2].cause == f"run1 was refused: {results[0].cause}"
     elif fault:
         assert results[2].status is LaunchStatus.NOT_RUN
         assert "equal launches of this phase ended alike" in results[2].cause
@@ -88,4 +89,5 @@ def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:
     entry = ended(LaunchStatus.ENVIRONMENT_ERROR, "no driver", "--dt", "9")
     found = known_end(fake_launch(), [entry])
     assert found is not None
-    assert (found.status, found.cause, found.attempts) == (entry.result.status, "no driver", 0)
+    assert (found.status, found.attempts) == (LaunchStatus.NOT_RUN, 0)
+    assert found.cause == f"{entry.launch.name} was refused: no driver"

@@ -119,8 +119,16 @@ def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
     where = builder.context(profile, protocol=protocol)
     change = builder.ended(status, rows=0, cause="no CUDA device 0")
 
+    first: dict[str, str] = {}
+
     def nothing_left(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(change(made), ranks=(), env=None, training=None, junit=None)
+        """Refused; the others of its phase were then not started."""
+        left = replace(change(made), ranks=(), env=None, training=None, junit=None)
+        name = first.setdefault(made.launch.phase, made.launch.name)
+        if name == made.launch.name:
+            return left
+        cause = f"{name} was refused: {left.result.cause}"
+        return replace(left, result=LaunchResult(status=LaunchStatus.NOT_RUN, cause=cause))
 
     earlier = {"baseline": builder.evidence("baseline", where, change=nothing_left)}
     asked = [phase for phase in PHASES if phase != "preflight"]
