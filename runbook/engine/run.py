@@ -198,7 +198,8 @@ def _guard(state: RunState, record: PhaseRecord) -> None:
     if record.name not in guards or not wrong or state.setup.options.keep_going:
         return
     worst = min(wrong, key=lambda check: check.outcome.rank)
-    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    others = [check.id for check in wrong if check is not worst]
+    more = f" (and {', '.join(others)})" if others else ""
     state.blocked = f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
 
 
