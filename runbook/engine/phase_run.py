@@ -17,7 +17,7 @@ from runbook.engine.judge import (
     what_it_reads,
     write_facts,
 )
-from runbook.engine.known_end import known_end
+from runbook.engine.not_started import known_end
 from runbook.engine.options import Setup
 from runbook.engine.scope import what_ran
 from runbook.files import utc_text

@@ -17,6 +17,7 @@ from runbook import __version__, registry
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.not_started import wrong_machine
 from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
 from runbook.engine.outputs import (
     MANIFEST_FILE,
@@ -32,14 +33,7 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.records import (
-    LaunchResult,
-    LaunchStatus,
-    Outcome,
-    PhaseRecord,
-    RunRecord,
-    Verdict,
-)
+from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -190,17 +184,8 @@ def _run_phases(state: RunState) -> None:
 def _guard(state: RunState, record: PhaseRecord) -> None:
     """Let later phases start nothing where a required row of a guarding one says why not to."""
     guards = {phase.name for phase in state.setup.phases if phase.guards}
-    wrong = [
-        check
-        for check in record.checks
-        if check.required and check.outcome.rank <= Outcome.INVALID.rank
-    ]
-    if record.name not in guards or not wrong or state.setup.options.keep_going:
-        return
-    worst = min(wrong, key=lambda check: check.outcome.rank)
-    others = [check.id for check in wrong if check is not worst]
-    more = f" (and {', '.join(others)})" if others else ""
-    state.blocked = f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
+    if record.name in guards and not state.setup.options.keep_going:
+        state.blocked = wrong_machine(record)
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:

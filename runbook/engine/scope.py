@@ -92,9 +92,14 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
         "model": model,
         "config": [*files, *rest],
         "workload": _of_workload(profile, base),
-        "settings": [f"{name}={value}" for name, value in settings.toggles.items()],
+        "settings": [
+            *_of_variables(profile, base),
+            *(f"{name}={value}" for name, value in settings.toggles.items()),
+        ],
     }
     found += [f"{what} changed ({', '.join(texts)})" for what, texts in groups.items() if texts]
+    if shorter := _shorter(profile, base):
+        found.append(f"fewer steps ({', '.join(shorter)})")
     loosened = _loosened(profile, base)
     return [*found, *([f"limits loosened ({', '.join(loosened)})"] if loosened else [])]
 
@@ -127,6 +132,24 @@ def _of_phases(profile: Profile, base: Profile) -> list[str]:
         for name, settings in profile.phases.items()
         for key, value in settings.config_overrides.items()
         if name not in base.phases or base.phases[name].config_overrides.get(key) != value
+    ]
+
+
+def _of_variables(profile: Profile, base: Profile) -> list[str]:
+    """Variables that the whole profile sets to something else, or no longer."""
+    before = {name: one.value for name, one in base.env.items()}
+    after = {name: one.value for name, one in profile.env.items()}
+    changed = [f"{name}={value}" for name, value in after.items() if before.get(name) != value]
+    return [*changed, *(f"{name} unset" for name in before if name not in after)]
+
+
+def _shorter(profile: Profile, base: Profile) -> list[str]:
+    """Phases that do less than those of the shipped profile."""
+    return [
+        f"{name}.{key}={getattr(settings, key)}"
+        for name, settings in profile.phases.items()
+        for key in ("steps", "launches", "rounds")
+        if name in base.phases and getattr(settings, key) < getattr(base.phases[name], key)
     ]
 
 

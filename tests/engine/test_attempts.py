@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runbook.engine.known_end import known_end
+from runbook.engine.not_started import known_end
 from runbook.engine.outputs import render
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.engine.toys import Toy, run

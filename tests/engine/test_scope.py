@@ -117,6 +117,15 @@ def test_a_shipped_profile_departs_from_nothing(name: str) -> None:
             "phases: {baseline: {config_overrides: {model.n_layers: 1}}}",
             "model changed (baseline:model.n_layers=1)",
         ),
+        ("env: {NCCL_ALGO: null}", "settings changed (NCCL_ALGO unset)"),
+        (
+            'env: {NSA_SEL_RANGES_V2: {value: "0", source: me}}',
+            "settings changed (NSA_SEL_RANGES_V2=0)",
+        ),
+        (
+            "phases: {baseline: {launches: 1, steps: 7, source: me}}",
+            "fewer steps (baseline.steps=7, baseline.launches=1)",
+        ),
         ("limits: {throughput: {value: 1, source: me}}", "limits loosened (throughput)"),
         ("limits: {memory_gib: {value: 99, source: me}}", "limits loosened (memory_gib)"),
         (

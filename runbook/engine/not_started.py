@@ -1,16 +1,31 @@
-"""Launches whose end is known before they are started: the same one ended so already."""
+"""Launches that are not started: the machine is wrong, or their end is known already."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Outcome, PhaseRecord
 
 # Ends that say nothing about the next start of the same command are not among them: a hang, a time
 # limit, a signal from outside.
 _REPEATABLE = (LaunchStatus.CRASHED, LaunchStatus.NON_FINITE, LaunchStatus.OUT_OF_MEMORY)
 _TWICE = 2
+
+
+def wrong_machine(record: PhaseRecord) -> str:
+    """Why nothing should start after this phase: its required checks that are FAIL or INVALID."""
+    wrong = [
+        check
+        for check in record.checks
+        if check.required and check.outcome.rank <= Outcome.INVALID.rank
+    ]
+    if not wrong:
+        return ""
+    worst = min(wrong, key=lambda check: check.outcome.rank)
+    others = [check.id for check in wrong if check is not worst]
+    more = f" (and {', '.join(others)})" if others else ""
+    return f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
 
 
 def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | None:
