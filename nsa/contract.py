@@ -286,6 +286,8 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
 
 # The start of the line that says which gradient compression DDP uses.
 COMPRESSION_LINE = "[ddp] gradient compression enabled: "
+# How the message begins that lists why a launch cannot start.
+REFUSAL = "this launch cannot start"
 # How a line of the console begins that one rank writes for itself.
 RANK_LINE = re.compile(r"^\[rank\s?(\d+)\]")
 

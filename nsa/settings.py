@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.contract import NSAError, did_you_mean
+from nsa.contract import REFUSAL, NSAError, did_you_mean
 
 _INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$")
 _FLOAT = re.compile(
@@ -240,7 +240,7 @@ def is_text(section: str, key: str) -> bool:
 
 def refusal(problems: Sequence[str]) -> ConfigError:
     """The error that lists every reason why a launch cannot start."""
-    return ConfigError.listing("this launch cannot start", problems)
+    return ConfigError.listing(REFUSAL, problems)
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:

@@ -25,6 +25,7 @@ from phases.common.rates import (
 from phases.common.rows import Row, RowPhase
 from phases.common.training import first_problem, toggles_row, training_rows
 from phases.limits import (
+    FLAKY_LAUNCHES,
     GPU_IMBALANCE,
     GPU_UTILISATION,
     MEMORY_HEADROOM,
@@ -61,6 +62,7 @@ class Baseline(RowPhase):
         GPU_UTILISATION,
         GPU_IMBALANCE,
         MEMORY_HEADROOM,
+        FLAKY_LAUNCHES,
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:

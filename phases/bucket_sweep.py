@@ -12,7 +12,7 @@ from phases.common.commands import environment
 from phases.common.measure import derived, rank_value
 from phases.common.rows import Row
 from phases.common.training import training_rows
-from phases.limits import SWEEP
+from phases.limits import FLAKY_LAUNCHES, SWEEP
 from runbook.records import Measurement, Reason
 from runbook.records.phase import PlanContext
 
@@ -32,6 +32,7 @@ class BucketSweep(AbPhase):
     source = "requirements W1 to W6"
     question = "Which bucket size is best, and by more than chance?"
     fixed = SWEEP
+    limits = (FLAKY_LAUNCHES,)
     toggle = "NSA_DDP_BUCKET_MB"
     compared = "bucket size"
     ratio = "best_bucket_ratio"

@@ -10,8 +10,8 @@ from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
-from phases.limits import LOADER_FETCH
-from runbook.records import Launch, LaunchStatus, Reason
+from phases.limits import FLAKY_LAUNCHES, LOADER_FETCH
+from runbook.records import Launch, Reason
 from runbook.records.phase import PlanContext
 
 _SMOKE, _TRAIN = "loader", "train"
@@ -27,7 +27,7 @@ class FineWeb(RowPhase):
     source = "requirements D1 to D3"
     question = "Does training on streamed text work?"
     optional = True
-    limits = (LOADER_FETCH,)
+    limits = (LOADER_FETCH, FLAKY_LAUNCHES)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader (D1), then the training launch (D2)."""
@@ -77,7 +77,7 @@ def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
 def _missing_package(case: Case) -> str:
     for launch in case.evidence.launches.values():
         cause = launch.result.cause
-        refused = launch.result.status is LaunchStatus.CONFIG_ERROR
+        refused = launch.result.could_not_start
         found = [name for name in _MISSING if name in cause]
         if refused and found:
             return f"the optional package {found[0]} is not installed: {cause}"

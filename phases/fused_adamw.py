@@ -22,7 +22,7 @@ from phases.common.measure import log_value, rank_value, with_limit
 from phases.common.proofs import proof_text
 from phases.common.rows import Row
 from phases.common.training import training_rows
-from phases.limits import FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from phases.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.phase import PlanContext
 
@@ -47,7 +47,7 @@ class FusedAdamW(AbPhase):
     source = "requirements F1 to F4"
     question = "Can fused AdamW replace plain AdamW?"
     fixed = NON_INFERIOR
-    limits = (FUSED_MARGIN, LOSS_PARITY)
+    limits = (FUSED_MARGIN, LOSS_PARITY, FLAKY_LAUNCHES)
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"
     ratio = "fused_ratio"

@@ -6,7 +6,7 @@ line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
 
 from __future__ import annotations
 
-from runbook.config.limits import FixedRule, LimitSpec, LimitUse
+from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse
 from runbook.records import Comparator
 
 
@@ -81,6 +81,13 @@ GATE_COLLAPSE_READINGS = _gate(
 )
 MEMORY = _gate("memory_gib", "<", "GiB", "peak of any rank, and projected to the last step")
 LOADER_FETCH = _gate("loader_fetch_s", "<=", "s", "the slowest batch of the loader's test")
+FLAKY_LAUNCHES = _gate(
+    "flaky_launches",
+    "<=",
+    "launches",
+    "of one phase that finished only at a second attempt",
+    LimitUse.RULE,
+)
 DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
 DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
 GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
@@ -118,7 +125,11 @@ MACHINE = (
     _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
 )
 PLAUSIBLE = (
-    _fixed("MFU", "above 0, at most 1", "more than the peak is not possible"),
+    _fixed(
+        "MFU",
+        f"at least {IDLE_MFU:.0%} of the peak, at most all of it",
+        "below it the devices idle, more than the peak is not possible",
+    ),
     _fixed(
         "first loss",
         f"within {START_TOLERANCE:.0%} of ln(vocabulary)",

@@ -35,6 +35,7 @@ from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
     DRIFT,
+    FLAKY_LAUNCHES,
     GATE_COLLAPSE_READINGS,
     GATE_ENTROPY_MIN,
     GATE_MAX_SHARE,
@@ -75,6 +76,7 @@ class LongRun(RowPhase):
         GATE_MAX_SHARE,
         GATE_COLLAPSE_READINGS,
         MEMORY,
+        FLAKY_LAUNCHES,
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:

@@ -11,7 +11,7 @@ from phases.common.measure import against, in_file
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
-from phases.limits import PYTHON_HOTSPOT, PYTHON_SHARE
+from phases.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
 from runbook.config.limits import LimitSpec
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
@@ -30,7 +30,7 @@ class Nvtx(RowPhase):
     title = "NVTX profiling"
     source = "requirements N1 to N5"
     question = "Does v2 run, and is no Python hotspot dominating?"
-    limits = (PYTHON_SHARE, PYTHON_HOTSPOT)
+    limits = (PYTHON_SHARE, PYTHON_HOTSPOT, FLAKY_LAUNCHES)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 from runbook.records import Reason
 
 BY_TOPIC: dict[str, str] = {
+    "environment": (
+        "correct the setting or the machine that the message names, or choose the profile of this "
+        "machine (runbook profiles); the trainer itself was not tested"
+    ),
     # Requirements T1 and C5.
     "throughput": (
         "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
@@ -139,8 +143,12 @@ BY_REASON: dict[Reason, str] = {
     Reason.NON_FINITE: BY_TOPIC["loss"],
     Reason.OUT_OF_MEMORY: BY_TOPIC["memory"],
     Reason.LEAK: BY_TOPIC["memory"],
+    Reason.FLAKY: (
+        "read the stacks of the first attempt (the folder that ends in .attempt1), then run the "
+        "phase again; `runbook triage` tells a fault that comes and goes from a busy machine"
+    ),
     Reason.HALTED: "read .anomaly_type and the last heartbeats: the watchdog stopped this run",
-    Reason.NOT_RUN: "run the phase",
+    Reason.NOT_RUN: "run the phase; if it names a row of preflight, fix that first",
     Reason.INTERRUPTED: "run the phase again, or resume the run",
     Reason.HARNESS_ERROR: "read the traceback named as evidence; this is a fault of the program",
     Reason.NEEDS_CUDA: "run on a machine with a CUDA device",
@@ -163,6 +171,7 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.TIMEOUT,
         Reason.OUT_OF_MEMORY,
         Reason.HALTED,
+        Reason.FLAKY,
         Reason.NOT_RUN,
         Reason.INTERRUPTED,
         Reason.HARNESS_ERROR,

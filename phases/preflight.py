@@ -41,6 +41,7 @@ class Preflight(RowPhase):
     question = "Is this the right machine and checkout, in a state to be measured?"
     fixed = MACHINE
     collects = True
+    guards = True
     limits = (DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY)
 
     def plan(self, context: PlanContext) -> list[Launch]:

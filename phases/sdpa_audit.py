@@ -13,6 +13,7 @@ from phases.common.proofs import effect_problem
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
+from phases.limits import FLAKY_LAUNCHES
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -36,6 +37,7 @@ class SdpaAudit(RowPhase):
     title = "SDPA backend audit"
     source = "requirements A1 to A7"
     question = "Which attention kernel really runs in each branch?"
+    limits = (FLAKY_LAUNCHES,)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The default, flash only and no flash, in this order, in one launch."""

@@ -21,7 +21,7 @@ from phases.common.rates import (
 )
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row, training_rows
-from phases.limits import FIRST_LOSS_TOLERANCE, PAIRED, SCALING
+from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
 from runbook.read.accounts import union_of_data
 from runbook.records import Launch, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
@@ -52,7 +52,7 @@ class SingleGpu(RowPhase):
     fixed = PAIRED
     reads = ("baseline",)
     needs = ("baseline",)
-    limits = (SCALING,)
+    limits = (SCALING, FLAKY_LAUNCHES)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs."""

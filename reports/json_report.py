@@ -21,11 +21,12 @@ def render_json(record: RunRecord, _: Screen) -> str:
 
 def _document(view: ReportView) -> dict[str, Any]:
     record = view.record.model_dump(mode="json")
-    head = ("tool_version", "run_id", "profile", "scope", "verdict")
+    head = ("tool_version", "run_id", "profile", "scope", "caveats", "verdict")
     how = ("reasons", "interrupted", "started_at", "finished_at", "command")
     return {
         "schema_version": REPORT_SCHEMA_VERSION,
         **{name: record[name] for name in head},
+        "headline": view.headline,
         "exit_code": view.record.verdict.exit_code,
         **{name: record[name] for name in how},
         "counts": view.counts,

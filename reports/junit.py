@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 from reports.view import CheckRow, PhaseView, ReportView, build_view
 from runbook.console import printable
-from runbook.records import RunRecord, Verdict
+from runbook.records import Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen
 
 _TAGS = {"PASS": "", "SKIPPED": "skipped", "FAIL": "failure"}
@@ -41,6 +41,11 @@ def _add_suite(
     for row in rows:
         _add_case(suite, row)
     _count(suite)
+    if phase and phase.record.flaky:
+        properties = ET.Element("properties")
+        suite.insert(0, properties)  # where the schema of JUnit wants them
+        flaky = printable(", ".join(phase.record.flaky))
+        ET.SubElement(properties, "property", name="flaky", value=flaky)
     if phase:
         suite.set("time", f"{phase.record.duration_s:.3f}")
         if phase.record.started_at:
@@ -66,6 +71,8 @@ def _add_case(suite: ET.Element, row: CheckRow) -> None:
         ET.SubElement(properties, "property", name=name, value=printable(value))
     tag = _TAGS.get(row.outcome, "error")
     if not tag:
+        if row.code == Reason.WARNING:
+            ET.SubElement(case, "system-out").text = printable(row.reason)
         return
     message = printable(f"{row.outcome} {row.code}: {row.reason}")
     verdict = ET.SubElement(case, tag, message=message)
@@ -106,6 +113,11 @@ def _add_verdict(root: ET.Element, view: ReportView) -> None:
     suite = ET.SubElement(root, "testsuite", name="verdict")
     case = ET.SubElement(suite, "testcase", classname="runbook", name="verdict", time="0")
     verdict = view.record.verdict
+    properties = ET.SubElement(case, "properties")
+    for name, value in (("headline", view.headline), ("caveats", ", ".join(view.record.caveats))):
+        if value:
+            ET.SubElement(properties, "property", name=name, value=printable(value))
+    ET.SubElement(case, "system-out").text = printable(view.headline)
     if verdict is not Verdict.GO:
         tag = "failure" if verdict is Verdict.NO_GO else "error"
         bad = ET.SubElement(case, tag, message=printable(view.headline), type=verdict.value)

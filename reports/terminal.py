@@ -75,7 +75,8 @@ def _phase_lines(view: ReportView, color: bool) -> list[str]:
 def _phase_facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
-    return f"checks: {phase.passed}"
+    flaky = f", FLAKY: {one_line(', '.join(phase.record.flaky))}" if phase.record.flaky else ""
+    return f"checks: {phase.passed}{flaky}"
 
 
 def _acceptance_lines(view: ReportView, color: bool) -> list[str]:

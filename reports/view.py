@@ -111,7 +111,7 @@ def build_view(record: RunRecord) -> ReportView:
     problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
     return ReportView(
         record=record,
-        headline=f"{record.verdict} ({one_line(record.scope)})",
+        headline=one_line(record.headline),
         counts=_count(rows, "check"),
         required_counts=_count(acceptance, "required check"),
         interruption=_interruption(record),

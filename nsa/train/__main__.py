@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
 from nsa.train.launch import LaunchPlan, plan_launch
-from nsa.train.output import say
+from nsa.train.output import shout
 from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
 
 
@@ -22,7 +22,9 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     try:
         plan = plan_launch(argv, environ)
     except NSAError as error:
-        say(str(error), rank=_rank(environ))
+        # Every rank: torchrun may end rank 0 before it has come to its own refusal.
+        rank = _rank(environ)
+        shout(str(error) if rank == 0 else f"[rank {rank}] {error}")
         return int(ExitCode.CONFIG)
     translate_environment(plan, environ)
     from nsa.train.session import train

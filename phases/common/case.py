@@ -113,6 +113,7 @@ def missing(reason: str, *paths: str) -> Unanswerable:
 _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
@@ -133,6 +134,10 @@ def ending(launch: LaunchEvidence) -> Finding:
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
     outcome, code = _ENDINGS[result.status]
+    if result.could_not_start:
+        # The same words in each row of each such launch: one cause, told once.
+        reason = f'the trainer cannot run here: "{result.cause}"'
+        return _finding(outcome, code, reason, evidence=paths, topic="environment")
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
     reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
@@ -192,12 +197,26 @@ class Case:
         return self.profile.throughput_gated and all(limit.gated for limit in limits)
 
     def launch(self, name: str) -> LaunchEvidence:
-        """A launch that was started, however it ended."""
+        """A launch that was started, however it ended.
+
+        One that config or machine refused has no evidence for any row: it raises that cause.
+        """
         found = self.evidence.launches.get(name)
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
+            self._refused_before(found)
             cause = f": {found.result.cause}" if found and found.result.cause else ""
-            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{name} was not run{cause}"))
+            what = "not run" if cause else f"{name} was not run"
+            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{what}{cause}"))
+        if found.result.could_not_start:
+            raise Unanswerable(ending(found))
         return found
+
+    def _refused_before(self, found: LaunchEvidence | None) -> None:
+        """A launch that was not started because an equal one was refused has that one's cause."""
+        for other in self.evidence.launches.values():
+            why = other.result.cause
+            if found and why and other.result.could_not_start and why in found.result.cause:
+                raise Unanswerable(ending(other))
 
     def completed(self, name: str) -> LaunchEvidence:
         """A launch that finished; else there is no evidence for the row that asks."""

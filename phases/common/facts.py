@@ -107,6 +107,12 @@ def gpu_names(case: Case) -> Finding:
         return skipped(
             Reason.NEEDS_CUDA, f"{fact.value or 0} GPU(s) here; this profile runs on the CPU"
         )
+    torch = case.evidence.facts.get("torch.cuda_available")
+    if torch is not None and torch.value is False:
+        _, value = case.known("torch.cuda_available")
+        seen = case.evidence.facts.get("gpu.count")
+        here = f"; {seen.note}" if seen is not None and seen.value is None and seen.note else ""
+        return _wrong_hardware(f"torch sees no CUDA device{here}", value)
     _, count = case.known("gpu.count")
     fact, names = case.known("gpu.names")
     if float(count.value) < hardware.gpus:

@@ -125,6 +125,18 @@ def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
     return []
 
 
+def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | None:
+    """Share of all ranks' peak at this rate: rate x FLOPs per token / (peak x ranks).
+
+    None where the profile knows no peak or env.json no FLOPs per token.
+    """
+    peak = case.profile.hardware.peak_tflops
+    per_token = _number((env.get("effective") or {}).get("model_flops_per_token"))
+    if peak is None or not per_token > 0:
+        return None
+    return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 

@@ -30,6 +30,7 @@ from phases.common.measure import (
 )
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
+from runbook.config.limits import IDLE_MFU
 from runbook.read.accounts import COPY_TOLERANCE, clock_ratio
 from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -193,6 +194,9 @@ def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
         return invalid(
             Reason.NOT_PLAUSIBLE, f"MFU {share:.3g} is not in (0, 1]: {note}", measurement=value
         )
+    if share < IDLE_MFU:
+        reason = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle; {note}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
     if floor.gated:
         return against(value, floor, f"MFU {share:.3%}; {note}")
     if not floor.holds(share):

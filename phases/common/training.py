@@ -15,13 +15,17 @@ from phases.common.case import (
     ending,
     failed,
     incomplete,
+    inconclusive,
     invalid,
     passed,
+    warned,
 )
 from phases.common.measure import in_file, log_value, rank_value
-from phases.common.plausible import alike, check_plausible
+from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
+from phases.limits import FLAKY_LAUNCHES
+from runbook.config.limits import IDLE_MFU
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -60,7 +64,7 @@ def training_rows(names: Names) -> tuple[Row, ...]:
         Row(
             "completed",
             "Did the launch finish?",
-            over(lambda case, name: ending(case.launch(name))),
+            lambda case: _completed(case, names(case)),
             topic="stall",
         ),
         Row(
@@ -79,7 +83,7 @@ def training_rows(names: Names) -> tuple[Row, ...]:
         Row(
             "plausible",
             "Are loss, tokens and times possible?",
-            over(check_plausible),
+            over(_plausible),
             topic="plausible",
         ),
         Row(
@@ -101,6 +105,39 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             topic="oracle",
         ),
     )
+
+
+def _plausible(case: Case, name: str) -> Finding:
+    """`check_plausible`, and INVALID where the devices would have idled.
+
+    The second is no reason for other rows not to count: a floor that is missed stays a FAIL.
+    """
+    found = check_plausible(case, name)
+    log, env = case.log(name), case.env(name)
+    share = mfu_of(case, env, float((log.frame["tokens"] / log.frame["dt_s"]).median()))
+    if found.outcome is not Outcome.PASS or share is None or share >= IDLE_MFU:
+        return found
+    value = log_value(log, "mfu", share, "")
+    reason = f"{name}: MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle"
+    return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=found.evidence)
+
+
+def _completed(case: Case, names: Sequence[str]) -> Finding:
+    """PASS if all launches finished, and no more than the profile allows at a second attempt."""
+    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    if found.outcome is not Outcome.PASS:
+        return found
+    results = {name: case.launch(name).result for name in names}
+    flaky = {name: result.cause for name, result in results.items() if result.attempts > 1}
+    limit = case.limit(FLAKY_LAUNCHES)
+    if not flaky and limit.holds(0.0):
+        return found
+    told = "; ".join(f"{name} finished only at a second attempt ({flaky[name]})" for name in flaky)
+    reason = f"FLAKY: {told or 'no launch needed a second attempt'}; allowed: {limit}"
+    paths = tuple(dict.fromkeys(path for r in results.values() for path in r.evidence))
+    if limit.holds(float(len(flaky))):
+        return warned(reason, evidence=paths or found.evidence)
+    return inconclusive(Reason.FLAKY, reason, evidence=paths or found.evidence)
 
 
 def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from runbook.cli.finished import load_run, run_folders
 from runbook.config.page import limits_of
 from runbook.console import Console
+from runbook.engine.scope import departures
 from runbook.errors import RunbookError
 from runbook.launch.command import pasteable
 from runbook.records import RunRecord
@@ -106,7 +107,8 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
     profile = args.setup.profile
     console.result("# dry run: nothing is started, nothing is judged")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
-    console.result(f"# scope    {profile.scope}")
+    if caveats := departures(profile, args.setup.settings):
+        console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
     console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
@@ -164,7 +166,7 @@ def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dic
         "dry_run": True,
         "profile": args.options.profile,
         "profile_reason": args.profile_reason,
-        "scope": args.setup.profile.scope,
+        "caveats": departures(args.setup.profile, args.setup.settings),
         "out_dir": str(args.out),
         "phases": [
             {

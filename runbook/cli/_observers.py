@@ -196,6 +196,7 @@ class JsonObserver(RunView):
             phase=record.name,
             outcome=record.outcome.value,
             duration_s=record.duration_s,
+            flaky=list(record.flaky),
             checks=[check.model_dump(mode="json") for check in record.checks],
             choices=record.choices,
         )
@@ -207,7 +208,9 @@ class JsonObserver(RunView):
             run_id=record.run_id,
             run_root=run_root,
             verdict=record.verdict.value,
+            headline=record.headline,
             scope=record.scope,
+            caveats=list(record.caveats),
             reasons=list(record.reasons),
             interrupted=record.interrupted,
             exports=record.exports,
@@ -228,6 +231,7 @@ def headline(record: PhaseRecord) -> str:
     passed = sum(check.outcome is Outcome.PASS for check in record.checks)
     shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
     count = f"{passed} of {shown} checks" if shown else "no checks"
+    count += f", FLAKY: {', '.join(record.flaky)}" if record.flaky else ""
     for check in record.checks:
         if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
             return f"{_rate(check, check.measurement)}  {count}"

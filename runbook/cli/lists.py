@@ -71,9 +71,12 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
     from runbook.config import detect_profile, load_profile, profile_names
 
     profiles = [load_profile(name) for name in profile_names()]
-    chosen, reason = detect_profile()
+    try:
+        chosen, reason = detect_profile()
+    except UsageError as error:
+        chosen, reason = "", f"none: {error}"
     if as_json:
-        names = ("name", "title", "scope", "ranks")
+        names = ("name", "title", "ranks")
         rows = [{name: getattr(profile, name) for name in names} for profile in profiles]
         auto = {"name": chosen, "reason": reason}
         console.json_document({"schema_version": 1, "auto": auto, "profiles": rows})
@@ -95,7 +98,6 @@ def _show_profile(console: Console, profile: Profile) -> None:
     from runbook.config.page import limits_of
 
     console.result(f"{profile.name}: {profile.title}")
-    console.result(f"scope    {profile.scope}")
     console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
     console.result(f"branch   {profile.branch or 'any'}")
     console.result(f"ranks    {profile.ranks}\n")

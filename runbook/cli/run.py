@@ -38,7 +38,8 @@ def _add_arguments(parser: CommandParser) -> None:
         "--profile",
         default="auto",
         metavar="auto|NAME|FILE",
-        help="the machine and its limits; auto (default) asks nvidia-smi; see `runbook profiles`",
+        help="the machine and its limits; auto (default) asks nvidia-smi, and takes cpu only where "
+        "no NVIDIA device or driver is seen; see `runbook profiles`",
     )
     add_settings(
         group, "an NSA_* or NCCL_* variable, or a config key such as train.seq_len; repeatable"
@@ -51,6 +52,12 @@ def _add_arguments(parser: CommandParser) -> None:
         "--dry-run",
         action="store_true",
         help="print the commands with time estimates; start and judge nothing",
+    )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="start the launches even where a required preflight row is FAIL or INVALID; without "
+        "it later phases start nothing then",
     )
     _add_measuring(parser.add_argument_group("how it is measured"))
 
@@ -108,8 +115,15 @@ def _problems(args: argparse.Namespace) -> list[str]:
             args.resume_folder = find_run(args.resume, args.out)
         except UsageError as error:
             found.append(f"--resume: {error}")
-    auto = args.profile == "auto"
-    profile, args.profile_reason = detect_profile() if auto else (args.profile, "named")
+    # A run that goes on has its profile; what this machine would get does not matter then.
+    auto = args.profile == "auto" and args.resume is None
+    profile, args.profile_reason = ("cpu" if args.resume else args.profile), "named"
+    try:
+        if auto:
+            profile, args.profile_reason = detect_profile()
+    except UsageError as error:
+        found.append(str(error))
+        profile = "cpu"  # so that everything else that is wrong is found in the same message
     args.options = RunOptions(
         phases=args.phase,
         profile=profile,
@@ -120,6 +134,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         aa=args.aa,
         seed=args.seed,
         gpu_hour_price=args.gpu_hour_price,
+        keep_going=args.keep_going,
         command=shlex.join(["runbook", *sys.argv[1:]]),
         formats=report_names(),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from runbook.config.detect import detect_profile
 from runbook.config.load import (
-    detect_profile,
     is_profile_file,
     load_profile,
     load_profile_document,

@@ -27,6 +27,12 @@ _HOLDS: dict[Comparator, Callable[[float, float], bool]] = {
 }
 
 
+# A share of the devices' peak below which nobody trains: the clock, the counts or the machine are
+# wrong, and a floor beneath it can catch nothing. A healthy trainer of 0.1 billion parameters uses
+# 20 to 40 %, one that waits for its host 2 to 4 %.
+IDLE_MFU = 0.01
+
+
 class LimitUse(StrEnum):
     """What a profile may do with a limit.
 

@@ -105,13 +105,12 @@ class Profile(Record):
 
     `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
     the module that is started with `-m` and keeps the trainer's contract. `required` lists the
-    checks that a GO needs. `scope` is printed with every verdict.
+    checks that a GO needs. What a verdict is about is derived from what ran, never written here.
     """
 
     schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     title: str = Field(min_length=1)
-    scope: str = Field(min_length=1)
     ranks: int = Field(ge=1)
     config: str = Field(pattern=r"\.ya?ml$")
     config_single: str = Field(pattern=r"\.ya?ml$")

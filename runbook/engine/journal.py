@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.engine.judge import missing_phases, reasons_for
+from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
@@ -163,6 +164,8 @@ def assemble(
     return record.model_copy(
         update={
             "phases": tuple(whole),
+            "scope": scope_of(record, whole),
+            "caveats": caveats_of(record, whole),
             "verdict": judge_run(checks, record.required),
             "reasons": reasons_for(checks, record.required, interrupted=signal),
             "exports": {name: value for name, value in exports.items() if value},

@@ -21,7 +21,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase, PlanContext
-from runbook.records.run import Invocation
+from runbook.records.run import Invocation, Ran
 
 _SHOWN = 2
 
@@ -231,6 +231,7 @@ def record_of(
     *,
     started_at: str,
     duration_s: float,
+    ran: Sequence[Ran] = (),
 ) -> PhaseRecord:
     """A judged phase for the record."""
     checks = tuple(judgement.checks)
@@ -243,6 +244,7 @@ def record_of(
         started_at=started_at,
         duration_s=round(duration_s, 3),
         launches=tuple(entries),
+        ran=tuple(ran),
         measurements=tuple(judgement.measurements),
         checks=checks,
         tables=tuple(judgement.tables),

@@ -30,7 +30,8 @@ class RunOptions(Invocation):
     """The command line of `runbook run`, as values.
 
     `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
-    false forbids the second attempt after a stall.
+    false forbids the second attempt after a stall; `keep_going` starts launches on a machine that
+    preflight found wrong.
     """
 
     phases: str = "all"
@@ -38,6 +39,7 @@ class RunOptions(Invocation):
     command: str = ""
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
+    keep_going: bool = False
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
@@ -51,6 +53,7 @@ class RunOptions(Invocation):
             **self.invocation().options(),
             "phases": self.phases,
             "retry": self.retry,
+            "keep_going": self.keep_going,
             "formats": ",".join(self.formats),
         }
 
@@ -80,6 +83,20 @@ class Setup:
             invocation=options.invocation(),
         )
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """What a GO needs: the profile's checks, and all of a phase that was asked for by name
+        and of which the profile requires none."""
+        named = {name.strip() for name in self.options.phases.split(",")}
+        decided = {check.partition(".")[0] for check in self.profile.required}
+        extra = [
+            check
+            for phase in self.phases
+            if phase.name in named - decided
+            for check in phase.check_ids(self.context({}))
+        ]
+        return (*self.profile.required, *extra)
+
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
         document: dict[str, Any] = self.profile.model_dump(mode="json")
@@ -95,9 +112,9 @@ def prepare(options: RunOptions) -> Setup:
     """Resolve the options. Raises `UsageError` with everything that is wrong with them."""
     problems: list[str] = []
     found: dict[str, Any] = {}
-    name = options.profile if options.profile != "auto" else detect_profile()[0]
+    named = options.profile != "auto"
     steps: dict[str, Callable[[], object]] = {
-        "profile": lambda: load_profile(name),
+        "profile": lambda: load_profile(options.profile if named else detect_profile()[0]),
         "settings": lambda: parse_settings(options.settings),
         "phases": lambda: tuple(select(options.phases)),
     }
@@ -143,6 +160,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         command=record.command,
         formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
         retry=bool(kept["retry"]),
+        keep_going=bool(kept.get("keep_going")),
     )
     phases = tuple(select(options.phases))
     profile = profile or load_profile_document(record.profile_document, where="run.json")

@@ -18,7 +18,9 @@ from runbook.engine.judge import (
     what_it_reads,
     write_facts,
 )
+from runbook.engine.not_started import known_end
 from runbook.engine.options import Setup
+from runbook.engine.scope import what_ran
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
@@ -33,6 +35,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase
+from runbook.records.run import Ran
 
 
 @dataclass(kw_only=True)
@@ -48,6 +51,7 @@ class RunState:
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
+    blocked: str = ""
 
 
 class PhaseRun:
@@ -58,6 +62,7 @@ class PhaseRun:
         chosen, self.earlier = what_it_reads(phase, state.choices, state.evidence)
         self.context = state.setup.context(chosen)
         self.entries: list[LaunchEntry] = []
+        self.ran: tuple[Ran, ...] = ()
         self.started_at, self.began = utc_text(), time.monotonic()
 
     def run(self) -> PhaseRecord:
@@ -98,7 +103,8 @@ class PhaseRun:
             facts=self.state.facts,
             earlier=self.earlier,
         )
-        required = self.state.setup.profile.required
+        self.ran = what_ran(evidence)
+        required = self.state.setup.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
         return judgement
@@ -127,6 +133,12 @@ class PhaseRun:
         if done is None and state.stop.requested:
             cause = f"interrupted by {state.stop.requested} before it started"
             done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+        if done is None and state.blocked:
+            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=state.blocked)
+        if done is None:
+            done = known_end(launch, self.entries)
+            if done is not None:
+                state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)
@@ -178,7 +190,7 @@ class PhaseRun:
     def _without_judgement(
         self, code: Reason, reason: str, remedy: str, *, evidence: str = ""
     ) -> PhaseRecord:
-        profile = self.state.setup.profile
+        required = self.state.setup.required
         rerun = self.context.rerun(self.phase.name)
         rows = [
             missing_row(
@@ -187,7 +199,7 @@ class PhaseRun:
                 reason=reason,
                 remedy=remedy,
                 rerun=rerun,
-                required=name in profile.required,
+                required=name in required,
                 evidence=(evidence,) if evidence else (),
             )
             for name in self.phase.check_ids(self.context)
@@ -201,4 +213,5 @@ class PhaseRun:
             self.entries,
             started_at=self.started_at,
             duration_s=time.monotonic() - self.began,
+            ran=self.ran,
         )

@@ -17,6 +17,7 @@ from runbook import __version__, registry
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.not_started import wrong_machine
 from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
 from runbook.engine.outputs import (
     MANIFEST_FILE,
@@ -135,6 +136,7 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
         state.facts |= read_facts(state.run_root)
     for name, record in done.items():
         state.choices[name] = record.choices
+        _guard(state, record)
         state.evidence[name] = read_phase(
             state.run_root, record.launches, facts=state.facts, earlier={}
         )
@@ -174,6 +176,16 @@ def _run_phases(state: RunState) -> None:
         record = PhaseRun(phase, state).run()
         _keep_phase(state, record)
         state.observer.phase_finished(record)
+        _guard(state, record)
+        if state.blocked and phase.guards:
+            state.observer.note(f"later phases start nothing: {state.blocked}")
+
+
+def _guard(state: RunState, record: PhaseRecord) -> None:
+    """Let later phases start nothing where a required row of a guarding one says why not to."""
+    guards = {phase.name for phase in state.setup.phases if phase.guards}
+    if record.name in guards and not state.setup.options.keep_going:
+        state.blocked = wrong_machine(record)
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:
@@ -249,7 +261,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         profile=profile.name,
         profile_sha256=setup.profile_sha256(),
         profile_document=setup.profile_document(),
-        scope=profile.scope,
+        scope="",
         verdict=Verdict.INCOMPLETE,
         reasons=(),
         started_at=utc_text(),
@@ -261,7 +273,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         },
-        required=profile.required,
+        required=setup.required,
         phases=(),
         exports=exports | dict(setup.settings.toggles),
     )

@@ -32,6 +32,7 @@ from runbook.engine.outputs import (
     report_files,
     run_files,
 )
+from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -196,7 +197,7 @@ def rejudge(
         chosen, earlier = what_it_reads(phase, choices, evidence)
         found = read_phase(run_root, old.launches, facts=facts, earlier=earlier)
         context = setup.context(chosen)
-        judgement = judge_phase(phase, found, context, required=setup.profile.required)
+        judgement = judge_phase(phase, found, context, required=setup.required)
         if any(phase.name in later.reads for later in phases.values()):
             evidence[phase.name] = found
         new = record_of(
@@ -205,6 +206,7 @@ def rejudge(
             old.launches,
             started_at=old.started_at,
             duration_s=old.duration_s,
+            ran=what_ran(found),
         )
         choices[old.name] = new.choices
         yield old, new
@@ -257,8 +259,7 @@ def _judged(
             "profile": profile.name,
             "profile_sha256": setup.profile_sha256(),
             "profile_document": setup.profile_document(),
-            "scope": profile.scope,
-            "required": profile.required,
+            "required": setup.required,
             "exports": exports,
             "options": {**record.options, "profile": setup.options.invocation().profile},
         }

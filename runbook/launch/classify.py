@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nsa.contract import RANK_LINE, ExitCode
 from runbook.launch.ranks import RankState
+from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
 from runbook.records import LaunchStatus, RankExit
 
 _BY_CODE: dict[int, LaunchStatus] = {
@@ -101,6 +102,9 @@ def classify_trainer(
         return _without_culprit(exits, child_code, wanted, console)
     if culprit.signal is not None:
         return _ended_by_signal(culprit, oom)
+    refused = _refused(culprit, exits, console)
+    if refused is not None:
+        return refused
     status = _BY_CODE.get(culprit.code or 1, LaunchStatus.CRASHED)
     if culprit.code in _AGREED and culprit.reason:
         return End(status=status, cause=culprit.reason)  # all ranks decided it together
@@ -111,6 +115,21 @@ def classify_trainer(
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     return End(status=status, cause=f"{rank} ended{after}: {what}", culprit_rank=culprit.rank)
+
+
+def _refused(culprit: RankExit, exits: Sequence[RankExit], console: Sequence[str]) -> End | None:
+    """The end of a launch whose config or machine is wrong, in the words of the one who said so."""
+    who = culprit.rank
+    if culprit.code == ExitCode.CONFIG:
+        cause = one_line(culprit.reason) or said_by_trainer(console)
+        cause = cause or _last_error(console) or last_words(console) or f"exit code {culprit.code}"
+        return End(status=LaunchStatus.CONFIG_ERROR, cause=cause, culprit_rank=who)
+    if any(e.steps_done for e in exits):
+        return None  # a machine that trained a step can run the trainer
+    said = said_by_machine([culprit.reason] if culprit.reason else console)
+    return (
+        End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=who) if said else None
+    )
 
 
 def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[str]) -> End:
@@ -128,7 +147,7 @@ def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[st
 
 def is_communication_failure(end: End, console: Sequence[str]) -> bool:
     """Is the collective library or the port to blame, rather than a rank?"""
-    if end.status is not LaunchStatus.CRASHED:
+    if end.status not in (LaunchStatus.CRASHED, LaunchStatus.ENVIRONMENT_ERROR):
         return False
     if end.culprit_rank is not None:
         return _COMMUNICATION.search(end.cause) is not None
@@ -165,7 +184,9 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
         or (e.code is None and e.rank in dead)
     ]
     named = [e for e in bad if e.signal is not None or e.code in _BY_CODE]
-    for group in (named, bad, [e for e in exits if e.code == ExitCode.PREEMPTED]):
+    # No peer can cause a refusal, but a refusal ends the peers.
+    refusing = [e for e in bad if e.code == ExitCode.CONFIG][:1]
+    for group in (refusing, named, bad, [e for e in exits if e.code == ExitCode.PREEMPTED]):
         if group:
             return min(group, key=lambda e: (_ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
     return None
@@ -202,7 +223,11 @@ def _without_culprit(
     exits: Sequence[RankExit], child_code: int | None, wanted: int, console: Sequence[str]
 ) -> End:
     if child_code == ExitCode.CONFIG and not exits:
-        return End(status=LaunchStatus.CONFIG_ERROR, cause=_last_error(console) or "exit code 2")
+        cause = said_by_trainer(console) or _last_error(console) or last_words(console)
+        return End(status=LaunchStatus.CONFIG_ERROR, cause=cause or "exit code 2")
+    said = "" if child_code in (None, 0) or exits else said_by_machine(console)
+    if said:
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said)
     if child_code == 0:
         silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})
         cause = f"ended with 0, but ranks {silent} wrote no exit heartbeat with code 0"

@@ -119,6 +119,7 @@ class LaunchStatus(StrEnum):
     COMPLETED = "completed"
     CRASHED = "crashed"
     CONFIG_ERROR = "config_error"
+    ENVIRONMENT_ERROR = "environment_error"
     NON_FINITE = "non_finite"
     OUT_OF_MEMORY = "out_of_memory"
     HALTED = "halted"
@@ -170,3 +171,8 @@ class LaunchResult(Record):
     def ok(self) -> bool:
         """True if the launch finished."""
         return self.status is LaunchStatus.COMPLETED
+
+    @property
+    def could_not_start(self) -> bool:
+        """True if config or machine refused the launch: no fault of the trainer, no evidence."""
+        return self.status in (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     LEAK = "leak"
     HALTED = "halted"
+    FLAKY = "flaky"
     NOT_RUN = "not_run"
     INTERRUPTED = "interrupted"
     HARNESS_ERROR = "harness_error"

@@ -61,7 +61,8 @@ class Phase(ABC):
     phases whose choices or evidence this one uses, if they ran; `limits` declares what the profile
     has to set for it, `fixed` what is the same on every machine; `arms_toggle` is the toggle whose
     values the profile's `arms` are; `collects` asks the engine to run the collectors before the
-    launches (preflight only).
+    launches (preflight only). `guards`: where one of its required rows is FAIL or INVALID, later
+    phases start nothing, because their numbers would mean nothing.
     """
 
     name: ClassVar[str]
@@ -75,6 +76,7 @@ class Phase(ABC):
     arms_toggle: ClassVar[str] = ""
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
+    guards: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, context: PlanContext) -> list[Launch]:

@@ -85,6 +85,19 @@ class ArtifactRecord(Record):
     size_bytes: int = Field(ge=0)
 
 
+class Ran(Record):
+    """A device and a workload that launches ran on, by their env.json; 0 where it does not say."""
+
+    device: str
+    name: str
+    ranks: int = Field(ge=0)
+    parameters: int = Field(ge=0)
+    seq_len: int = Field(ge=0)
+    global_batch: int = Field(ge=0)
+    accumulation: int = Field(ge=0)
+    dtype: str
+
+
 class PhaseRecord(Record):
     """One phase: launches, measurements, checks, tables, and what it chose for later phases."""
 
@@ -96,6 +109,7 @@ class PhaseRecord(Record):
     started_at: str = ""
     duration_s: float = 0.0
     launches: tuple[LaunchEntry, ...] = ()
+    ran: tuple[Ran, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     checks: tuple[Check, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -103,9 +117,17 @@ class PhaseRecord(Record):
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def flaky(self) -> tuple[str, ...]:
+        """Names of the launches that finished only at a second attempt."""
+        return tuple(e.launch.name for e in self.launches if e.result.ok and e.result.attempts > 1)
+
 
 class RunRecord(Record):
-    """One run of the runbook on one machine."""
+    """One run of the runbook on one machine.
+
+    `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody.
+    """
 
     schema_version: Literal[1] = 1
     tool_version: str
@@ -114,6 +136,7 @@ class RunRecord(Record):
     profile_sha256: str
     profile_document: dict[str, object]
     scope: str
+    caveats: tuple[str, ...] = ()
     verdict: Verdict
     reasons: tuple[str, ...]
     started_at: str
@@ -127,6 +150,17 @@ class RunRecord(Record):
     phases: tuple[PhaseRecord, ...]
     exports: dict[str, str] = Field(default_factory=dict)
     artifacts: tuple[ArtifactRecord, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed (...)`."""
+        texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in self.caveats)
+        return f"{self.verdict}{''.join(texts)}"
+
+    @property
+    def headline(self) -> str:
+        """The verdict's first line: what it says, and what it is about."""
+        return f"{self.said} ({self.scope})"
 
     def checks(self) -> tuple[Check, ...]:
         """All checks, in the order of the phases."""

@@ -26,7 +26,8 @@ def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, Ended]) -> Non
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert record.verdict is Verdict.INCOMPLETE
     assert ended.code == 3
-    assert ended.out.startswith("INCOMPLETE (profile cpu: function only, throughput not gated)\n")
+    first = "INCOMPLETE (nothing trained here; function only, throughput not gated)\n"
+    assert ended.out.startswith(first)
     told = [line for line in ended.out.splitlines() if line.startswith("INCOMPLETE  ")]
     assert len(told) == 1 and told[0].endswith(" checks)  this phase was not asked for")
     assert root.stat().st_mode & 0o077 == 0, "for its owner only"

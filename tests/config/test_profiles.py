@@ -84,7 +84,6 @@ TIMING = {
 def test_cpu_requires_no_timing_and_one_gpu_no_scaling() -> None:
     cpu, h200, a100 = (load_profile(name) for name in ("cpu", "h200x1", "a100x2_pcie4"))
     assert not cpu.throughput_gated and not TIMING & set(cpu.required)
-    assert cpu.scope == "profile cpu: function only, throughput not gated"
     assert TIMING - set(h200.required) == {"single_gpu.scaling"}
     assert set(a100.required) >= TIMING
 

@@ -21,7 +21,7 @@ SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
 
 def own_profile(folder: Path) -> Path:
     path = folder / "our machine.yaml"
-    path.write_text("extends: cpu\nname: ours\nscope: ours\n", encoding="utf-8")
+    path.write_text("extends: cpu\nname: ours\n", encoding="utf-8")
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from runbook.engine import RunOptions, plan_all, run_plan
+from runbook.engine import RunOptions, plan_all, resume_run, run_plan
 from runbook.engine.journal import derive_record, read_events
 from runbook.engine.outputs import check_manifest
 from runbook.errors import UsageError
@@ -18,13 +18,14 @@ from runbook.records import (
     Check,
     Launch,
     LaunchResult,
+    LaunchStatus,
     Outcome,
     PhaseRecord,
     Reason,
     RunRecord,
     Verdict,
 )
-from tests.engine.toys import Toy, run
+from tests.engine.toys import Toy, run, setup
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -85,6 +86,51 @@ def test_a_failed_launch_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
     assert record.verdict is Verdict.NO_GO
     assert "SIGKILL" in record.reasons[0]
     assert record.phases[0].outcome is Outcome.FAIL
+    assert record.phases[1].outcome is Outcome.PASS
+
+
+def test_a_wrong_machine_starts_no_launch_of_later_phases(tmp_path: Path) -> None:
+    notes: list[str] = []
+
+    class Ear(Observer):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
+    record, folder = run(tmp_path, sick, Toy("baseline", count=2), Toy("nvtx"), observer=Ear())
+    cause = by_id(record)["preflight.completed"].reason
+    for phase in record.phases[1:]:
+        assert not (folder / phase.name).exists(), "nothing was started"
+        assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
+        told = {entry.result.cause for entry in phase.launches}
+        assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
+    assert sum("later phases start nothing" in note for note in notes) == 1
+    assert record.verdict is Verdict.NO_GO
+
+
+def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
+    phases = (Toy("preflight", words=("--fault", "exit7"), guards=True), Toy("baseline"))
+    _, folder = run(tmp_path, *phases)
+    journal = folder / "events.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if '"event":"phase_finished"' in line)
+    journal.write_text("".join(lines[: first + 1]))
+    record = resume_run(folder, observer=Observer(), make_setup=lambda _: setup(tmp_path, *phases))
+    assert record.phases[1].launches[0].result.status is LaunchStatus.NOT_RUN
+    assert not (folder / "baseline").exists()
+
+
+def test_keep_going_starts_them_all_the_same(tmp_path: Path) -> None:
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
+    record, _ = run(tmp_path, sick, Toy("baseline"), keep_going=True)
+    assert record.phases[1].outcome is Outcome.PASS
+    assert record.options["keep_going"] is True
+
+
+def test_a_guard_without_an_answer_stops_nothing(tmp_path: Path) -> None:
+    """A missing fact is no wrong machine."""
+    record, _ = run(tmp_path, Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+    assert record.phases[0].outcome is Outcome.INCOMPLETE
     assert record.phases[1].outcome is Outcome.PASS
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from runbook.config import Settings, load_profile
 from runbook.config.profile import Profile
@@ -48,9 +49,11 @@ class Toy(Phase):
         breaks: str = "",
         schedule: ArmSchedule | None = None,
         forgets: bool = False,
+        guards: bool = False,
     ) -> None:
         self.name, self.title = name, name.title()  # type: ignore[misc]
         self.reads = reads  # type: ignore[misc]
+        self.guards = guards  # type: ignore[misc]
         self.count, self.words, self.steps, self.breaks = count, words, steps, breaks
         self.schedule, self.forgets = schedule, forgets
 
@@ -127,15 +130,18 @@ def profile(phases: tuple[Phase, ...]) -> Profile:
     return shipped.model_copy(update={"required": required, "name": "toy"})
 
 
-def setup(out: Path, *phases: Phase) -> Setup:
+def setup(out: Path, *phases: Phase, **changed: Any) -> Setup:
     """A setup as `prepare` would give it."""
-    options = RunOptions(out=out, command="toy", profile="toy", phases="baseline", retry=False)
+    given = {"profile": "toy", "phases": "baseline", "retry": False} | changed
+    options = RunOptions(out=out, command="toy", **given)
     return Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
 
 
-def run(out: Path, *phases: Phase, observer: Observer | None = None) -> tuple[RunRecord, Path]:
-    """Run the phases; the record and the run's folder."""
-    record = run_setup(setup(out, *phases), observer=observer or Observer())
+def run(
+    out: Path, *phases: Phase, observer: Observer | None = None, **changed: Any
+) -> tuple[RunRecord, Path]:
+    """Run the phases; the record and the run's folder. `changed` are options."""
+    record = run_setup(setup(out, *phases, **changed), observer=observer or Observer())
     return record, out / record.run_id
 
 

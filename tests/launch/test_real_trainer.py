@@ -106,3 +106,29 @@ def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, None)
     assert "parent was ended by SIGKILL" in result.cause
     assert took < 5
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "cause"),
+    [
+        (
+            ("--set", "runtime.device=cuda"),
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "this launch cannot start: 1 problem(s) - runtime.device=cuda: rank ",
+        ),
+        # Refused before there is any heartbeat: only the console knows.
+        (
+            ("--set", "train.seq_lenn=4"),
+            {},
+            "this launch cannot start: 1 problem(s) - --set (train.seq_lenn)",
+        ),
+    ],
+)
+def test_a_config_that_this_machine_cannot_run_is_quoted(
+    tmp_path: Path, words: tuple[str, ...], env: dict[str, str], cause: str
+) -> None:
+    launch = trainer(5)
+    asked = {"argv": (*launch.argv, *words), "env": {**launch.env, **env}}
+    result = run_launch(launch.model_copy(update=asked), tmp_path, observer=Observer())
+    assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
+    assert result.cause.startswith(cause), result.cause

@@ -427,6 +427,7 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "git.dirty": (False, "git_status.txt"),
     "trainer.imports": (True, "host.json"),
     "torch.version": ("2.13.0", "collect_env.txt"),
+    "torch.cuda_available": (True, "collect_env.txt"),
     "gpu.count": (2.0, "nvidia_smi.xml"),
     "gpu.names": ("NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", "nvidia_smi.xml"),
     "gpu.driver": ("580.1", "nvidia_smi.xml"),

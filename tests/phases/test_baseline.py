@@ -108,8 +108,12 @@ def test_a_floor_under_half_of_the_measured_is_stale() -> None:
 def test_mfu_is_held_against_what_is_physical() -> None:
     # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
     assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
-    low = run("mfu", 847.0, 847.0, 847.0)
+    low = run("mfu", 6e4, 6e4, 6e4)
     assert (low.outcome, low.code) == (Outcome.PASS, Reason.WARNING)
+    for rate in (23.0, 39.0, 847.0, 1.2e4):
+        idle = run("mfu", rate, rate, rate)
+        assert (idle.outcome, idle.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+        assert "under 1%" in idle.reason
     above = run("mfu", 2e6, 2e6, 2e6)
     assert (above.outcome, above.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
     assert run("mfu", 5.0, 5.0, 5.0, where=builder.context("cpu")).outcome is Outcome.SKIPPED

@@ -26,6 +26,7 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
         ("branch", {"git_branch": "topic"}),
         ("clean_tree", {"git_dirty": True}),
         ("gpus", {"gpu_count": 1.0}),
+        ("gpus", {"torch_cuda_available": False}),
         ("gpus", {"gpu_names": "NVIDIA A100 80GB PCIe, Tesla T4"}),
         ("gpu_memory", {"gpu_memory_total_mib": 40_960.0}),
         ("pcie", {"gpu_pcie_gen_max": 3.0}),

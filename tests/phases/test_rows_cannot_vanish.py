@@ -80,6 +80,7 @@ def test_with_launches_that_left_nothing(phase: str, status: LaunchStatus) -> No
 EXPECTED_ENDINGS = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
@@ -99,8 +100,51 @@ def test_how_a_launch_ended_is_what_completed_says(phase: str, status: LaunchSta
     found = builder.evidence(phase, where, change=builder.ended(status))
     check = builder.row(phase, "completed", found, where)
     assert (check.outcome, check.code) == EXPECTED_ENDINGS[status]
-    if status is not LaunchStatus.NOT_RUN:
+    if status in REFUSED:
+        assert check.reason == 'the trainer cannot run here: "made up"'
+    elif status is not LaunchStatus.NOT_RUN:
         assert "rank 1" in check.reason and "stacks.txt" in check.evidence
+
+
+REFUSED = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)
+
+
+@pytest.mark.parametrize("status", REFUSED)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("protocol", ["blocks", "launches"])
+def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
+    profile: str, status: LaunchStatus, protocol: str
+) -> None:
+    """Nothing is FAIL or INCOMPLETE beside it, in no phase: the trainer was never tested."""
+    where = builder.context(profile, protocol=protocol)
+    change = builder.ended(status, rows=0, cause="no CUDA device 0")
+
+    first: dict[str, str] = {}
+
+    def nothing_left(made: LaunchEvidence) -> LaunchEvidence:
+        """Refused; the others of its phase were then not started."""
+        left = replace(change(made), ranks=(), env=None, training=None, junit=None)
+        name = first.setdefault(made.launch.phase, made.launch.name)
+        if name == made.launch.name:
+            return left
+        cause = f"{name} was refused: {left.result.cause}"
+        return replace(left, result=LaunchResult(status=LaunchStatus.NOT_RUN, cause=cause))
+
+    earlier = {"baseline": builder.evidence("baseline", where, change=nothing_left)}
+    asked = [phase for phase in PHASES if phase != "preflight"]
+    for phase in asked:
+        found = builder.evidence(phase, where, change=nothing_left, earlier=earlier)
+        checks = [c for c in builder.judge(phase, found, where).checks if c.id not in PLANNED]
+        told = {check.id: check for check in checks if check.outcome is not Outcome.SKIPPED}
+        wrong = {(check.outcome, check.code, check.reason) for check in told.values()}
+        assert told and wrong == {
+            (
+                Outcome.INVALID,
+                Reason.WRONG_ENVIRONMENT,
+                'the trainer cannot run here: "no CUDA device 0"',
+            )
+        }, phase
+        assert len({check.remedy for check in told.values()}) == 1
 
 
 @settings(max_examples=60, deadline=None)

@@ -54,6 +54,12 @@ def damaged(made: LaunchEvidence) -> LaunchEvidence:
 
 rows_lost = builder.ended(LaunchStatus.COMPLETED, rows=60)
 
+TRAINED = [
+    name
+    for name, phase in builder.PHASES.items()
+    if any(spec.name == "flaky_launches" for spec in phase.limits)
+]
+
 SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     # as_planned: the config that the runbook names, not a friendlier one
     ("short sequences", "as_planned", builder.effective(seq_len=128), INVALID, Reason.MISMATCH),
@@ -265,3 +271,72 @@ def test_no_number_in_a_csv_can_stop_a_judgement(
     if keep < 60 and phase in ("baseline", "single_gpu"):
         checks = {check.id: check for check in judgement.checks}
         assert checks[f"{phase}.plausible"].outcome is not Outcome.PASS
+
+
+@pytest.mark.parametrize("phase", ["baseline", "bucket_sweep", "single_gpu", "long_run"])
+def test_devices_that_would_idle_are_not_plausible_where_a_peak_is_known(phase: str) -> None:
+    """5e8 FLOPs per token, 312 TFLOP/s a card: 1 % are 6,240 tok/s on each."""
+    ranks = 1 if phase == "single_gpu" else 2
+    where = builder.context()
+    for rate, outcome in ((6_100.0 * ranks, INVALID), (6_400.0 * ranks, PASS)):
+        found = builder.evidence(phase, where, rate=rate)
+        check = builder.row(phase, "plausible", found, where)
+        assert check.outcome is outcome, check.reason
+    cpu = builder.context("cpu")
+    found = builder.evidence(phase, cpu, rate=5.0)
+    assert builder.row(phase, "plausible", found, cpu).outcome is PASS
+
+
+def test_a_floor_that_is_missed_stays_a_fail_although_the_devices_idle() -> None:
+    where = builder.context()
+    found = builder.evidence("baseline", where, rate=23.0)
+    assert builder.row("baseline", "throughput", found, where).outcome is FAIL
+
+
+def flaky(made: LaunchEvidence) -> LaunchEvidence:
+    """It hung, and finished at the second attempt."""
+    update = {"attempts": 2, "cause": "attempt 1: hang: rank 1 waits for rank 0"}
+    return replace(made, result=made.result.model_copy(update=update))
+
+
+@pytest.mark.parametrize("phase", TRAINED)
+@pytest.mark.parametrize(
+    ("profile", "outcome"),
+    [
+        ("a100x2_pcie4", Outcome.INCONCLUSIVE),
+        ("h200x1", Outcome.INCONCLUSIVE),
+        ("cpu", PASS),
+    ],
+)
+def test_a_second_attempt_is_told_and_limited(phase: str, profile: str, outcome: Outcome) -> None:
+    where = builder.context(profile)
+    last = builder.PHASES[phase].plan(where)[-1].name
+    found = builder.evidence(phase, where, change=flaky, only=[last])
+    check = builder.row(phase, "completed", found, where)
+    assert check.outcome is outcome
+    assert check.code is (Reason.WARNING if outcome is PASS else Reason.FLAKY)
+    assert f"FLAKY: {last} finished only at a second attempt" in check.reason
+    assert "hang: rank 1 waits for rank 0" in check.reason
+    assert check.remedy
+
+
+def test_every_training_phase_limits_second_attempts() -> None:
+    every = [
+        n for n, p in builder.PHASES.items() if f"{n}.ranks_alive" in p.check_ids(builder.context())
+    ]
+    assert sorted(TRAINED) == sorted({*every, "fineweb"})
+
+
+def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where, change=flaky, only=["run1", "run3"])
+    check = builder.row("baseline", "completed", found, where)
+    assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.FLAKY)
+
+
+def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where, change=flaky, only=["run1"])
+    crashed = builder.ended(LaunchStatus.CRASHED)(found.launches["run2"])
+    both = replace(found, launches={**found.launches, "run2": crashed})
+    assert builder.row("baseline", "completed", both, where).outcome is FAIL

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from runbook.config.limits import IDLE_MFU
 from runbook.stats import Decided, Decision, scaling
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.stats.launches import MOST_SCALING, STALE_BELOW
 from runbook.tools.replay.models import ReplayFile, Result
 from runbook.tools.replay.rules_rows import Contradiction, contradiction, rates
 
-# Below this share of the peak the machine idles; a healthy trainer is at HEALTHY_MFU or above.
-IDLE_MFU = 0.01
+# A healthy trainer is at this share of the peak or above; below IDLE_MFU the machine idles.
 HEALTHY_MFU = 0.20
 SAME = 0.03
 APART = 0.10

@@ -1,0 +1,95 @@
+"""`--profile auto`: the shipped profile of the cards that are here, or a refusal to guess.
+
+`cpu` proves function only, so it is taken only where nothing of an NVIDIA device is seen. A card
+without a profile, or a driver that does not answer, is for a person to decide.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from runbook.errors import UsageError
+
+_QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
+_TIMEOUT_S = 20.0
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"  # VGA and 3D controllers; the sound function of a card has another
+
+
+def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
+    """Name of the profile that fits this machine, and the reason in words.
+
+    `root` is where `dev`, `proc` and `sys` are looked for. Raises UsageError where an NVIDIA device
+    or driver is seen that no shipped profile fits: `cpu` has to be asked for by name then.
+    """
+    signs = _nvidia_signs(root)
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        if signs:
+            raise _refused([*signs, "nvidia-smi is not installed"])
+        return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
+    try:
+        done = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _refused([f"nvidia-smi could not be asked: {error}", *signs]) from error
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise _refused([f"nvidia-smi ended with {done.returncode}: {said}", *signs])
+    if not done.stdout.strip():
+        if signs:
+            raise _refused(["nvidia-smi lists no GPU", *signs])
+        return "cpu", "nvidia-smi lists no GPU"
+    return profile_for(done.stdout)
+
+
+def profile_for(listing: str) -> tuple[str, str]:
+    """Name of the profile for nvidia-smi's lines `name, highest PCIe generation`, and why.
+
+    Raises UsageError for cards that no shipped profile has limits for.
+    """
+    cards = [line.rsplit(",", 1) for line in listing.splitlines() if line.strip()]
+    names = [card[0].strip() for card in cards]
+    seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+    generations = {card[1].strip() for card in cards if len(card) == 2}
+    if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
+        older = generations != {"4"}
+        found = "a100x2_pcie3" if older else "a100x2_pcie4"
+        return found, f"found {seen}, PCIe generation {'/'.join(sorted(generations))}"
+    if len(names) == 1 and "H200" in names[0]:
+        return "h200x1", f"found {seen}"
+    raise _refused([f"{seen}, for which no shipped profile has limits"])
+
+
+def _refused(seen: list[str]) -> UsageError:
+    return UsageError(
+        f"--profile auto: this machine has an NVIDIA device or driver, but none that fits a "
+        f"profile: {'; '.join(seen)}",
+        hint="repair the driver, or name a profile (runbook profiles; CONTRIBUTING.md says how to "
+        "write one); --profile cpu asks for the CPU, which proves function only",
+    )
+
+
+def _nvidia_signs(root: Path) -> list[str]:
+    """What of an NVIDIA device or its driver the kernel shows, whether or not it works."""
+    nodes = sorted(path.name for path in (root / "dev").glob("nvidia*"))
+    signs = [f"device nodes /dev/{', /dev/'.join(nodes)}"] if nodes else []
+    if (root / "proc/driver/nvidia").exists():
+        signs.append("/proc/driver/nvidia")
+    cards = [
+        folder.name
+        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if _text(folder / "vendor") == _NVIDIA_VENDOR
+        and _text(folder / "class").startswith(_DISPLAY_CLASS)
+    ]
+    return [*signs, f"PCI {', '.join(cards)} of vendor {_NVIDIA_VENDOR}"] if cards else signs
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

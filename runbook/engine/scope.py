@@ -1,0 +1,208 @@
+"""What a verdict is about: the machine, the workload and the checks, as they really were.
+
+Nothing here is typed by a person. The device and the model come from the `env.json` of the launches
+and from preflight; what a profile or `--set` changed is found by comparing with the shipped profile
+of the same kind of machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from runbook import registry
+from runbook.config import Profile, Settings, load_profile, profile_names
+from runbook.config.settings import parse_settings
+from runbook.records import PhaseRecord, RunRecord
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.outcome import Comparator
+from runbook.records.run import Ran
+
+_MODEL = ("model", "nsa")
+_HIGHER_IS_STRICTER = (Comparator.AT_LEAST, Comparator.ABOVE)
+
+
+def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
+    """The different devices and workloads of a phase's launches, by their env.json."""
+    found = []
+    for launch in evidence.launches.values():
+        env = launch.env or {}
+        device, effective = env.get("device"), env.get("effective")
+        if isinstance(device, Mapping) and isinstance(effective, Mapping):
+            found.append(
+                Ran(
+                    device=_text(device.get("type")),
+                    name=_text(device.get("name")),
+                    ranks=_whole(env.get("world_size")),
+                    parameters=_whole(effective.get("n_params")),
+                    seq_len=_whole(effective.get("seq_len")),
+                    global_batch=_whole(effective.get("global_batch")),
+                    accumulation=_whole(effective.get("accumulation")),
+                    dtype=_text(effective.get("dtype")),
+                )
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
+    """Machine, workload, and whether throughput decides, in one line."""
+    profile = _profile_of(record)
+    ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
+    parts = [_machine(record.environment, ran), *_workloads(ran)]
+    gates = profile.throughput_gated and any(
+        name.endswith(".throughput") for name in record.required
+    )
+    return "; ".join([*parts, *([] if gates else ["function only, throughput not gated"])])
+
+
+def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, ...]:
+    """How this run asked for less, or for something else, than the shipped profile of its kind."""
+    profile = _profile_of(record)
+    words = tuple(f"{name}={value}" for name, value in record.settings.items())
+    scale = float(record.options.get("steps_scale") or 1.0)
+    caveats = departures(profile, parse_settings(words))
+    if scale != 1.0:
+        caveats.append(f"steps x {scale:g}")
+    if record.options.get("aa"):
+        caveats.append("A/A: equal arms")
+    flaky = [f"{phase.name}/{name}" for phase in phases for name in phase.flaky]
+    if flaky:
+        caveats.append(f"FLAKY ({', '.join(flaky)} needed a second attempt)")
+    return tuple(caveats)
+
+
+def departures(profile: Profile, settings: Settings) -> list[str]:
+    """What the profile and `--set` change of the shipped profile of its kind; the checks first."""
+    base = _shipped_like(profile)
+    kept = sum(name in set(profile.required) for name in base.required)
+    found = []
+    if kept < len(base.required):
+        found.append(f"for {kept} of {len(base.required)} checks")
+    changed = [f"{name}={_word(value)}" for name, value in settings.config_overrides.items()]
+    changed += _of_phases(profile, base)
+    model = [text for text in changed if text.rpartition(":")[2].split(".")[0] in _MODEL]
+    files = [
+        f"{key}={getattr(profile, key)}"
+        for key in ("config", "config_single", "trainer")
+        if getattr(profile, key) != getattr(base, key)
+    ]
+    rest = [text for text in changed if text not in model]
+    groups = {
+        "model": model,
+        "config": [*files, *rest],
+        "workload": _of_workload(profile, base),
+        "settings": [
+            *_of_variables(profile, base),
+            *(f"{name}={value}" for name, value in settings.toggles.items()),
+        ],
+    }
+    found += [f"{what} changed ({', '.join(texts)})" for what, texts in groups.items() if texts]
+    if shorter := _shorter(profile, base):
+        found.append(f"fewer steps ({', '.join(shorter)})")
+    loosened = _loosened(profile, base)
+    return [*found, *([f"limits loosened ({', '.join(loosened)})"] if loosened else [])]
+
+
+def _profile_of(record: RunRecord) -> Profile:
+    # It was checked when the run began; which checks are installed now does not matter here.
+    return Profile.model_validate_json(json.dumps(record.profile_document))
+
+
+def _shipped_like(profile: Profile) -> Profile:
+    """The shipped profile of that name, or of the same kind of device and number of ranks."""
+    shipped = _shipped()
+    same = shipped.get(profile.name)
+    kind = (profile.hardware.device, min(profile.ranks, 2))
+    if same is not None and (same.hardware.device, min(same.ranks, 2)) == kind:
+        return same
+    if profile.hardware.device == "cpu":
+        return shipped["cpu"]
+    return shipped["h200x1" if profile.ranks == 1 else "a100x2_pcie4"]
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, Profile]:
+    return {name: load_profile(name) for name in profile_names()}
+
+
+def _of_phases(profile: Profile, base: Profile) -> list[str]:
+    return [
+        f"{name}:{key}={_word(value)}"
+        for name, settings in profile.phases.items()
+        for key, value in settings.config_overrides.items()
+        if name not in base.phases or base.phases[name].config_overrides.get(key) != value
+    ]
+
+
+def _of_variables(profile: Profile, base: Profile) -> list[str]:
+    """Variables that the whole profile sets to something else, or no longer."""
+    before = {name: one.value for name, one in base.env.items()}
+    after = {name: one.value for name, one in profile.env.items()}
+    changed = [f"{name}={value}" for name, value in after.items() if before.get(name) != value]
+    return [*changed, *(f"{name} unset" for name in before if name not in after)]
+
+
+def _shorter(profile: Profile, base: Profile) -> list[str]:
+    """Phases that do less than those of the shipped profile."""
+    return [
+        f"{name}.{key}={getattr(settings, key)}"
+        for name, settings in profile.phases.items()
+        for key in ("steps", "launches", "rounds")
+        if name in base.phases and getattr(settings, key) < getattr(base.phases[name], key)
+    ]
+
+
+def _of_workload(profile: Profile, base: Profile) -> list[str]:
+    before = base.workload.model_dump(exclude={"source"})
+    after = profile.workload.model_dump(exclude={"source"})
+    return [f"{key}={value}" for key, value in after.items() if before[key] != value]
+
+
+def _loosened(profile: Profile, base: Profile) -> list[str]:
+    known = registry.known_limits(base.phases)
+    found = []
+    for name, before in base.limits.items():
+        after, spec = profile.limits.get(name), known.get(name)
+        if after is None or spec is None or not before.gated:
+            continue
+        higher = spec.comparator in _HIGHER_IS_STRICTER
+        lower = after.value < before.value if higher else after.value > before.value
+        if lower or not after.gated:
+            found.append(name)
+    return found
+
+
+def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
+    if not ran:
+        return "nothing trained here"
+    machines = []
+    for device, name in dict.fromkeys((one.device, one.name) for one in ran):
+        ranks = max(one.ranks for one in ran if (one.device, one.name) == (device, name))
+        link = environment.get("gpu.pcie_gen_max", "")
+        on_cpu = f"{ranks} rank{'' if ranks == 1 else 's'} on CPU"
+        where = f"{ranks} x {name}" if device != "cpu" else on_cpu
+        machines.append(f"{where}, PCIe {link}" if link and device != "cpu" else where)
+    return " and ".join(machines)
+
+
+def _workloads(ran: Iterable[Ran]) -> list[str]:
+    texts = [
+        f"{one.parameters / 1e6:.1f}M parameters, S={one.seq_len}, "
+        f"batch {one.global_batch} x {one.accumulation}, {one.dtype}"
+        for one in ran
+    ]
+    found = tuple(dict.fromkeys(texts))
+    return [" and ".join(found)] if found else []
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "unknown"
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
