@@ -109,7 +109,7 @@ def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
     watch.update()
     watch.close()
     state = watch.ranks[0]
-    facts, findings = inspect_heartbeats(
+    facts, _, findings = inspect_heartbeats(
         tmp_path / "heartbeat_rank0.jsonl", rank=0, relative_to=tmp_path
     )
     assert (log.exit_code, log.exit_reason, log.last_step) == (1, "odd", 3)
