@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.measure import log_value, rank_value
-from runbook.read.accounts import (
-    Workload,
-    balance,
+from runbook.read.accounts import Workload, balance
+from runbook.read.learning import (
     gradient_account,
     movement_account,
     oracle_account,

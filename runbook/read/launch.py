@@ -20,7 +20,8 @@ from runbook.read.documents import (
     read_json_object,
     read_junit,
 )
-from runbook.read.heartbeats import heartbeat_files, read_heartbeats
+from runbook.read.heartbeats import heartbeat_files
+from runbook.read.history import read_heartbeats
 from runbook.read.rows import RowSpec, read_rows
 from runbook.read.shapes import AUDIT, ENV, PROFILE, shaped
 from runbook.records import Launch, LaunchResult, LaunchStatus

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts
+from runbook.read import accounts, learning
 from runbook.read.accounts import Workload
 from runbook.records.evidence import RankLog
 
@@ -107,9 +107,9 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
         *accounts.token_account(table, ranks, work),
         *accounts.data_account(ranks, work),
         *accounts.copy_account(table, ranks),
-        *accounts.gradient_account(ranks, work),
-        *accounts.movement_account(ranks),
-        *accounts.oracle_account(ranks, work),
+        *learning.gradient_account(ranks, work),
+        *learning.movement_account(ranks),
+        *learning.oracle_account(ranks, work),
     ]
 
 
@@ -264,8 +264,8 @@ def test_a_document_may_be_read_again_but_not_at_once() -> None:
 def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
     _, ranks = honest()
     idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})
-    assert accounts.gradient_account(idle[:1], replace(WORK, seq_len=31)) == []
-    assert "k_cmp" in accounts.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
+    assert learning.gradient_account(idle[:1], replace(WORK, seq_len=31)) == []
+    assert "k_cmp" in learning.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
 
 
 def test_the_ranks_together_read_what_one_reads() -> None:
@@ -290,7 +290,7 @@ def test_the_ranks_together_read_what_one_reads() -> None:
     ],
 )
 def test_what_a_type_explains(dtype: str, device: str, least: float, most: float) -> None:
-    assert least < accounts.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
+    assert least < learning.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
 
 
 def test_arms_that_differ_in_compression_have_no_single_wire() -> None:

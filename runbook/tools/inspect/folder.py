@@ -10,13 +10,8 @@ from typing import Any
 from nsa.contract import ENV_JSON, HALT_FILE, HEARTBEATS, TRAINING_CSV
 from runbook.errors import UsageError
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, name_below, read_json_object
-from runbook.read.heartbeats import (
-    RankHistory,
-    fold_file,
-    heartbeat_files,
-    rank_log,
-    whole_number,
-)
+from runbook.read.heartbeats import fold_file, heartbeat_files, whole_number
+from runbook.read.history import RankHistory, rank_log
 from runbook.read.shapes import ENV, is_number, shaped
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.second_source import account_remarks

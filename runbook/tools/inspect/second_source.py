@@ -9,13 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runbook.read.accounts import (
-    Workload,
-    balance,
-    gradient_account,
-    movement_account,
-    oracle_account,
-)
+from runbook.read.accounts import Workload, balance
+from runbook.read.learning import gradient_account, movement_account, oracle_account
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
 
