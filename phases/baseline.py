@@ -169,6 +169,10 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     frame = launch.gpu_samples
     if frame is None or frame.empty:
         raise missing(f"{name}: no samples of nvidia-smi were taken")
+    wanted = ("index", "utilization_percent", "memory_used_mib", "memory_total_mib")
+    if absent := [column for column in wanted if column not in frame]:
+        reason = f"{launch.gpu_samples_path}: the header lacks {', '.join(absent)}"
+        raise missing(reason, launch.gpu_samples_path)
     seen = frame["index"].nunique()
     if seen < launch.launch.nproc:
         reason = f"{name}: samples of {seen} GPU(s) for {launch.launch.nproc} ranks"

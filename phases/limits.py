@@ -97,6 +97,9 @@ GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the r
 # A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
 # any sane initialization, narrow enough to see a resumed or a wrong model.
 START_TOLERANCE = 0.15
+# A cross-entropy is never negative, and a model that does worse than this many times ln(vocabulary)
+# is no model: such a row was not measured.
+LOSS_MOST = 10.0
 # The same weights and the same rows, in two batch shapes: only rounding differs.
 FIRST_LOSS_TOLERANCE = 0.002
 # Least slack under the loss floor, in nats: sampling noise of a mean over a window.
@@ -139,6 +142,17 @@ PLAUSIBLE = (
         "mean loss of the last 50 steps",
         f"not under the floor by more than {FLOOR_SLACK:g} nats or 4 standard errors",
         "below it the model sees the future",
+    ),
+    _fixed(
+        "loss of every step",
+        f"from 0 to {LOSS_MOST:g} x ln(vocabulary)",
+        "a cross-entropy is not negative, and no model is that wrong",
+    ),
+    _fixed("steps", "1, 2, 3 and so on, none missing", "a row can be neither lost nor added"),
+    _fixed(
+        "files of two launches",
+        "never the same",
+        "two launches are never timed alike to the last digit",
     ),
     _fixed("tokens", "steps x S x global batch x accumulation, exactly", "counted, not estimated"),
     _fixed(

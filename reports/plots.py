@@ -31,7 +31,8 @@ class _Scale:
     stop: float
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
+        width = self.high - self.low  # of two denormal numbers it may be nothing
+        share = (value - self.low) / width if width else 0.5
         return round(self.start + share * (self.stop - self.start), 1)
 
 

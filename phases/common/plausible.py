@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, invalid, passed
 from phases.common.measure import log_value
-from phases.limits import FLOOR_SLACK, RATE_TOLERANCE, START_TOLERANCE
+from phases.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
@@ -28,6 +28,7 @@ def check_plausible(case: Case, name: str) -> Finding:
     log, launch, env = case.log(name), case.launch(name), case.env(name)
     effective = env.get("effective") or {}
     problems = [
+        *step_problems(log),
         *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
         *time_problems(log, launch.result.duration_s),
         *loss_problems(log, effective),
@@ -52,6 +53,14 @@ def _planned(launch: LaunchEvidence) -> int:
 def _stopped_early(launch: LaunchEvidence) -> bool:
     """Fewer rows than planned are right where an arm was refused, or enough was known."""
     return any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
+
+
+def step_problems(log: TrainingLog) -> list[str]:
+    """The rows are steps 1, 2, 3 and so on."""
+    for row, step in enumerate(log.frame["step"].tolist(), start=1):
+        if step != row:
+            return [f"row {row} is step {int(step)}: steps are missing or added"]
+    return []
 
 
 def token_problems(
@@ -105,6 +114,13 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
     problems, start = [], math.log(vocabulary)
     if len(losses) >= _ALIKE and len(set(losses.tolist())) == 1:
         problems.append(f"the loss is {losses[0]} in each of {len(losses)} steps")
+    odd = losses[(losses < 0) | (losses > LOSS_MOST * start)]
+    if len(odd):
+        at = int((losses == odd[0]).argmax())
+        problems.append(
+            f"the loss is {odd[0]:g} at step {int(log.frame['step'].iloc[at])}, "
+            "which no cross-entropy can be"
+        )
     if not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
         problems.append(f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}")
     floor = effective.get("loss_floor")
@@ -207,12 +223,28 @@ def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Findi
         if unlike:
             reason = f"{first} and {name} are not comparable: {'; '.join(unlike)}"
             return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    if copied := _copied(case, names):
+        return invalid(Reason.NOT_PLAUSIBLE, copied, evidence=paths)
     without = [name for name, env in found.items() if not env.get("config_sha256")]
     if without:
         reason = f"no config digest in env.json of {', '.join(without)}"
         return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
     what = "one launch" if len(names) == 1 else f"{len(names)} launches of one config"
     return passed(f"{what}, one checkout and one machine", evidence=paths)
+
+
+def _copied(case: Case, names: Sequence[str]) -> str:
+    """The first file of one launch that is also another launch's, or an empty string."""
+    seen: dict[str, str] = {}
+    for name in names:
+        launch = case.launch(name)
+        log = launch.training
+        files = [(rank.sha256, rank.path) for rank in launch.ranks]
+        files += [(log.sha256, log.path)] if log is not None else []
+        for sha256, path in files:
+            if seen.setdefault(sha256, path) != path:
+                return f"{seen[sha256]} and {path} are the same file: one launch was copied"
+    return ""
 
 
 def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -27,7 +27,7 @@ from runbook.errors import RunbookError
 from runbook.read import file_sha256
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
 from runbook.read.redact import redact_variables
-from runbook.records import LaunchEntry, LaunchStatus, PhaseRecord, Reason, RunRecord
+from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from runbook.records.phase import Phase
 
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
@@ -141,7 +141,7 @@ def planned_problems(
 def _ended_as_told(run_root: Path, phase: str, entry: LaunchEntry) -> list[str]:
     launch, result = entry.launch, entry.result
     folder, where = run_root / launch.run_dir, f"{phase}: launch {launch.name}"
-    if not result.attempts and result.status is LaunchStatus.NOT_RUN:
+    if not result.attempts:
         return [f"{where}: not run, but its folder is there"] if folder.exists() else []
     found: list[str] = []
     described, _ = read_json_object(folder / LAUNCH_JSON, found)

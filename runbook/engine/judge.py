@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import read_launch
 from runbook.records import (
@@ -154,12 +154,25 @@ def write_facts(run_root: Path, facts: Mapping[str, Fact]) -> None:
 
 
 def read_facts(run_root: Path) -> dict[str, Fact]:
-    """The facts of a run; none if preflight did not run. Raises `ValueError` if damaged."""
+    """The facts of a run; none if preflight did not run. Raises `RunbookError` if damaged."""
     path = run_root / FACTS_FILE
     if not path.is_file():
         return {}
-    document: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return {name: Fact(**fields) for name, fields in document.items()}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        facts = {name: Fact(**fields) for name, fields in document.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunbookError(f"{path} is damaged: {error}") from error
+    odd = [name for name, fact in facts.items() if not _is_a_fact(fact)]
+    if odd:
+        raise RunbookError(f"{path} is damaged: {', '.join(odd)} has a field of another type")
+    return facts
+
+
+def _is_a_fact(fact: Fact) -> bool:
+    texts = (fact.name, fact.unit, fact.path, fact.sha256, fact.note)
+    value = isinstance(fact.value, str | int | float | None)
+    return value and all(isinstance(text, str) for text in texts)
 
 
 def shown_fact(fact: Fact) -> str:

@@ -44,20 +44,26 @@ def create_run_folder(out: Path) -> Path:
     """Create `out/<UTC time>-<sha7>/` for the owner only and return it.
 
     `nogit` stands for the commit where there is none. A second run within the same second gets a
-    number behind. Raises `OSError` if the folder cannot be made.
+    number behind. Raises `UsageError` if the folder cannot be made.
     """
     checkout = git.find_checkout()
     sha = git.head_sha(checkout) if checkout else None
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
-    for number in range(1, _TRIES):
-        folder = out / (name if number == 1 else f"{name}-{number}")
-        try:
-            make_private_dir(folder)
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(f"{out} has {_TRIES} runs of the same second: {name}")
+    try:
+        if not out.is_dir():
+            make_private_dir(out)
+        for number in range(1, _TRIES):
+            folder = out / (name if number == 1 else f"{name}-{number}")
+            try:
+                make_private_dir(folder)
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        text = f"--out {out}: no folder can be made there: {error.strerror or error}"
+        raise UsageError(text, hint="name a folder that can be written") from error
+    raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
 def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
@@ -66,8 +72,8 @@ def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
     everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
     written. If the disk refuses, the record is returned with that reason and is never GO. Raises
-    `UsageError` before anything is created if the options are wrong, and `OSError` if the run's
-    folder cannot be made.
+    `UsageError` before anything is created if the options are wrong or the run's folder cannot be
+    made.
     """
     return run_setup(prepare(options), observer=observer)
 

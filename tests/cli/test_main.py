@@ -241,13 +241,16 @@ def test_what_the_machine_refuses_is_no_defect(
     assert capsys.readouterr().err == ("runbook: error: artifacts/x: No space left on device\n")
 
 
-def test_out_that_cannot_be_written(tmp_path: Path) -> None:
-    # /sys refuses new folders, also to root.
+# The first two refuse new folders, also to root.
+@pytest.mark.parametrize("out", ["/sys/runs", "/proc/runs", "file/runs"])
+def test_out_that_cannot_be_written(tmp_path: Path, out: str) -> None:
+    (tmp_path / "file").write_text("")
     ended = runbook(
-        *("run", "--phase", "preflight", "--profile", "cpu", "--out", "/sys/runs"), cwd=tmp_path
+        *("run", "--phase", "preflight", "--profile", "cpu", "--out", out), cwd=tmp_path
     )
     assert ended.code == 2
-    assert ended.err.splitlines()[-1].startswith("runbook: error: /sys/runs: ")
+    said = ended.err.splitlines()[-1]
+    assert said.startswith(f"runbook: error: --out {tmp_path.joinpath(out)}: no folder can be made")
     assert "Traceback" not in ended.err
 
 

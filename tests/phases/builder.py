@@ -7,6 +7,7 @@ what its trainer would have left, in numbers that are easy to reason about.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -57,6 +58,11 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
         document["limits"][name]["value"] = value
     document |= changes
     return replace(base, profile=Profile.model_validate(document))
+
+
+def digest_of(text: str) -> str:
+    """The digest of a file that only this launch has."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def frame(
@@ -281,7 +287,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
         RankLog(
             rank=rank,
             path=f"{launch.run_dir}/heartbeat_rank{rank}.jsonl",
-            sha256=SHA,
+            sha256=digest_of(f"{launch.run_dir} {rank}"),
             events=3 * launch.steps,
             tokens=frozenset({TOKEN}),
             first_step=1,
@@ -399,7 +405,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     return replace(
         base,
         result=done,
-        training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=SHA),
+        training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
         gates=gates(launch.steps),
         gates_path=f"{where}/gates.csv",
         gates_sha256=SHA,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
     """A run directory from which the same evidence is read; returns it."""
     folder = root / made.launch.run_dir
     folder.mkdir(parents=True, exist_ok=True)
+    own = zlib.crc32(made.launch.run_dir.encode()) % 1_000_000  # no two launches leave one file
     if made.training is not None:
-        table = made.training.frame.assign(warmup=made.training.frame["warmup"].astype(int))
+        table = made.training.frame.assign(
+            warmup=made.training.frame["warmup"].astype(int), grad_norm=1.0 + own / 1e6
+        )
         table.to_csv(folder / contract.TRAINING_CSV, index=False)
     if made.gates is not None:
         made.gates.to_csv(folder / contract.GATES_CSV, index=False)
@@ -33,7 +37,8 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         if document is not None:
             (folder / name).write_text(json.dumps(document))
     for rank in made.ranks:
-        write_beats(folder / contract.HEARTBEATS.name(rank.rank), records(rank))
+        lines = [{**line, "ts": float(line["ts"]) + own} for line in records(rank)]
+        write_beats(folder / contract.HEARTBEATS.name(rank.rank), lines)
     (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
     return folder
 

@@ -32,7 +32,8 @@ def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
     measured = check.measurement
     assert measured is not None and measured.n == 3 and measured.unit == "tok/s"
     assert measured.value == pytest.approx(50.0, rel=1e-3)
-    assert measured.path == "baseline/run1/training.csv" and measured.sha256 == builder.SHA
+    assert measured.path == "baseline/run1/training.csv"
+    assert measured.sha256 == builder.digest_of("baseline/run1")
     assert len(check.evidence) == 3
     assert "last 50 steps" in check.reason
 
@@ -229,4 +230,6 @@ def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
     assert paths == [f"baseline/run{number}/training.csv" for number in (1, 2, 3)]
     assert set(paths) <= set(check.evidence)
     assert all(path in str(check.measurement) for path in paths)
-    assert all(source.sha256 == builder.SHA for source in check.measurement.sources)
+    assert [source.sha256 for source in check.measurement.sources] == [
+        builder.digest_of(f"baseline/run{number}") for number in (1, 2, 3)
+    ]

@@ -15,6 +15,7 @@ from runbook.read import read_launch
 from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import PlanContext
+from runbook.tools.inspect.folder import inspect_path
 from tests.phases import builder, on_disk
 from tests.phases.test_balance import TRAINING
 
@@ -109,6 +110,7 @@ def test_no_type_of_a_field_loses_a_row(tmp_path: Path, phase: str) -> None:
         changed = spoiled(text, file.name, random)
         file.write_text(changed)
         builder.judge(phase, from_disk(tmp_path, found), WHERE)
+        inspect_path(file.parent)
         file.write_text(text)
 
 
@@ -192,6 +194,19 @@ def test_a_header_without_a_column_loses_no_row(tmp_path: Path, phase: str, colu
         accounts = rows[f"{phase}.accounts"]
         assert accounts.outcome is Outcome.INVALID
         assert f"the header lacks {column}" in accounts.reason
+
+
+def test_gpu_samples_without_a_column_lose_no_row() -> None:
+    where = builder.context("a100x2_pcie4")
+
+    def without(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.gpu_samples is not None
+        return replace(made, gpu_samples=made.gpu_samples.drop(columns="utilization_percent"))
+
+    found = builder.evidence("baseline", where, change=without)
+    check = builder.row("baseline", "gpu_utilisation", found, where)
+    assert check.outcome is Outcome.INCOMPLETE
+    assert "the header lacks utilization_percent" in check.reason
 
 
 def test_gates_without_their_entropy_are_damaged(tmp_path: Path) -> None:
