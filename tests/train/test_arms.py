@@ -55,7 +55,8 @@ def test_origin_fused_arms_run_different_optimizers(arms: Launch) -> None:
 
 def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
     assert arms.effects(arm="big")["NSA_SEL_RANGES_V2"]["evidence"] == {
-        "ranges": ["nsa.sel.ranges_v1"]
+        "ranges": ["nsa.sel.ranges_v1"],
+        "vectorized": False,
     }
     flash = arms.effects(arm="flash")["NSA_SDPA_FLASH_ONLY"]
     assert flash["took_effect"] is True

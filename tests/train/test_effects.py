@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from nsa.attention import selection
+from nsa.config import NSAConfig
+from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train import effects
 from nsa.train.effects import Seen
 
+CFG = NSAConfig(
+    dim=16, n_heads=2, n_kv_groups=1, d_k=8, d_v=8, l=8, d=4, l_sel=8, n_sel=4, w=8, phi="avg"
+)
 # Not in the table of rules: the loop and the tables say what they really do.
 RUNNING = {
     "NSA_TB_DISABLE": False,
@@ -49,6 +56,30 @@ def test_what_runs_is_held_against_what_was_asked_for() -> None:
     assert effects._judge("NSA_TB_DISABLE", asked) == (False, {"in_force": False})
     assert effects._judge("NSA_DISABLE_CSV_LOGS", asked) == (True, {"in_force": True})
     assert effects._judge("NSA_DISABLE_AUX_STATS", asked)[0] is None
+
+
+@pytest.mark.parametrize("asked", ["v1", "v2"])
+@pytest.mark.parametrize("runs", ["v1", "v2"])
+def test_ranges_are_told_apart_by_what_they_need_not_by_their_name(
+    asked: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The range bears the name that was asked for, whatever runs in it."""
+    monkeypatch.setattr(
+        selection,
+        {"v1": "ranges_v2", "v2": "ranges_v1"}[runs],
+        getattr(selection, f"ranges_{runs}"),
+    )
+    toggles = {"NSA_SEL_RANGES_V2": "1" if asked == "v2" else "0"}
+    shown = replace(
+        seen(toggles),
+        engine=cast(
+            "Any", SimpleNamespace(model=SimpleNamespace(cfg=SimpleNamespace(attention=CFG)))
+        ),
+        ranges={SELECTION_RANGES[asked]: 1},
+    )
+    took, evidence = effects._judge("NSA_SEL_RANGES_V2", shown)
+    assert took == (asked == runs)
+    assert evidence["vectorized"] == (runs == "v2")
 
 
 def test_safe_mode_is_all_of_its_consequences() -> None:
