@@ -102,14 +102,16 @@ def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
 def _fused(seen: Seen) -> Evidence:
     optimizer = seen.engine.optimizer
     steps = [entry["step"] for entry in optimizer.state.values() if "step" in entry]
+    # What torch itself goes by, group by group.
+    fused = [bool(group["fused"]) for group in optimizer.param_groups]
     evidence = {
         "optimizer": type(optimizer).__name__,
-        "fused": [bool(group["fused"]) for group in optimizer.param_groups],
+        "fused": fused,
         "state_entries": len(steps),
         "step_device": sorted({str(step.device) for step in steps}),
     }
     asked = seen.toggles.flag("NSA_OPT_FUSED")
-    return bool(steps) and seen.engine.is_fused() == asked, evidence
+    return bool(steps) and all(fused) == any(fused) == asked, evidence
 
 
 def _bucket(seen: Seen) -> Evidence:

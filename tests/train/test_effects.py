@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from nsa.attention import selection
 from nsa.config import NSAConfig
@@ -80,6 +81,28 @@ def test_ranges_are_told_apart_by_what_they_need_not_by_their_name(
     took, evidence = effects._judge("NSA_SEL_RANGES_V2", shown)
     assert took == (asked == runs)
     assert evidence["vectorized"] == (runs == "v2")
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("groups", [(False, False), (True, False), (True, True)])
+def test_fused_is_what_the_optimizer_goes_by_in_every_group(
+    asked: bool, groups: tuple[bool, ...]
+) -> None:
+    """The engine says that it is as asked, in each case."""
+    optimizer = torch.optim.AdamW(
+        [{"params": [torch.nn.Parameter(torch.ones(2))], "fused": one or None} for one in groups]
+    )
+    for group in optimizer.param_groups:
+        (parameter,) = group["params"]
+        parameter.grad = torch.ones(2)
+    optimizer.step()
+    shown = replace(
+        seen({"NSA_OPT_FUSED": "1" if asked else "0"}),
+        engine=cast("Any", SimpleNamespace(optimizer=optimizer, is_fused=lambda: asked)),
+    )
+    took, evidence = effects._judge("NSA_OPT_FUSED", shown)
+    assert took == (set(groups) == {asked})
+    assert evidence["fused"] == list(groups)
 
 
 def test_safe_mode_is_all_of_its_consequences() -> None:
