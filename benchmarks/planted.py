@@ -125,9 +125,10 @@ class Bench:
         path = self.results / f"{key}.json"
         if path.exists():
             kept = json.loads(path.read_text(encoding="utf-8"))
-            rows = tuple(Noticed(**row) for row in kept.pop("noticed_by"))
-            lists = {name: tuple(kept.pop(name)) for name in ("phases", "named")}
-            return Result(noticed_by=rows, **lists, **kept)
+            kept["noticed_by"] = tuple(Noticed(**row) for row in kept["noticed_by"])
+            for name in ("phases", "named"):
+                kept[name] = tuple(kept[name])
+            return Result(**kept)
         out = self.scratch / key
         begin = time.monotonic()
         record = run(self.copy, defect, out)

@@ -75,9 +75,11 @@ def load_all() -> tuple[Defect, ...]:
 
 
 def _defect(item: dict[str, Any]) -> Defect:
-    words = {key: tuple(item.pop(key).split()) for key in ("phases", "rows")}
-    edits = tuple(Edit(**one) for one in item.pop("edits"))
-    return Defect(edits=edits, says=tuple(item.pop("says")), **words, **item)
+    item["edits"] = tuple(Edit(**one) for one in item["edits"])
+    item["says"] = tuple(item["says"])
+    for name in ("phases", "rows"):
+        item[name] = tuple(item[name].split())
+    return Defect(**item)
 
 
 def broken_anchors(root: Path, defects: Sequence[Defect]) -> list[str]:

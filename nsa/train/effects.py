@@ -119,16 +119,18 @@ def _fused(seen: Seen) -> Evidence:
     optimizer = seen.engine.optimizer
     steps = [entry["step"] for entry in optimizer.state.values() if "step" in entry]
     kernels = sorted(name for name in seen.update if name.startswith(("_fused_", "_foreach_")))
+    # What torch itself goes by, group by group.
+    fused = [bool(group["fused"]) for group in optimizer.param_groups]
     evidence = {
         "optimizer": type(optimizer).__name__,
         "kernels": kernels,
-        "fused": [bool(group["fused"]) for group in optimizer.param_groups],
+        "fused": fused,
         "state_entries": len(steps),
         "step_device": sorted({str(step.device) for step in steps}),
     }
     asked = seen.toggles.flag("NSA_OPT_FUSED")
     ran = _FUSED_KERNEL in kernels
-    return bool(steps) and seen.engine.is_fused() == asked == ran, evidence
+    return bool(steps) and all(fused) == any(fused) == asked == ran, evidence
 
 
 def _bucket(seen: Seen) -> Evidence:

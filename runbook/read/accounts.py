@@ -185,7 +185,7 @@ def _step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) ->
     total = float(clock.sum())
     # Rank 0 writes dt_s, so its steps agree one by one; the others end theirs a little earlier or
     # later, which only a sum makes up for.
-    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S
+    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
     off = rank.rank == 0 and abs(float(apart.median())) > allowed
     if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S:
         share = float(both["dt_s"].sum()) / total if total else math.nan
@@ -194,6 +194,12 @@ def _step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) ->
             f"{len(both)} steps"
         ]
     return []
+
+
+def _median_error(apart: pd.Series[float]) -> float:
+    """Three standard errors of the median, from the middle half: a few steps on a busy machine."""
+    spread = 1.4826 * float((apart - apart.median()).abs().median())
+    return 3 * 1.2533 * spread / math.sqrt(len(apart))
 
 
 def clocked_steps(

@@ -215,6 +215,21 @@ def test_each_rank_has_a_rate_of_its_own() -> None:
     assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
+def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
+    """Twelve steps whose ends a busy rank 1 notes up to 1 ms early or late, in steps of 10 ms."""
+    wrong = 0
+    for seed in range(200):
+        table, ranks = honest()
+        table = table[:12]
+        steps = ranks[1].steps
+        assert steps is not None
+        noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
+        (busy,) = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)[1:]
+        wrong += accounts._step_clock(table, busy) != []
+        assert accounts._step_clock(table.assign(dt_s=table["dt_s"] / 2), busy) != []
+    assert wrong <= 2
+
+
 def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
     """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
     table, ranks = honest()

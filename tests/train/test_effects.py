@@ -57,6 +57,30 @@ def test_what_runs_is_held_against_what_was_asked_for() -> None:
     assert effects._judge("NSA_DISABLE_AUX_STATS", asked)[0] is None
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("groups", [(False, False), (True, False), (True, True)])
+def test_fused_is_what_the_optimizer_goes_by_in_every_group(
+    asked: bool, groups: tuple[bool, ...]
+) -> None:
+    """The engine says that it is as asked, in each case."""
+    optimizer = torch.optim.AdamW(
+        [{"params": [torch.nn.Parameter(torch.ones(2))], "fused": one or None} for one in groups]
+    )
+    for group in optimizer.param_groups:
+        (parameter,) = group["params"]
+        parameter.grad = torch.ones(2)
+    with OperatorCount() as operators:
+        optimizer.step()
+    shown = replace(
+        seen({"NSA_OPT_FUSED": "1" if asked else "0"}),
+        engine=cast("Any", SimpleNamespace(optimizer=optimizer)),
+        update=dict(operators.names),
+    )
+    took, evidence = effects._judge("NSA_OPT_FUSED", shown)
+    assert took == (set(groups) == {asked})
+    assert evidence["fused"] == list(groups)
+
+
 def test_safe_mode_is_all_of_its_consequences() -> None:
     took, evidence = effects._judge("NSA_DDP_SAFE_MODE", seen({"NSA_DDP_SAFE_MODE": "1"}))
     assert took is True
@@ -90,20 +114,12 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
 
 
-def _updated(*, fused: bool | None, says: bool) -> tuple[bool | None, Any]:
-    """The effect of NSA_OPT_FUSED=1 on an optimizer that says one thing and may do another."""
-    parameter = torch.nn.Parameter(torch.ones(4))
-    optimizer = torch.optim.AdamW([parameter], fused=fused)
-    parameter.grad = torch.ones(4)
-    with OperatorCount() as operators:
-        optimizer.step()
-    engine = SimpleNamespace(optimizer=optimizer, is_fused=lambda: says, wrapped=None)
-    asked = seen({"NSA_OPT_FUSED": "1"})
-    return effects._fused(replace(asked, engine=cast("Any", engine), update=dict(operators.names)))
-
-
 def test_the_fused_kernel_has_to_run() -> None:
-    assert _updated(fused=True, says=True)[0] is True
-    took, evidence = _updated(fused=None, says=True)
+    """The groups say fused, but the kernel that makes them so was not among the operators."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
+    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
+    optimizer.step()
+    engine = cast("Any", SimpleNamespace(optimizer=optimizer))
+    took, evidence = effects._fused(replace(seen({"NSA_OPT_FUSED": "1"}), engine=engine))
     assert took is False
     assert evidence["kernels"] == []
