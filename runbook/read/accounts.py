@@ -184,9 +184,9 @@ def _step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) ->
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
     # Rank 0 writes dt_s, so its steps agree one by one; the others end theirs a little earlier or
-    # later, which only a sum makes up for.
+    # later.
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
-    off = rank.rank == 0 and abs(float(apart.median())) > allowed
+    off = abs(float(apart.median())) > allowed
     if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S:
         share = float(both["dt_s"].sum()) / total if total else math.nan
         return [

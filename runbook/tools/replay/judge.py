@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from runbook.config.limits import IDLE_MFU
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
 from runbook.records.run import Invocation
@@ -12,7 +13,6 @@ from runbook.stats import Decided, meets_target
 from runbook.stats.launches import MOST_SCALING
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
-    IDLE_MFU,
     NUMBER_RULES,
     arms_decision,
     efficiency,
