@@ -208,6 +208,19 @@ def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
     assert [accounts._step_clock(table, rank, ranks) for rank in ranks] == [[], []]
 
 
+def test_memory_may_grow_while_a_profiler_saves_its_trace() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    cpu = replace(WORK, device="cpu")
+    level = steps_of(ranks, 0, rss_mib=300.0)[:1]
+    assert training_accounts.memory_account(level, cpu) == []
+    saved = steps_of(level, 0, rss_mib=np.where(steps["step"] == 9, 500.0, 300.0))
+    assert "memory of step 9" in training_accounts.memory_account(saved, cpu)[0]
+    busy = steps_of(saved, 0, alone=steps["step"] != 9)
+    assert training_accounts.memory_account(busy, cpu) == []
+
+
 def test_each_rank_has_a_rate_of_its_own() -> None:
     table, ranks = honest()
     steps = ranks[1].steps
