@@ -54,8 +54,11 @@ def write_env(folder: Path, *, world_size: int = 2, floor: float | None = math.l
         "dtype": "fp32",
         "device": "cpu",
         "dataset": "synthetic",
+        "schedule_steps": 1000,
     }
+    train = {"lr": 0.001, "warmup_steps": 0, "lr_schedule": "constant", "grad_clip": 1.0}
     document = {"run_token": TOKEN, "world_size": world_size, "effective": effective}
+    document |= {"config": {"train": train}}
     (folder / "env.json").write_text(json.dumps(document))
 
 
@@ -68,13 +71,18 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     base = {"rank": rank, "pid": 100 + rank, "token": token}
     spots = ("embedding", "attention", "layer", "logits", "blocks_illegal", "blocks_shortfall")
     proof = {
+        "loss": loss_of(1),
+        "loss_again": loss_of(1),
+        "norm_told": 1.0,
+        "norm_before": 1.0,
+        "norm_after": 1.0,
         "positions": 512 // ranks,
         "own_gradient": {"embedding": 0.1},
         "missing": [],
         "wire": "fp32",
         "mean_low": 1.0,
         "mean_high": 1.0,
-        "oracle": dict.fromkeys(spots, 0.0) if rank == 0 else None,
+        "oracle": {**dict.fromkeys(spots, 0.0), "layers": 2, "seams": 0} if rank == 0 else None,
     }
     lines: list[dict[str, object]] = [
         {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
@@ -83,12 +91,14 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     for step in range(1, steps + 1):
         mono += dt_of(step)
         now = {"step": step, "ts": 1000 + step, "mono": mono}
-        said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step)}
-        told = {"embedded": 512 // ranks, "data": f"{2 * step + rank:x}", "mem_mib": 300.0}
+        said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step), "grad_norm": 1.0}
+        told = {"embedded": 512 // ranks, "data": f"{2 * step + rank:x}"}
+        told |= {"mem_mib": 300.0, "rss_mib": 300.0}
         lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
     end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + steps, "mono": mono + 1.0}
     sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
-    moved = {"moved": {"embedding": 0.1}, "largest_lr": 0.001}
+    moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
+    moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
     return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
 
 
