@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.measure import log_value, rank_value
-from runbook.read.accounts import Workload, balance
-from runbook.read.learning import (
-    gradient_account,
-    movement_account,
-    oracle_account,
-    oracle_tolerance,
-)
-from runbook.read.training_accounts import (
-    clip_account,
-    gates_account,
-    memory_account,
-    rate_account,
-    update_account,
-)
+from runbook.read.accounts import Workload
+from runbook.read.learning import oracle_account, oracle_tolerance
+from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -25,12 +14,15 @@ from runbook.records.evidence import LaunchEvidence
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, memory, processes and the tables have a second source."""
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
-    problems = [
-        *balance(log.frame, launch.ranks, work, launch.result.duration_s, launch.result.ranks),
-        *rate_account(log.frame, case.env(name)),
-        *memory_account(launch.ranks, work),
-        *gates_account(launch.gates),
-    ]
+    problems = book_problems(
+        log.frame,
+        launch.ranks,
+        work,
+        case.env(name),
+        gates=launch.gates,
+        duration_s=launch.result.duration_s,
+        exits=launch.result.ranks,
+    )
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
     if problems:
@@ -43,12 +35,7 @@ def balanced(case: Case, name: str) -> Finding:
 def learned_from(case: Case, name: str) -> Finding:
     """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
     launch, work = _every_rank(case, name), _workload(case, name)
-    problems = [
-        *gradient_account(launch.ranks, work),
-        *clip_account(launch.ranks, work),
-        *update_account(launch.ranks, work),
-        *movement_account(launch.ranks),
-    ]
+    problems = learning_problems(launch.ranks, work)
     paths = [rank.path for rank in launch.ranks]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"

@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.accounts import COPY_TOLERANCE, Workload
+from runbook.read.accounts import COPY_TOLERANCE, Workload, balance
+from runbook.read.learning import gradient_account, movement_account
+from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -25,6 +27,35 @@ NORM_TOLERANCE = 1e-2
 MEMORY_TOLERANCE_MIB = 16.0
 # So many readings of the gates that do not differ in any digit were not taken.
 _STUCK = 3
+
+
+def book_problems(
+    frame: pd.DataFrame,
+    ranks: Sequence[RankLog],
+    work: Workload,
+    env: Mapping[str, Any],
+    *,
+    gates: pd.DataFrame | None,
+    duration_s: float | None,
+    exits: Sequence[RankExit] = (),
+) -> list[str]:
+    """Everything in the tables of a launch that no second source bears out."""
+    return [
+        *balance(frame, ranks, work, duration_s, exits),
+        *rate_account(frame, env),
+        *memory_account(ranks, work),
+        *gates_account(gates),
+    ]
+
+
+def learning_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Everything between the gradients and the parameters that does not balance."""
+    return [
+        *gradient_account(ranks, work),
+        *clip_account(ranks, work),
+        *update_account(ranks, work),
+        *movement_account(ranks),
+    ]
 
 
 def clip_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:

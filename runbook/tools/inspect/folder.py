@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ENV_JSON, HALT_FILE, HEARTBEATS, TRAINING_CSV
+from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV
 from runbook.errors import UsageError
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, name_below, read_json_object
 from runbook.read.heartbeats import fold_file, heartbeat_files, whole_number
 from runbook.read.history import RankHistory, rank_log
+from runbook.read.launch import GATES
+from runbook.read.rows import read_rows
 from runbook.read.shapes import ENV, is_number, shaped
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.second_source import account_remarks
@@ -108,7 +110,10 @@ def _inspect_one(
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
-    remarks += remarks_on(place, account_remarks(rows, logs, env, _duration_s(result)))
+    gates = folder / GATES_CSV
+    readings = read_rows(gates, GATES).frame if gates.is_file() else None
+    doubts = account_remarks(rows, logs, env, _duration_s(result), readings)
+    remarks += remarks_on(place, doubts)
     return RunDirectory(
         path=place,
         training=training,

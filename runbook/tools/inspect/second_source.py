@@ -7,12 +7,16 @@ numbers against: that is one remark, and no suspicion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runbook.read.accounts import Workload, balance
-from runbook.read.learning import gradient_account, movement_account, oracle_account
+from runbook.read.accounts import Workload
+from runbook.read.learning import oracle_account
+from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def account_remarks(
@@ -20,6 +24,7 @@ def account_remarks(
     ranks: Sequence[RankLog],
     env: Mapping[str, Any] | None,
     duration_s: float | None,
+    gates: pd.DataFrame | None,
 ) -> Iterator[Found]:
     """Every account that does not balance, or why none can be drawn."""
     if log is None or log.damaged or not len(log.frame):
@@ -33,9 +38,8 @@ def account_remarks(
         yield RemarkCode.UNBALANCED, str(error)
         return
     problems = [
-        *balance(log.frame, ranks, work, duration_s),
-        *gradient_account(ranks, work),
-        *movement_account(ranks),
+        *book_problems(log.frame, ranks, work, env or {}, gates=gates, duration_s=duration_s),
+        *learning_problems(ranks, work),
         *oracle_account(ranks, work),
     ]
     yield from ((RemarkCode.UNBALANCED, problem) for problem in problems)
