@@ -8,7 +8,7 @@ balance either. Judging a run and inspecting a directory use the same functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ def time_account(
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
             continue
-        problems += _step_clock(frame, rank)
+        problems += _step_clock(frame, rank, _beside_others(rank, ranks))
         span = rank.clock_s
         if duration_s and span is not None:
             outside = duration_s - span
@@ -113,8 +113,23 @@ def time_account(
     return problems
 
 
-def _step_clock(frame: pd.DataFrame, rank: RankLog) -> list[str]:
+def _beside_others(rank: RankLog, ranks: Sequence[RankLog]) -> set[int]:
+    """Steps in which this rank may have waited for something else that another one did.
+
+    What another rank does at the end of a step this one spends waiting in the next.
+    """
+    steps: set[int] = set()
+    for other in ranks:
+        if other.rank != rank.rank and other.steps is not None:
+            busy = other.steps["step"][~other.steps["alone"].astype(bool)]
+            steps |= {*busy, *(busy + 1)}
+    return steps
+
+
+def _step_clock(frame: pd.DataFrame, rank: RankLog, left_out: Collection[int] = ()) -> list[str]:
     both = clocked_steps(frame, rank)
+    if both is not None:
+        both = both[~both["step"].isin(left_out)]
     if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
         return [f"rank {rank.rank}: too few steps have a time in both files"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
