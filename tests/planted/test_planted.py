@@ -24,7 +24,6 @@ QUICK = (
     "selected-branch-zero",
     "dt-halved",
     "rank-1-reads-rank-0s-data",
-    "csv-loss-of-the-step-before",
     "fp32-on-the-wire",
 )
 # A row that a coming version of the phase has.

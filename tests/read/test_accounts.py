@@ -256,6 +256,19 @@ def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
     assert accounts._step_clock(table.assign(arm="a"), ranks[0], ranks) != []
 
 
+def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
+    """Rank 0 writes a trace for 9 s at the end of step 30, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 30 + number, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    beside = steps_of(ranks, 0, alone=table["step"] != 30)
+    assert accounts.time_account(table, beside, None) == []
+    assert len(accounts.time_account(table, ranks, None)) == RANKS
+
+
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),

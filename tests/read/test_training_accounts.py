@@ -79,6 +79,16 @@ def test_memory_of_a_process_without_a_gpu_is_its_own() -> None:
     )
 
 
+def test_a_trace_that_is_written_beside_a_step_may_take_memory() -> None:
+    _, ranks = honest()
+    cpu = replace(WORK, device="cpu")
+    same = steps_of(steps_of(ranks, 0, rss_mib=301.0), 1, rss_mib=301.0)
+    peak = np.where(np.arange(1, STEPS + 1) == 9, 520.0, 301.0)
+    assert len(memory_account(steps_of(same, 0, rss_mib=peak), cpu)) == 1
+    beside = steps_of(same, 0, rss_mib=peak, alone=peak == 301.0)
+    assert memory_account(beside, cpu) == []
+
+
 def test_what_a_gradient_scaler_and_a_resumed_launch_cannot_show() -> None:
     _, ranks = honest()
     half = replace(WORK, dtype="fp16")
