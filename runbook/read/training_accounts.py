@@ -161,8 +161,7 @@ def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         # A profiler may write its trace between a step's reading and its end.
         steps = rank.steps[rank.steps["alone"].astype(bool)]
         apart = steps["mem_mib"] - steps["rss_mib"]
-        # Between the two readings of a busy step a profiler may have saved its trace.
-        wrong = steps["alone"].astype(bool) & (apart.abs() > MEMORY_TOLERANCE_MIB)
+        wrong = apart.abs() > MEMORY_TOLERANCE_MIB
         if work.device == "cuda":
             wrong = steps["mem_mib"] < steps["cuda_mib"] - MEMORY_TOLERANCE_MIB
         if wrong.any():
