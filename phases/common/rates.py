@@ -31,7 +31,8 @@ from phases.common.measure import (
 from phases.common.training import require_sound
 from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
 from runbook.config.limits import IDLE_MFU
-from runbook.read.accounts import COPY_TOLERANCE, clock_ratio
+from runbook.read.accounts import COPY_TOLERANCE
+from runbook.read.clocks import clock_ratio
 from runbook.records import Measurement, Reason, Series, Table, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
 

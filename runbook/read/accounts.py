@@ -2,17 +2,18 @@
 
 What the trainer says about itself is believed only where something else in the same folder says
 so too. Every function returns what does not balance, in words; a source that is missing does not
-balance either. Judging a run and inspecting a directory use the same functions; those on what the
-model computes and learns are in `runbook.read.learning`.
+balance either. Judging a run and inspecting a directory use the same functions. `clocks` has
+those on time, `learning` those on the model, `training_accounts` those on optimizer, memory and
+gates.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runbook.read.clocks import time_account
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -20,17 +21,6 @@ from runbook.records.evidence import RankLog
 if TYPE_CHECKING:
     import pandas as pd
 
-# Clocks agree within this share, and within what one pause of the machine may take.
-CLOCK_TOLERANCE = 0.02
-PAUSE_S = 0.1
-# Between the end of a step and its heartbeat, in the middle of all steps.
-JITTER_S = 5e-5
-# Looking for new heartbeats, and being looked at late on a busy machine.
-ARRIVAL_S = 1.0
-# Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
-_MANY = 40
-# Starting and ending a launch, outside its ranks' clocks.
-OVERHEAD_S = 60.0
 # Numbers of the same step in two files: only their rounding may differ.
 COPY_TOLERANCE = 1e-6
 # The same logits, summed in another order: nats.
@@ -140,110 +130,6 @@ def step_account(ranks: Sequence[RankLog]) -> list[str]:
     if len(hashes) > 1:
         problems.append("parameters differ between ranks at the end")
     return problems
-
-
-def time_account(
-    frame: pd.DataFrame,
-    ranks: Sequence[RankLog],
-    duration_s: float | None,
-    exits: Sequence[RankExit] = (),
-) -> list[str]:
-    """Column dt_s, the ranks' monotonic clocks and the launcher's clock tell the same time."""
-    problems = []
-    for end in exits:
-        if end.said_s is None or end.watched_s is None:
-            continue  # over before the launcher saw two of its steps
-        if abs(end.watched_s - end.said_s) > CLOCK_TOLERANCE * end.watched_s + ARRIVAL_S:
-            problems.append(
-                f"rank {end.rank} counts {end.said_s:.1f} s between steps that arrived at the "
-                f"launcher in {end.watched_s:.1f} s"
-            )
-    for rank in ranks:
-        if rank.steps is None:
-            problems.append(f"rank {rank.rank}: no step_end to time the steps by")
-            continue
-        problems += _step_clock(frame, rank, ranks)
-        span = rank.clock_s
-        if duration_s and span is not None:
-            outside = duration_s - span
-            if span > duration_s * (1 + CLOCK_TOLERANCE) + PAUSE_S:
-                problems.append(
-                    f"rank {rank.rank} counts {span:.1f} s in a launch of {duration_s:.1f} s"
-                )
-            elif outside > OVERHEAD_S + CLOCK_TOLERANCE * duration_s:
-                problems.append(
-                    f"rank {rank.rank} counts {span:.1f} s of a launch of {duration_s:.1f} s"
-                )
-    return problems
-
-
-def _step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) -> list[str]:
-    both = clocked_steps(frame, rank, ranks)
-    if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
-        return [f"rank {rank.rank}: too few steps have a time in both files"]
-    apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
-    total = float(clock.sum())
-    # Rank 0 writes dt_s, so its steps agree one by one; the others end theirs a little earlier or
-    # later.
-    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
-    off = abs(float(apart.median())) > allowed
-    if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S:
-        share = float(both["dt_s"].sum()) / total if total else math.nan
-        return [
-            f"dt_s sums to {share:.3f} of what rank {rank.rank}'s clock shows for the same "
-            f"{len(both)} steps"
-        ]
-    return []
-
-
-def _median_error(apart: pd.Series[float]) -> float:
-    """Three standard errors of the median, from the middle half: a few steps on a busy machine."""
-    spread = 1.4826 * float((apart - apart.median()).abs().median())
-    return 3 * 1.2533 * spread / math.sqrt(len(apart))
-
-
-def clocked_steps(
-    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]
-) -> pd.DataFrame | None:
-    """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
-
-    Left out are the first step of an arm's block, and steps in whose time something else happened
-    on any rank: the others wait for it then or in the step after.
-    """
-    if rank.steps is None or "dt_s" not in frame:
-        return None
-    clock = rank.steps.assign(clock_s=rank.steps["mono"].diff())
-    places = frame[[name for name in ("arm", "block") if name in frame]]
-    both = frame[["step", "dt_s"]].assign(inside=places.eq(places.shift()).all(axis=1))
-    both = both.merge(clock[["step", "clock_s"]], on="step")
-    busy = _busy_steps(rank.rank, ranks)
-    kept: pd.DataFrame = both[both["inside"] & ~both["step"].isin(busy) & both["clock_s"].notna()]
-    return kept
-
-
-def _busy_steps(number: int, ranks: Sequence[RankLog]) -> set[int]:
-    """Steps of a rank whose clock counts more than the step."""
-    busy: set[int] = set()
-    for rank in ranks:
-        if rank.steps is not None:
-            own = {int(step) for step in rank.steps.loc[~rank.steps["alone"].astype(bool), "step"]}
-            busy |= own if rank.rank == number else own | {step + 1 for step in own}
-    return busy
-
-
-def clock_ratio(
-    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog], *, first_step: int = 0
-) -> float:
-    """Time by the rank's own clock over time by dt_s, both of the steps that have both.
-
-    `first_step` leaves warm-up out. 1 where no step has both: `time_account` says so.
-    """
-    both = clocked_steps(frame, rank, ranks)
-    if both is None:
-        return 1.0
-    both = both[both["step"] >= first_step]
-    told = float(both["dt_s"].sum())
-    return float(both["clock_s"].sum()) / told if told > 0 else 1.0
 
 
 def token_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts, learning, training_accounts
+from runbook.read import accounts, clocks, learning, training_accounts
 from runbook.read.accounts import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -127,7 +127,7 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
     """Everything that does not balance."""
     return [
         *accounts.process_account(ranks),
-        *accounts.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0, EXITS),
+        *clocks.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0, EXITS),
         *accounts.token_account(table, ranks, work),
         *accounts.data_account(ranks, work),
         *accounts.copy_account(table, ranks),
@@ -189,7 +189,7 @@ def test_time_beside_the_steps_is_left_out() -> None:
         assert steps is not None
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
-    assert accounts._step_clock(table, ranks[0], ranks) == []
+    assert clocks.step_clock(table, ranks[0], ranks) == []
 
 
 def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
@@ -205,7 +205,7 @@ def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
         alone=first["step"] != 20,
     )
     ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
-    assert [accounts._step_clock(table, rank, ranks) for rank in ranks] == [[], []]
+    assert [clocks.step_clock(table, rank, ranks) for rank in ranks] == [[], []]
 
 
 def test_memory_may_grow_while_a_profiler_saves_its_trace() -> None:
@@ -238,8 +238,8 @@ def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> No
         assert steps is not None
         noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
         ranks = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)
-        wrong += accounts._step_clock(table, ranks[1], ranks) != []
-        assert accounts._step_clock(table.assign(dt_s=table["dt_s"] / 2), ranks[1], ranks) != []
+        wrong += clocks.step_clock(table, ranks[1], ranks) != []
+        assert clocks.step_clock(table.assign(dt_s=table["dt_s"] / 2), ranks[1], ranks) != []
     assert wrong <= 2
 
 
@@ -252,8 +252,8 @@ def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
         assert steps is not None
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late)
-    assert accounts._step_clock(table, ranks[0], ranks) == []
-    assert accounts._step_clock(table.assign(arm="a"), ranks[0], ranks) != []
+    assert clocks.step_clock(table, ranks[0], ranks) == []
+    assert clocks.step_clock(table.assign(arm="a"), ranks[0], ranks) != []
 
 
 def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
@@ -265,8 +265,8 @@ def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> Non
         late = steps["mono"] + np.where(steps["step"] >= 30 + number, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late)
     beside = steps_of(ranks, 0, alone=table["step"] != 30)
-    assert accounts.time_account(table, beside, None) == []
-    assert len(accounts.time_account(table, ranks, None)) == RANKS
+    assert clocks.time_account(table, beside, None) == []
+    assert len(clocks.time_account(table, ranks, None)) == RANKS
 
 
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
@@ -397,7 +397,7 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
 def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
     table, ranks = honest()
     slow = RankExit(rank=0, code=0, said_s=10.0, watched_s=20.0)
-    assert accounts.time_account(table, ranks, 30.0, (slow,)) == [
+    assert clocks.time_account(table, ranks, 30.0, (slow,)) == [
         "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
     ]
 
