@@ -10,7 +10,7 @@ import numpy as np
 from arm_cells import equal_arms_cells, fused_cells, stalling_cells, sweep_cells
 from cells import BLOCK_STEPS, BLOCK_WARMUP, LAUNCH_WARMUP, Cell, Claim, Result, count
 from documented_rules import halves_differ, last_50, level_memory, single_above_ddp
-from noise_model import CALM, NOISES, V4_LIKE, Noise, blocks, launch_effects
+from noise_model import CALM, NOISES, V4_LIKE, Noise, block_times, launch_effects, rates
 from noise_model import launches as simulate
 
 from runbook.config import load_profile
@@ -220,7 +220,7 @@ def _nightly_cells() -> Iterator[Cell]:
 
 def _faster(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:
     def run(rng: np.random.Generator, runs: int) -> Result:
-        values = blocks(rng, noise, runs, (1.0, speed), FASTER_PLAN.units)
+        values = rates(block_times(rng, noise, runs, (1.0, speed), FASTER_PLAN.units))
         return Result(
             answers=count([faster(v[:, 1], v[:, 0], FASTER_PLAN.error) for v in values]),
             runs=runs,

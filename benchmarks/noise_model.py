@@ -28,7 +28,6 @@ __all__ = [
     "FloatArray",
     "Noise",
     "block_times",
-    "blocks",
     "launches",
     "rates",
 ]
@@ -186,23 +185,8 @@ def block_times(
     return time
 
 
-def blocks(
-    rng: np.random.Generator,
-    noise: Noise,
-    runs: int,
-    speeds: tuple[float, ...],
-    rounds: int,
-    *,
-    steps: int = 20,
-    warmup_steps: int = 3,
-) -> FloatArray:
-    """Throughput [runs, rounds, arms] of the blocks of `block_times`."""
-    times = block_times(rng, noise, runs, speeds, rounds, steps=steps, warmup_steps=warmup_steps)
-    return rates(times)
-
-
 def rates(times: FloatArray) -> FloatArray:
-    """Steps over time of each block."""
+    """Throughput [..., arms] of blocks whose steps took `times` [..., arms, steps]."""
     return times.shape[-1] / times.sum(axis=-1)
 
 

@@ -250,6 +250,37 @@ def judge_selection(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Selec
     return Selection(rows=rows, illegal=illegal, differing=differing, shortfall=shortfall)
 
 
+def layer(
+    cfg: ModelConfig,
+    weights: Weights,
+    x: Array,
+    *,
+    positions: ArrayLike | None = None,
+    blocks: ArrayLike | None = None,
+) -> tuple[Array, Attended]:
+    """One decoder layer for its input x [B,S,dim]: output [B,P,dim] and its attention.
+
+    `positions` and `blocks` as in `attention`.
+    """
+    found = attention(
+        cfg.attention,
+        below(weights, "attention."),
+        rms_norm(x, weights["attention_norm.weight"], cfg.norm_eps),
+        rope_base=cfg.rope_base,
+        positions=positions,
+        blocks=blocks,
+    )
+    middle = x[:, found.positions] + found.out
+    inner = rms_norm(middle, weights["mlp_norm.weight"], cfg.norm_eps)
+    return middle + swiglu(inner, weights["mlp.gate_up.weight"], weights["mlp.down.weight"]), found
+
+
+def head(cfg: ModelConfig, weights: Weights, x: Array) -> Array:
+    """Logits [B,P,V] for what the last layer gives, x [B,P,dim]."""
+    words = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
+    return rms_norm(x, weights["norm.weight"], cfg.norm_eps) @ words.T
+
+
 def model(
     cfg: ModelConfig,
     weights: Weights,
@@ -262,20 +293,9 @@ def model(
     x, layers = weights["embedding.weight"][tokens], []
     for number in range(cfg.n_layers):
         own = below(weights, f"layers.{number}.")
-        found = attention(
-            cfg.attention,
-            below(own, "attention."),
-            rms_norm(x, own["attention_norm.weight"], cfg.norm_eps),
-            rope_base=cfg.rope_base,
-            blocks=None if blocks is None else blocks[number],
-        )
-        x = x + found.out
-        inner = rms_norm(x, own["mlp_norm.weight"], cfg.norm_eps)
-        x = x + swiglu(inner, own["mlp.gate_up.weight"], own["mlp.down.weight"])
+        x, found = layer(cfg, own, x, blocks=None if blocks is None else blocks[number])
         layers.append(found)
-    head = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
-    x = rms_norm(x, weights["norm.weight"], cfg.norm_eps)
-    return Output(logits=x @ head.T, layers=tuple(layers))
+    return Output(logits=head(cfg, weights, x), layers=tuple(layers))
 
 
 def cross_entropy(logits: Array, targets: Index) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.ab import AbPhase
+from phases.common.ab import AbPhase, Rounds
 from phases.common.arms import places, refused, samples
 from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import environment
@@ -17,10 +17,7 @@ from runbook.records import Measurement, Reason
 from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from runbook.stats import Decision
-    from runbook.stats.decision import FloatArray
 
 
 class BucketSweep(AbPhase):
@@ -68,19 +65,12 @@ class BucketSweep(AbPhase):
             Row("best", "Which bucket size is best?", self._best),
         )
 
-    def decide(
-        self,
-        context: PlanContext,
-        frame: pd.DataFrame,
-        *,
-        steps: FloatArray | None = None,
-        final: bool = True,
-    ) -> Decision:
+    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
         from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, best_arm_sequential
 
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
-        return best_arm_sequential(frame, plan=plan, final=final, steps=steps)
+        return best_arm_sequential(rounds.frame, plan=plan, final=rounds.final, steps=rounds.steps)
 
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.ab import AbPhase
+from phases.common.ab import AbPhase, Rounds
 from phases.common.arms import ArmFault, arm_fault, places, source_log, tolerant
 from phases.common.case import (
     Case,
@@ -29,10 +29,8 @@ from runbook.records.phase import PlanContext
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
 
     from runbook.stats import Decision
-    from runbook.stats.decision import FloatArray
 
 
 _CONFIDENCE = 0.99
@@ -89,22 +87,17 @@ class FusedAdamW(AbPhase):
         keep = Row("keep", "Is fused AdamW stable and not slower?", self._keep, topic="fused")
         return (*tolerant(shared, self._fault), keep)
 
-    def decide(
-        self,
-        context: PlanContext,
-        frame: pd.DataFrame,
-        *,
-        steps: FloatArray | None = None,
-        final: bool = True,
-    ) -> Decision:
+    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
         from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, non_inferiority
 
-        table = frame.pivot(index="block", columns="arm", values="value")
+        table = rounds.frame.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
         margin = context.profile.limit(FUSED_MARGIN).value
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
-        return non_inferiority(base, variant, margin, plan=plan, final=final, steps=steps)
+        return non_inferiority(
+            base, variant, margin, plan=plan, final=rounds.final, steps=rounds.steps
+        )
 
     def _fault(self, case: Case) -> ArmFault | None:
         variant = self.variant(case.context)

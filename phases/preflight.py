@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import pytest_launch
@@ -29,6 +30,30 @@ from runbook.records import Launch, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
+# Check, shipped test module, question, what the tests show, remedy.
+_SANITY_TESTS = (
+    (
+        "equivalence",
+        "test_equiv_small",
+        "Do all attention paths agree on small inputs?",
+        "path equivalence",
+        "sanity",
+    ),
+    (
+        "group_consistency",
+        "test_group_consistency",
+        "Do all heads of a group read the same blocks?",
+        "group consistency",
+        "sanity",
+    ),
+    (
+        "whole_model",
+        "test_whole_model",
+        "Is the model that the trainer builds the one that the equations describe?",
+        "the whole model against the oracle",
+        "oracle",
+    ),
+)
 
 
 class Preflight(RowPhase):
@@ -51,7 +76,7 @@ class Preflight(RowPhase):
                 context,
                 phase=self.name,
                 name=_SANITY,
-                modules=("test_equiv_small", "test_group_consistency", "test_whole_model"),
+                modules=tuple(module for _, module, *_ in _SANITY_TESTS),
                 purpose="paths agree; heads of a group read the same blocks; the model is NSA",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
@@ -147,38 +172,14 @@ def _machine_rows() -> tuple[Row, ...]:
 
 
 def _sanity_rows() -> tuple[Row, ...]:
-    return (
-        Row(
-            "equivalence",
-            "Do all attention paths agree on small inputs?",
-            lambda case: judge_cases(
-                case, _SANITY, "path equivalence", lambda test: "test_equiv_small" in test.classname
-            ),
-            topic="sanity",
-        ),
-        Row(
-            "group_consistency",
-            "Do all heads of a group read the same blocks?",
-            lambda case: judge_cases(
-                case,
-                _SANITY,
-                "group consistency",
-                lambda test: "test_group_consistency" in test.classname,
-            ),
-            topic="sanity",
-        ),
-        Row(
-            "whole_model",
-            "Is the model that the trainer builds the one that the equations describe?",
-            lambda case: judge_cases(
-                case,
-                _SANITY,
-                "the whole model against the oracle",
-                lambda test: "test_whole_model" in test.classname,
-            ),
-            topic="oracle",
-        ),
+    return tuple(
+        Row(what, question, partial(_passed, module=module, shown=shown), topic=topic)
+        for what, module, question, shown, topic in _SANITY_TESTS
     )
+
+
+def _passed(case: Case, *, module: str, shown: str) -> Finding:
+    return judge_cases(case, _SANITY, shown, lambda test: module in test.classname)
 
 
 def _imports(case: Case) -> Finding:

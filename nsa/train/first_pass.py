@@ -1,10 +1,10 @@
-"""One pass over the launch's first batch that proves what no later number shows.
+"""One pass over a real batch that proves what no number of a step shows.
 
-Before the first step every rank runs its real batch forward and backward through the real wrapper
-and hook, with known numbers in the place of its gradients. What comes out of the reduction tells
-whether every rank's share arrives, and how many bits of it. On the way the pass notes which
-parameters got a gradient of their own and for how many positions the loss was taken, and rank 0
-holds what the model computed against the oracle.
+Before the first step, and once more after the last one, every rank runs a batch forward and
+backward through the real wrapper and hook, with known numbers in the place of its gradients. What
+comes out of the reduction tells whether every rank's share arrives, and how many bits of it. On the
+way the pass notes which parameters got a gradient of their own and for how many positions the loss
+was taken, and rank 0 holds what the model computed against the oracle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The launch's real first batch, at its real shape, against the oracle at a few positions.
+"""A launch's real first or last batch, at its real shape, against the oracle at a few positions.
 
 The paths that train are proven on small shapes elsewhere. What this launch computes, with its
 length, precision, device and kernels, is seen only here: inputs and outputs of the first and the
@@ -121,18 +121,8 @@ class SpotCheck:
     def _layer(self, name: str, at: NDArray[np.int64]) -> dict[str, float]:
         cfg, own = self.model.cfg, self._weights(name)
         x, blocks = _array(self.inputs[name]), self.blocks[f"{name}.attention"].cpu().numpy()
-        attended = oracle.attention(
-            cfg.attention,
-            oracle.below(own, "attention."),
-            oracle.rms_norm(x, own["attention_norm.weight"], cfg.norm_eps),
-            rope_base=cfg.rope_base,
-            positions=at,
-            blocks=blocks[:, at],
-        )
+        y, attended = oracle.layer(cfg, own, x, positions=at, blocks=blocks[:, at])
         picked = oracle.judge_selection(cfg.attention, attended, blocks[:, at])
-        middle = x[:, at] + attended.out
-        inner = oracle.rms_norm(middle, own["mlp_norm.weight"], cfg.norm_eps)
-        y = middle + oracle.swiglu(inner, own["mlp.gate_up.weight"], own["mlp.down.weight"])
         got = _array(self.outputs[f"{name}.attention"])[:, at]
         added = _array(self.outputs[name])[:, at] - x[:, at]
         return {
@@ -143,13 +133,11 @@ class SpotCheck:
         }
 
     def _logits(self, at: NDArray[np.int64]) -> float:
-        last = f"layers.{self.model.cfg.n_layers - 1}"
-        x = _array(self.outputs[last])[:, at]
-        weight = _array(self.model.norm.weight.detach())
-        tied = self.model.cfg.tie_embeddings
-        head = self.model.embedding.weight if tied else self.model.head.weight
-        logits = oracle.rms_norm(x, weight, self.model.cfg.norm_eps) @ _array(head.detach()).T
-        return _share(_array(self.outputs[""])[:, at], logits)
+        cfg, state = self.model.cfg, self.model.state_dict()
+        words = "embedding.weight" if cfg.tie_embeddings else "head.weight"
+        weights = {name: _array(state[name]) for name in ("norm.weight", words)}
+        x = _array(self.outputs[f"layers.{cfg.n_layers - 1}"])[:, at]
+        return _share(_array(self.outputs[""])[:, at], oracle.head(cfg, weights, x))
 
 
 def _positions(seq_len: int) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,6 +42,19 @@ if TYPE_CHECKING:
 _ERROR = 0.01
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What a comparison is decided from: complete rounds of all its arms.
+
+    frame: columns arm, block, value. steps: of blocks the seconds of each step, [rounds, arms,
+    steps]. final: no more rounds will come.
+    """
+
+    frame: pd.DataFrame
+    steps: FloatArray | None = None
+    final: bool = True
+
+
 class AbPhase(RowPhase):
     """Arms that differ in `toggle` only, in turns inside one launch or in launches of their own.
 
@@ -68,37 +81,22 @@ class AbPhase(RowPhase):
         """The arm that must reproduce the baseline phase."""
 
     @abstractmethod
-    def decide(
-        self,
-        context: PlanContext,
-        frame: pd.DataFrame,
-        *,
-        steps: FloatArray | None = None,
-        final: bool = True,
-    ) -> Decision:
-        """The decision from complete rounds: columns arm, block, value; not asked in an A/A.
-
-        `steps` are the seconds of each step of blocks, [rounds, arms, steps].
-        """
+    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
+        """The decision from these rounds; not asked in an A/A."""
 
     @abstractmethod
     def choice(self, case: Case) -> str | None:
         """The toggle's value for later phases; not asked in an A/A."""
 
-    def judged(
-        self,
-        context: PlanContext,
-        frame: pd.DataFrame,
-        *,
-        steps: FloatArray | None = None,
-        final: bool = True,
-    ) -> Decision:
+    def judged(self, context: PlanContext, rounds: Rounds) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
         from runbook.stats import AA_PLAN, best_arm_sequential
 
         if context.aa:
-            return best_arm_sequential(frame, plan=AA_PLAN, steps=steps, final=final)
-        return self.decide(context, frame, steps=steps, final=final)
+            return best_arm_sequential(
+                rounds.frame, plan=AA_PLAN, steps=rounds.steps, final=rounds.final
+            )
+        return self.decide(context, rounds)
 
     def may_fail(self, context: PlanContext, arm: str) -> bool:
         """Whether the comparison can do without this arm."""
@@ -174,8 +172,8 @@ class AbPhase(RowPhase):
         whole, _ = complete_rounds(block_throughputs(log))
         if whole.empty or whole["arm"].nunique() < len(self.values(context)):
             return False
-        steps = block_step_times(log, whole)
-        return not self.judged(context, whole, steps=steps, final=False).go_on
+        rounds = Rounds(frame=whole, steps=block_step_times(log, whole), final=False)
+        return not self.judged(context, rounds).go_on
 
     def effect_problems(self, case: Case) -> Iterator[str]:
         """Why an arm is not proven to have run with its value, over all arms and rounds."""
@@ -203,7 +201,7 @@ class AbPhase(RowPhase):
         frame = samples(case, list(self.values(case.context)))
         blocks = case.context.protocol == "blocks"
         steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
-        return self.judged(case.context, frame, steps=steps)
+        return self.judged(case.context, Rounds(frame=frame, steps=steps))
 
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.

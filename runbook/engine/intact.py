@@ -13,7 +13,7 @@ from typing import Any
 
 from runbook.config import is_profile_file, load_profile, profile_names
 from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
-from runbook.engine.judge import read_facts, shown_fact
+from runbook.engine.judge import read_facts, shown_fact, what_it_reads
 from runbook.engine.options import Setup
 from runbook.engine.outputs import (
     MANIFEST_FILE,
@@ -126,9 +126,7 @@ def planned_problems(
         choices[one.name] = one.choices
         phase = phases.get(one.name)
         if phase is not None and was_judged(one):
-            chosen: dict[str, str] = {}
-            for name in phase.reads:
-                chosen |= choices.get(name, {})
+            chosen, _ = what_it_reads(phase, choices, {})
             plan = [launch.model_dump(mode="json") for launch in phase.plan(setup.context(chosen))]
             kept = [entry.launch.model_dump(mode="json") for entry in one.launches]
             if plan != kept:

@@ -154,9 +154,7 @@ class PhaseRun:
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
         run_dir = state.run_root / launch.run_dir
-        if (
-            run_dir.exists()
-        ):  # it belongs to one launch: what a crash left of an earlier one is kept
+        if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
             set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
         return run_launch(

@@ -14,7 +14,7 @@ import pytest
 from decision_cells import Cell, Claim, all_cells
 from decisions import main, merge, percent, simulate
 from documented_rules import halves_differ, last_50
-from noise_model import CALM, NOISY, block_times, blocks, launch_effects, launches, rates
+from noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
 from scipy.stats import binom
 
 from runbook.stats import (
@@ -94,7 +94,7 @@ def test_the_documented_rule_breaks_the_winner_bound() -> None:
 
 
 def test_looking_after_every_round_at_full_error_breaks_the_winner_bound() -> None:
-    values = blocks(np.random.default_rng(5), CALM, RUNS, (1.0, 1.0, 0.9), 24)
+    values = rates(block_times(np.random.default_rng(5), CALM, RUNS, (1.0, 1.0, 0.9), 24))
     wrong = sum(
         any(
             judge_rounds(("a", "b", "c"), run[:rounds], error=0.01).outcome is Decided.WINNER
@@ -186,8 +186,8 @@ def test_v4_like_noise_looks_like_the_rows_of_that_report() -> None:
 
 
 def test_blocks_give_each_arm_its_own_speed() -> None:
-    rates = blocks(np.random.default_rng(3), CALM, 2000, (1.0, 1.5, 0.7), 4)
-    middle = np.exp(np.log(rates).mean(axis=(0, 1)))
+    measured = rates(block_times(np.random.default_rng(3), CALM, 2000, (1.0, 1.5, 0.7), 4))
+    middle = np.exp(np.log(measured).mean(axis=(0, 1)))
     assert middle[1] / middle[0] == pytest.approx(1.5, rel=0.01)
     assert middle[2] / middle[0] == pytest.approx(0.7, rel=0.01)
 
