@@ -10,215 +10,26 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts, clocks, learning, training_accounts
+from runbook.read import accounts
 from runbook.read.accounts import Workload
-from runbook.records import RankExit
-from runbook.records.evidence import RankLog
-
-STEPS, RANKS, PER_RANK = 60, 2, 128
-WORK = Workload(
-    nproc=RANKS,
-    step_tokens=PER_RANK,
-    pass_tokens=PER_RANK,
-    seq_len=128,
-    block=16,
-    wire="bf16",
-    generated=True,
-    dtype="bf16",
-    device="cuda",
-    layers=12,
-    grad_clip=1.0,
+from tests.read.launches import (
+    PER_RANK,
+    STEPS,
+    WORK,
+    Ranks,
+    all_accounts,
+    changed,
+    ending_of,
+    honest,
+    oracle_of,
+    proof,
+    proof_of,
+    steps_of,
 )
-Ranks = tuple[RankLog, ...]
-EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
-
-
-def rows() -> pd.DataFrame:
-    """A CSV with step times of 10 ms that jitter by a fifth."""
-    dt = np.random.default_rng(3).uniform(0.008, 0.012, STEPS)
-    return pd.DataFrame(
-        {
-            "step": range(1, STEPS + 1),
-            "loss": np.linspace(5.6, 2.0, STEPS),
-            "toks_per_s": RANKS * PER_RANK / dt,
-            "tokens": RANKS * PER_RANK,
-            "dt_s": dt,
-            "arm": "",
-            "grad_norm": np.linspace(3.0, 1.0, STEPS),
-            "block": 0,
-        }
-    )
-
-
-def proof(number: int) -> dict[str, Any]:
-    """What a rank proves, before its first step and after its last one."""
-    return {
-        "loss": 5.6 + 0.01 * (number - 0.5),
-        "loss_again": 5.6 + 0.01 * (number - 0.5),
-        "positions": PER_RANK,
-        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-        "mean_low": 0.998,
-        "mean_high": 1.0,
-        "wire": "bf16",
-        "missing": [],
-        "norm_told": 4.0,
-        "norm_before": 4.0,
-        "norm_after": 1.0,
-        "oracle": dict.fromkeys(
-            ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
-            0.0,
-        )
-        | {"attention": 0.005, "layers": 12.0, "seams": 0.0}
-        if number == 0
-        else None,
-    }
-
-
-def rank(number: int, table: pd.DataFrame) -> RankLog:
-    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
-
-    The loss is agreed by all ranks, but each times its own steps.
-    """
-    late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
-    steps = pd.DataFrame(
-        {
-            "step": table["step"],
-            "mono": 500.0 + table["dt_s"].cumsum() + late,
-            "alone": True,
-            "embedded": PER_RANK,
-            "data": [f"{step * 8 + number:016x}" for step in table["step"]],
-            "mem_mib": 300.0,
-            "rss_mib": 2000.0,
-            "cuda_mib": 290.0,
-            "loss": table["loss"],
-            "grad_norm": table["grad_norm"],
-            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
-        }
-    )
-    return RankLog(
-        rank=number,
-        path=f"heartbeat_rank{number}.jsonl",
-        sha256="",
-        events=3 * STEPS,
-        tokens=frozenset({"t"}),
-        first_step=1,
-        last_step=STEPS,
-        exit_code=0,
-        exit_reason="",
-        param_hash="h",
-        counts={},
-        pids=(40 + number,),
-        clock_s=float(table["dt_s"].sum()),
-        proof=proof(number),
-        ending={
-            "fetched_sum": 9,
-            "embedded_sum": 9,
-            "moved": {"embedding": 0.01, "norm": 0.02},
-            "largest_lr": 3e-3,
-            "proof": proof(number),
-            "updates": [STEPS, STEPS],
-            "first_update": {"moved": 3e-4, "lr": 3e-4},
-        },
-        steps=steps,
-    )
-
-
-def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> list[str]:
-    """Everything that does not balance."""
-    return [
-        *accounts.process_account(ranks),
-        *clocks.time_account(table, ranks, float(rows()["dt_s"].sum()) + 5.0, EXITS),
-        *accounts.token_account(table, ranks, work),
-        *accounts.data_account(ranks, work),
-        *accounts.copy_account(table, ranks),
-        *accounts.loss_account(table, ranks, work),
-        *learning.gradient_account(ranks, work),
-        *learning.movement_account(ranks),
-        *learning.oracle_account(ranks, work),
-        *training_accounts.clip_account(ranks, work),
-        *training_accounts.update_account(ranks, work),
-        *training_accounts.memory_account(ranks, work),
-    ]
-
-
-def honest() -> tuple[pd.DataFrame, Ranks]:
-    table = rows()
-    return table, tuple(rank(number, table) for number in range(RANKS))
-
-
-def changed(ranks: Ranks, number: int, **values: Any) -> Ranks:
-    return tuple(replace(log, **values) if log.rank == number else log for log in ranks)
-
-
-def steps_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
-    steps = ranks[number].steps
-    assert steps is not None
-    return changed(ranks, number, steps=steps.assign(**values))
-
-
-def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
-    return changed(ranks, number, proof={**(ranks[number].proof or {}), **values})
-
-
-def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
-    return changed(ranks, number, ending={**ranks[number].ending, **values})
-
-
-def oracle_of(ranks: Ranks, **values: Any) -> Ranks:
-    found = (ranks[0].proof or {})["oracle"]
-    return proof_of(ranks, 0, oracle={**found, **values})
 
 
 def test_an_honest_launch_balances() -> None:
     assert all_accounts(*honest()) == []
-
-
-def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
-    table, ranks = honest()
-    steps = ranks[1].steps
-    assert steps is not None
-    late = steps["mono"] + np.where(steps["step"] == 30, 0.05, 0.0)
-    assert all_accounts(table, steps_of(ranks, 1, mono=late)) == []
-
-
-def test_time_beside_the_steps_is_left_out() -> None:
-    """An evaluation of 9 s before step 31, which dt_s leaves out as it should."""
-    table, ranks = honest()
-    for number in range(RANKS):
-        steps = ranks[number].steps
-        assert steps is not None
-        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
-        ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
-    assert clocks.step_clock(table, ranks[0], ranks) == []
-
-
-def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
-    """Rank 0 closes its profiler at the end of step 20; rank 1 waits for it in step 21."""
-    table, ranks = honest()
-    first, second = ranks[0].steps, ranks[1].steps
-    assert first is not None
-    assert second is not None
-    ranks = steps_of(
-        ranks,
-        0,
-        mono=first["mono"] + np.where(first["step"] >= 20, 9.0, 0.0),
-        alone=first["step"] != 20,
-    )
-    ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
-    assert [clocks.step_clock(table, rank, ranks) for rank in ranks] == [[], []]
-
-
-def test_memory_may_grow_while_a_profiler_saves_its_trace() -> None:
-    _, ranks = honest()
-    steps = ranks[0].steps
-    assert steps is not None
-    cpu = replace(WORK, device="cpu")
-    level = steps_of(ranks, 0, rss_mib=300.0)[:1]
-    assert training_accounts.memory_account(level, cpu) == []
-    saved = steps_of(level, 0, rss_mib=np.where(steps["step"] == 9, 500.0, 300.0))
-    assert "memory of step 9" in training_accounts.memory_account(saved, cpu)[0]
-    busy = steps_of(saved, 0, alone=steps["step"] != 9)
-    assert training_accounts.memory_account(busy, cpu) == []
 
 
 def test_each_rank_has_a_rate_of_its_own() -> None:
@@ -228,55 +39,10 @@ def test_each_rank_has_a_rate_of_its_own() -> None:
     assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
-def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
-    """Twelve steps whose ends a busy rank 1 notes up to 1 ms early or late, in steps of 10 ms."""
-    wrong = 0
-    for seed in range(200):
-        table, ranks = honest()
-        table = table[:12]
-        steps = ranks[1].steps
-        assert steps is not None
-        noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
-        ranks = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)
-        wrong += clocks.step_clock(table, ranks[1], ranks) != []
-        assert clocks.step_clock(table.assign(dt_s=table["dt_s"] / 2), ranks[1], ranks) != []
-    assert wrong <= 2
-
-
-def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
-    """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
-    table, ranks = honest()
-    table = table.assign(arm=["a"] * 30 + ["b"] * 30)
-    for number in range(RANKS):
-        steps = ranks[number].steps
-        assert steps is not None
-        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
-        ranks = steps_of(ranks, number, mono=late)
-    assert clocks.step_clock(table, ranks[0], ranks) == []
-    assert clocks.step_clock(table.assign(arm="a"), ranks[0], ranks) != []
-
-
-def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
-    """Rank 0 writes a trace for 9 s at the end of step 30, which dt_s leaves out as it should."""
-    table, ranks = honest()
-    for number in range(RANKS):
-        steps = ranks[number].steps
-        assert steps is not None
-        late = steps["mono"] + np.where(steps["step"] >= 30 + number, 9.0, 0.0)
-        ranks = steps_of(ranks, number, mono=late)
-    beside = steps_of(ranks, 0, alone=table["step"] != 30)
-    assert clocks.time_account(table, beside, None) == []
-    assert len(clocks.time_account(table, ranks, None)) == RANKS
-
-
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
     "3 % less": (lambda t: t.assign(dt_s=t["dt_s"] * 0.97), "0.970"),
-    "one long stall hidden": (
-        lambda t: t.assign(dt_s=np.where(t["step"] == 20, 0.01, t["dt_s"])),
-        "",
-    ),
     "loss of the step before": (
         lambda t: t.assign(loss=t["loss"].shift(fill_value=5.6)),
         "59 steps differ",
@@ -289,22 +55,11 @@ CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, (_, text) in CSV.items() if text])
+@pytest.mark.parametrize("name", CSV)
 def test_a_csv_that_the_heartbeats_contradict(name: str) -> None:
     change, text = CSV[name]
     table, ranks = honest()
     assert text in "; ".join(all_accounts(change(table), ranks))
-
-
-def test_a_hidden_stall_is_noticed_by_the_clock() -> None:
-    table, ranks = honest()
-    for number in range(RANKS):
-        steps = ranks[number].steps
-        assert steps is not None
-        ranks = steps_of(
-            ranks, number, mono=steps["mono"] + np.where(steps["step"] >= 20, 2.0, 0.0)
-        )
-    assert "of what rank 0's clock shows" in "; ".join(all_accounts(table, ranks))
 
 
 HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
@@ -394,14 +149,6 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     assert text in "; ".join(all_accounts(table, change(ranks)))
 
 
-def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
-    table, ranks = honest()
-    slow = RankExit(rank=0, code=0, said_s=10.0, watched_s=20.0)
-    assert clocks.time_account(table, ranks, 30.0, (slow,)) == [
-        "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
-    ]
-
-
 def test_the_first_row_has_the_loss_of_the_first_batch() -> None:
     table, ranks = honest()
     table.loc[0, "loss"] = 5.58
@@ -410,18 +157,6 @@ def test_the_first_row_has_the_loss_of_the_first_batch() -> None:
     )
     two = replace(WORK, step_tokens=2 * PER_RANK)
     assert accounts.loss_account(table, ranks, two) == []  # a pass is half of the step
-
-
-def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None:
-    _, ranks = honest()
-    exact = {**proof(0)["oracle"], "attention": 1e-6}
-    ranks = proof_of(ranks, 0, oracle=exact)
-    spots = {**exact, "layer": 0.3}
-    changed_since = ending_of(ranks, 0, proof={**proof(0), "oracle": spots})
-    half = replace(WORK, dtype="bf16")
-    assert "last batch" not in "; ".join(learning.oracle_account(changed_since, half))
-    (text,) = learning.oracle_account(changed_since, replace(WORK, dtype="fp32"))
-    assert "layer is off by 0.3 of itself in the last batch" in text
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:
@@ -435,13 +170,6 @@ def test_a_document_may_be_read_again_but_not_at_once() -> None:
     )
 
 
-def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
-    _, ranks = honest()
-    idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})
-    assert learning.gradient_account(idle[:1], replace(WORK, seq_len=31)) == []
-    assert "k_cmp" in learning.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
-
-
 def test_the_ranks_together_read_what_one_reads() -> None:
     _, ranks = honest()
     steps = ranks[0].steps
@@ -452,19 +180,6 @@ def test_the_ranks_together_read_what_one_reads() -> None:
     assert together is not None
     assert single is not None
     assert together.tolist() == single.tolist()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device", "least", "most"),
-    [
-        ("bf16", "cuda", 0.02, 0.05),
-        ("fp16", "cuda", 0.002, 0.005),
-        ("fp32", "cuda", 0.002, 0.005),
-        ("fp32", "cpu", 1e-5, 2e-4),
-    ],
-)
-def test_what_a_type_explains(dtype: str, device: str, least: float, most: float) -> None:
-    assert least < learning.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
 
 
 def test_arms_that_differ_in_compression_have_no_single_wire() -> None:

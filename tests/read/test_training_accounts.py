@@ -17,7 +17,7 @@ from runbook.read.training_accounts import (
     rate_account,
     update_account,
 )
-from tests.read.test_accounts import WORK, ending_of, honest, proof_of, steps_of
+from tests.read.launches import WORK, ending_of, honest, proof_of, steps_of
 
 PEAK, RAMP, TOTAL, STEPS = 3e-3, 10, 200, 60
 
@@ -109,3 +109,16 @@ def test_without_a_limit_nothing_is_clipped() -> None:
     free = replace(WORK, grad_clip=0.0)
     assert len(clip_account(ranks, free)) == 2
     assert clip_account(proof_of(proof_of(ranks, 0, norm_after=4.0), 1, norm_after=4.0), free) == []
+
+
+def test_memory_may_grow_while_a_profiler_saves_its_trace() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    cpu = replace(WORK, device="cpu")
+    level = steps_of(ranks, 0, rss_mib=300.0)[:1]
+    assert memory_account(level, cpu) == []
+    saved = steps_of(level, 0, rss_mib=np.where(steps["step"] == 9, 500.0, 300.0))
+    assert "memory of step 9" in memory_account(saved, cpu)[0]
+    busy = steps_of(saved, 0, alone=steps["step"] != 9)
+    assert memory_account(busy, cpu) == []

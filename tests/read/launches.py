@@ -1,0 +1,160 @@
+"""A launch of two ranks that tells the truth in all its files, and ways to make it lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from runbook.read import accounts, learning, training_accounts
+from runbook.read.accounts import Workload
+from runbook.records import RankExit
+from runbook.records.evidence import RankLog
+
+STEPS, RANKS, PER_RANK = 60, 2, 128
+WORK = Workload(
+    nproc=RANKS,
+    step_tokens=PER_RANK,
+    pass_tokens=PER_RANK,
+    seq_len=128,
+    block=16,
+    wire="bf16",
+    generated=True,
+    dtype="bf16",
+    device="cuda",
+    layers=12,
+    grad_clip=1.0,
+)
+Ranks = tuple[RankLog, ...]
+EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
+
+
+def rows() -> pd.DataFrame:
+    """A CSV with step times of 10 ms that jitter by a fifth."""
+    dt = np.random.default_rng(3).uniform(0.008, 0.012, STEPS)
+    return pd.DataFrame(
+        {
+            "step": range(1, STEPS + 1),
+            "loss": np.linspace(5.6, 2.0, STEPS),
+            "toks_per_s": RANKS * PER_RANK / dt,
+            "tokens": RANKS * PER_RANK,
+            "dt_s": dt,
+            "arm": "",
+            "grad_norm": np.linspace(3.0, 1.0, STEPS),
+            "block": 0,
+        }
+    )
+
+
+def proof(number: int) -> dict[str, Any]:
+    """What a rank proves, before its first step and after its last one."""
+    return {
+        "loss": 5.6 + 0.01 * (number - 0.5),
+        "loss_again": 5.6 + 0.01 * (number - 0.5),
+        "positions": PER_RANK,
+        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
+        "mean_low": 0.998,
+        "mean_high": 1.0,
+        "wire": "bf16",
+        "missing": [],
+        "norm_told": 4.0,
+        "norm_before": 4.0,
+        "norm_after": 1.0,
+        "oracle": dict.fromkeys(
+            ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
+            0.0,
+        )
+        | {"attention": 0.005, "layers": 12.0, "seams": 0.0}
+        if number == 0
+        else None,
+    }
+
+
+def rank(number: int, table: pd.DataFrame) -> RankLog:
+    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
+
+    The loss is agreed by all ranks, but each times its own steps.
+    """
+    late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
+    steps = pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": 500.0 + table["dt_s"].cumsum() + late,
+            "alone": True,
+            "embedded": PER_RANK,
+            "data": [f"{step * 8 + number:016x}" for step in table["step"]],
+            "mem_mib": 300.0,
+            "rss_mib": 2000.0,
+            "cuda_mib": 290.0,
+            "loss": table["loss"],
+            "grad_norm": table["grad_norm"],
+            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
+        }
+    )
+    return RankLog(
+        rank=number,
+        path=f"heartbeat_rank{number}.jsonl",
+        sha256="",
+        events=3 * STEPS,
+        tokens=frozenset({"t"}),
+        first_step=1,
+        last_step=STEPS,
+        exit_code=0,
+        exit_reason="",
+        param_hash="h",
+        counts={},
+        pids=(40 + number,),
+        clock_s=float(table["dt_s"].sum()),
+        proof=proof(number),
+        ending={
+            "fetched_sum": 9,
+            "embedded_sum": 9,
+            "moved": {"embedding": 0.01, "norm": 0.02},
+            "largest_lr": 3e-3,
+            "proof": proof(number),
+            "updates": [STEPS, STEPS],
+            "first_update": {"moved": 3e-4, "lr": 3e-4},
+        },
+        steps=steps,
+    )
+
+
+def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> list[str]:
+    """Everything that does not balance."""
+    duration_s = float(rows()["dt_s"].sum()) + 5.0
+    return [
+        *accounts.balance(table, ranks, work, duration_s, EXITS),
+        *training_accounts.learning_problems(ranks, work),
+        *training_accounts.memory_account(ranks, work),
+        *learning.oracle_account(ranks, work),
+    ]
+
+
+def honest() -> tuple[pd.DataFrame, Ranks]:
+    table = rows()
+    return table, tuple(rank(number, table) for number in range(RANKS))
+
+
+def changed(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return tuple(replace(log, **values) if log.rank == number else log for log in ranks)
+
+
+def steps_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    steps = ranks[number].steps
+    assert steps is not None
+    return changed(ranks, number, steps=steps.assign(**values))
+
+
+def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, proof={**(ranks[number].proof or {}), **values})
+
+
+def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, ending={**ranks[number].ending, **values})
+
+
+def oracle_of(ranks: Ranks, **values: Any) -> Ranks:
+    found = (ranks[0].proof or {})["oracle"]
+    return proof_of(ranks, 0, oracle={**found, **values})

@@ -1,0 +1,104 @@
+"""One time by three clocks: pauses are no fraud, and no fraud passes for a pause."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runbook.read import clocks
+from runbook.records import RankExit
+from tests.read.launches import RANKS, all_accounts, honest, steps_of
+
+
+def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert steps is not None
+    late = steps["mono"] + np.where(steps["step"] == 30, 0.05, 0.0)
+    assert all_accounts(table, steps_of(ranks, 1, mono=late)) == []
+
+
+def test_time_beside_the_steps_is_left_out() -> None:
+    """An evaluation of 9 s before step 31, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
+    assert clocks.step_clock(table, ranks[0], ranks) == []
+
+
+def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
+    """Rank 0 closes its profiler at the end of step 20; rank 1 waits for it in step 21."""
+    table, ranks = honest()
+    first, second = ranks[0].steps, ranks[1].steps
+    assert first is not None
+    assert second is not None
+    ranks = steps_of(
+        ranks,
+        0,
+        mono=first["mono"] + np.where(first["step"] >= 20, 9.0, 0.0),
+        alone=first["step"] != 20,
+    )
+    ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
+    assert [clocks.step_clock(table, rank, ranks) for rank in ranks] == [[], []]
+
+
+def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
+    """Twelve steps whose ends a busy rank 1 notes up to 1 ms early or late, in steps of 10 ms."""
+    wrong = 0
+    for seed in range(200):
+        table, ranks = honest()
+        table = table[:12]
+        steps = ranks[1].steps
+        assert steps is not None
+        noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
+        ranks = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)
+        wrong += clocks.step_clock(table, ranks[1], ranks) != []
+        assert clocks.step_clock(table.assign(dt_s=table["dt_s"] / 2), ranks[1], ranks) != []
+    assert wrong <= 2
+
+
+def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
+    """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
+    table, ranks = honest()
+    table = table.assign(arm=["a"] * 30 + ["b"] * 30)
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    assert clocks.step_clock(table, ranks[0], ranks) == []
+    assert clocks.step_clock(table.assign(arm="a"), ranks[0], ranks) != []
+
+
+def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
+    """Rank 0 writes a trace for 9 s at the end of step 30, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 30 + number, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    beside = steps_of(ranks, 0, alone=table["step"] != 30)
+    assert clocks.time_account(table, beside, None) == []
+    assert len(clocks.time_account(table, ranks, None)) == RANKS
+
+
+def test_a_hidden_stall_is_noticed_by_the_clock() -> None:
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        ranks = steps_of(
+            ranks, number, mono=steps["mono"] + np.where(steps["step"] >= 20, 2.0, 0.0)
+        )
+    assert "of what rank 0's clock shows" in "; ".join(all_accounts(table, ranks))
+
+
+def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
+    table, ranks = honest()
+    slow = RankExit(rank=0, code=0, said_s=10.0, watched_s=20.0)
+    assert clocks.time_account(table, ranks, 30.0, (slow,)) == [
+        "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
+    ]
