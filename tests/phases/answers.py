@@ -10,7 +10,7 @@ from hypothesis import settings
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
-from tests.phases import builder
+from tests.phases import builder, spoil
 
 WHERE = builder.context()
 NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
@@ -30,7 +30,7 @@ def get(judgement: Judgement, check_id: str) -> Check:
 
 
 def row(
-    phase: str, what: str, change: builder.Change | None = None, where: PlanContext = WHERE
+    phase: str, what: str, change: spoil.Change | None = None, where: PlanContext = WHERE
 ) -> Check:
     """One row of a phase whose healthy launches were changed."""
     return builder.row(phase, what, builder.evidence(phase, where, change=change), where)
@@ -39,7 +39,7 @@ def row(
 def noisy(made: LaunchEvidence) -> LaunchEvidence:
     """Five percent of jitter from step to step."""
     assert made.training is not None
-    return replace(made, training=builder.jittered(made.training, 0.05))
+    return replace(made, training=spoil.jittered(made.training, 0.05))
 
 
 def judged(

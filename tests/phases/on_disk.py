@@ -11,7 +11,7 @@ from typing import Any
 from nsa import contract
 from nsa.contract import Event
 from runbook.records.evidence import LaunchEvidence, RankLog
-from tests.phases import builder
+from tests.phases import heartbeats
 
 Record = dict[str, Any]
 
@@ -52,7 +52,7 @@ def records(log: RankLog) -> list[Record]:
     """The heartbeats from which this log is read."""
     assert log.steps is not None
     pid = log.pids[0] if log.pids else None
-    head = {"rank": log.rank, "pid": pid, "token": next(iter(log.tokens), builder.TOKEN)}
+    head = {"rank": log.rank, "pid": pid, "token": next(iter(log.tokens), heartbeats.TOKEN)}
     head |= {"rss_mib": 300.0, "cuda_mib": None}
     first = float(log.steps["mono"].iloc[0]) - 0.01
     made: list[Record] = [{**head, "event": Event.BOOT, "step": 0, "mono": first, "ts": first}]

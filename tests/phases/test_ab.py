@@ -9,7 +9,7 @@ import pytest
 from runbook import registry
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import WHERE, get, said
 
 PHASES = registry.phases()
@@ -17,7 +17,7 @@ PHASES = registry.phases()
 
 def with_baseline(rates: tuple[float, ...] = (1e5, 1.01e5, 0.99e5)) -> dict[str, PhaseEvidence]:
     launches = {
-        launch.name: builder.healthy(launch, WHERE.profile, rate=rate)
+        launch.name: traces.healthy(launch, WHERE.profile, rate=rate)
         for launch, rate in zip(PHASES["baseline"].plan(WHERE), rates, strict=True)
     }
     return {"baseline": PhaseEvidence(launches=launches)}
@@ -43,7 +43,7 @@ def test_the_control_arm_has_to_reproduce_the_baseline(
 
 def test_a_control_on_another_config_is_not_comparable() -> None:
     found = builder.evidence(
-        "bucket_sweep", WHERE, earlier=with_baseline(), change=builder.effective(seq_len=128)
+        "bucket_sweep", WHERE, earlier=with_baseline(), change=spoil.effective(seq_len=128)
     )
     check = builder.row("bucket_sweep", "control", found, WHERE)
     assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE) and "seq_len" in check.reason
@@ -72,9 +72,9 @@ def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None
 @pytest.mark.parametrize("phase", ["bucket_sweep", "fused_adamw"])
 def test_a_run_may_stop_when_the_answer_is_known(phase: str) -> None:
     (launch,) = PHASES[phase].plan(WHERE)
-    clear = builder.healthy(launch, WHERE.profile, rates={"25": 2e5, "fused": 2e5})
+    clear = traces.healthy(launch, WHERE.profile, rates={"25": 2e5, "fused": 2e5})
     assert clear.training is not None
-    log = builder.jittered(clear.training, 0.01)
+    log = spoil.jittered(clear.training, 0.01)
     assert PHASES[phase].enough(log, launch, WHERE)
     assert launch.schedule is not None
     row = len(launch.schedule.rounds[0]) * (launch.schedule.steps + launch.schedule.warmup_steps)

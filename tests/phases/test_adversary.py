@@ -9,10 +9,10 @@ import pytest
 
 from runbook.records import Check, Outcome
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
+from tests.phases import builder, heartbeats, spoil
 
 
-def _one_loss(value: float) -> builder.Change:
+def _one_loss(value: float) -> spoil.Change:
     """One row of the CSV, and the heartbeats of every rank with it."""
 
     def changed(table: Any) -> Any:
@@ -20,10 +20,10 @@ def _one_loss(value: float) -> builder.Change:
         kept.iloc[len(kept) // 2] = value
         return kept
 
-    return builder.columns(loss=changed)
+    return spoil.columns(loss=changed)
 
 
-def _only_in_the_csv(change: builder.Change) -> builder.Change:
+def _only_in_the_csv(change: spoil.Change) -> spoil.Change:
     """The heartbeats keep what they said."""
 
     def alone(made: LaunchEvidence) -> LaunchEvidence:
@@ -38,7 +38,7 @@ def _other_step(made: LaunchEvidence) -> LaunchEvidence:
     def moved(table: Any) -> Any:
         return table["step"] + (table["step"] >= 20)
 
-    return builder.columns(step=moved)(made)
+    return spoil.columns(step=moved)(made)
 
 
 def _one_reading(made: LaunchEvidence) -> LaunchEvidence:
@@ -59,19 +59,19 @@ def _silent(made: LaunchEvidence) -> LaunchEvidence:
     assert steps is not None
     quarter = len(steps) // 4
     heard = (steps["step"] <= quarter) | (steps["step"] > 3 * quarter)
-    return builder.rank(1, steps=steps[heard].reset_index(drop=True))(made)
+    return spoil.rank(1, steps=steps[heard].reset_index(drop=True))(made)
 
 
 def _copied(made: LaunchEvidence) -> LaunchEvidence:
     assert made.training is not None
-    return replace(made, training=replace(made.training, sha256=builder.SHA))
+    return replace(made, training=replace(made.training, sha256=heartbeats.SHA))
 
 
 def _copied_heartbeats(made: LaunchEvidence) -> LaunchEvidence:
-    return builder.rank(0, sha256=builder.SHA)(made)
+    return spoil.rank(0, sha256=heartbeats.SHA)(made)
 
 
-EDITS: dict[str, tuple[str, builder.Change, str, str]] = {
+EDITS: dict[str, tuple[str, spoil.Change, str, str]] = {
     "a loss of 1e308": ("long_run", _one_loss(1e308), "plausible", "which no cross-entropy can"),
     "a loss of -3": ("long_run", _one_loss(-3.0), "plausible", "the loss is -3 at step"),
     "a loss of -3 in the CSV alone": (
@@ -96,7 +96,7 @@ EDITS: dict[str, tuple[str, builder.Change, str, str]] = {
 }
 
 
-def _row(phase: str, what: str, change: builder.Change | None, profile: str) -> Check:
+def _row(phase: str, what: str, change: spoil.Change | None, profile: str) -> Check:
     where = builder.context(profile)
     return builder.row(phase, what, builder.evidence(phase, where, change=change), where)
 

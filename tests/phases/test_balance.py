@@ -10,7 +10,7 @@ import pytest
 
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
+from tests.phases import builder, heartbeats, spoil, traces
 
 ROWS = ("accounts", "gradients", "oracle")
 TRAINING = (
@@ -34,14 +34,14 @@ def test_every_training_phase_requires_them(phase: str, name: str) -> None:
 
 def _proof(made: LaunchEvidence, number: int, **values: Any) -> LaunchEvidence:
     proof = {**(made.ranks[number].proof or {}), **values}
-    return builder.rank(number, proof=proof)(made)
+    return spoil.rank(number, proof=proof)(made)
 
 
 def _same_data(made: LaunchEvidence) -> LaunchEvidence:
     first, second = made.ranks[0].steps, made.ranks[1].steps
     assert first is not None
     assert second is not None
-    return builder.rank(1, steps=second.assign(data=first["data"]))(made)
+    return spoil.rank(1, steps=second.assign(data=first["data"]))(made)
 
 
 def _faster(made: LaunchEvidence) -> LaunchEvidence:
@@ -67,13 +67,13 @@ SPOILED = [
     ),
     (
         "gradients",
-        builder.every_rank(ending={"moved": {"norm": 0.0}, "largest_lr": 0.0}),
+        spoil.every_rank(ending={"moved": {"norm": 0.0}, "largest_lr": 0.0}),
         Reason.NOT_LEARNING,
         "did not move: norm",
     ),
     (
         "oracle",
-        lambda made: _proof(made, 0, oracle={**builder.SPOTS, "attention": 0.5}),
+        lambda made: _proof(made, 0, oracle={**heartbeats.SPOTS, "attention": 0.5}),
         Reason.UNBALANCED,
         "attention is off by 0.5",
     ),
@@ -84,7 +84,7 @@ SPOILED = [
     ("what", "change", "code", "text"), SPOILED, ids=[entry[3][:24] for entry in SPOILED]
 )
 def test_a_launch_that_does_not_balance_fails(
-    what: str, change: builder.Change, code: Reason, text: str
+    what: str, change: spoil.Change, code: Reason, text: str
 ) -> None:
     where = builder.context()
     check = builder.row("baseline", what, builder.evidence("baseline", where, change=change), where)
@@ -102,14 +102,14 @@ def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:
     assert "these launches do not count" in check.reason
 
 
-def _slower_by(share: float) -> builder.Change:
+def _slower_by(share: float) -> spoil.Change:
     """The clock of rank 1 shows that every step took so much longer than the CSV says."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         steps = made.ranks[-1].steps
         assert steps is not None
         mono = 1000.0 + (steps["mono"] - 1000.0) * (1 + share)
-        return builder.rank(len(made.ranks) - 1, steps=steps.assign(mono=mono))(made)
+        return spoil.rank(len(made.ranks) - 1, steps=steps.assign(mono=mono))(made)
 
     return change
 
@@ -146,19 +146,19 @@ def test_a_rank_without_heartbeats_balances_nothing(what: str) -> None:
 @pytest.mark.parametrize("what", ROWS)
 def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> None:
     where = builder.context()
-    spoiled = builder.evidence("baseline", where, change=builder.parts(env={"world_size": 2}))
+    spoiled = builder.evidence("baseline", where, change=spoil.parts(env={"world_size": 2}))
     check = builder.row("baseline", what, spoiled, where)
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
 
 
-def _learns(change: builder.Change, **context: Any) -> Any:
+def _learns(change: spoil.Change, **context: Any) -> Any:
     where = builder.context(**context)
     spoiled = builder.evidence("long_run", where, change=change)
     return builder.row("long_run", "learns", spoiled, where)
 
 
 def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
-    stuck = builder.columns(loss=lambda t: builder.FLOOR + 0.01 * np.sin(t["step"]))
+    stuck = spoil.columns(loss=lambda t: traces.FLOOR + 0.01 * np.sin(t["step"]))
     check = _learns(stuck)
     assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
     assert check.limit == 0.1
@@ -167,7 +167,7 @@ def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
 
 
 def test_noise_teaches_nothing_however_low_its_loss() -> None:
-    check = _learns(builder.effective(dataset="synthetic", loss_floor=builder.FLOOR))
+    check = _learns(spoil.effective(dataset="synthetic", loss_floor=traces.FLOOR))
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
 
 
@@ -177,7 +177,7 @@ def test_memory_that_grows_on_the_second_rank_only_is_a_leak() -> None:
     def leak(made: LaunchEvidence) -> LaunchEvidence:
         steps = made.ranks[1].steps
         assert steps is not None
-        return builder.rank(1, steps=steps.assign(mem_mib=30_000 + 1.0 * steps["step"]))(made)
+        return spoil.rank(1, steps=steps.assign(mem_mib=30_000 + 1.0 * steps["step"]))(made)
 
     spoiled = builder.evidence("long_run", where, change=leak)
     check = builder.row("long_run", "memory_plateau", spoiled, where)
@@ -192,9 +192,9 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
     def other(made: LaunchEvidence) -> LaunchEvidence:
         steps = made.ranks[0].steps
         assert steps is not None
-        return builder.rank(0, steps=steps.assign(data="1"))(made)
+        return spoil.rank(0, steps=steps.assign(data="1"))(made)
 
-    def answer(change: builder.Change | None) -> Any:
+    def answer(change: spoil.Change | None) -> Any:
         alone = builder.evidence("single_gpu", where, change=change, earlier={"baseline": before})
         return builder.row("single_gpu", "same_as_baseline", alone, where)
 
@@ -202,5 +202,5 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
     check = answer(other)
     assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
     assert "read other data" in check.reason
-    higher = answer(builder.columns(loss=lambda t: t["loss"] + 0.1))
+    higher = answer(spoil.columns(loss=lambda t: t["loss"] + 0.1))
     assert "the first loss of all ranks" in higher.reason

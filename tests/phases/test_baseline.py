@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder
+from tests.phases import builder, heartbeats, spoil, traces
 from tests.phases.answers import FEW, WHERE
 
 
@@ -19,7 +19,7 @@ def run(what: str, *rates: float, where: Any = WHERE) -> Check:
     """The row, with one launch per rate."""
     found = builder.evidence("baseline", where)
     launches = {
-        name: builder.healthy(made.launch, where.profile, rate=rate)
+        name: traces.healthy(made.launch, where.profile, rate=rate)
         for (name, made), rate in zip(found.launches.items(), rates, strict=True)
     }
     return builder.row("baseline", what, replace(found, launches=launches), where)
@@ -33,7 +33,7 @@ def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
     assert measured is not None and measured.n == 3 and measured.unit == "tok/s"
     assert measured.value == pytest.approx(50.0, rel=1e-3)
     assert measured.path == "baseline/run1/training.csv"
-    assert measured.sha256 == builder.digest_of("baseline/run1")
+    assert measured.sha256 == heartbeats.digest_of("baseline/run1")
     assert len(check.evidence) == 3
     assert "last 50 steps" in check.reason
 
@@ -46,8 +46,8 @@ def test_throughput_clearly_below_the_floor_fails_with_the_playbooks_advice() ->
 
 def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
     for change, code in (
-        (builder.effective(seq_len=128), Reason.MISMATCH),
-        (builder.columns(loss=2.9), Reason.NOT_PLAUSIBLE),
+        (spoil.effective(seq_len=128), Reason.MISMATCH),
+        (spoil.columns(loss=2.9), Reason.NOT_PLAUSIBLE),
     ):
         found = builder.evidence("baseline", WHERE, change=change, only=["run2"], rate=847.0)
         check = builder.row("baseline", "throughput", found, WHERE)
@@ -140,8 +140,8 @@ def test_days_and_cost_of_the_production_run() -> None:
 
 def test_compression_needs_the_proof_and_the_line() -> None:
     for change in (
-        builder.without_effect("NSA_DDP_COMPRESS"),
-        builder.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
+        spoil.without_effect("NSA_DDP_COMPRESS"),
+        spoil.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
     ):
         found = builder.evidence("baseline", WHERE, change=change)
         check = builder.row("baseline", "compression", found, WHERE)
@@ -156,7 +156,7 @@ def test_compression_that_was_switched_off_is_skipped() -> None:
 
 
 def gpus(what: str, **samples: float) -> Check:
-    change = builder.parts(gpu_samples=builder.gpu_samples(2, **samples))
+    change = spoil.parts(gpu_samples=traces.gpu_samples(2, **samples))
     return builder.row("baseline", what, builder.evidence("baseline", WHERE, change=change), WHERE)
 
 
@@ -176,17 +176,17 @@ def test_headroom_has_to_be_above_20_percent(used: int) -> None:
 
 
 def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
-    samples = builder.gpu_samples(2)
+    samples = traces.gpu_samples(2)
     samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
-    found = builder.evidence("baseline", WHERE, change=builder.parts(gpu_samples=samples))
+    found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
     assert builder.row("baseline", "gpu_balance", found, WHERE).outcome is Outcome.FAIL
     busy = builder.row("baseline", "gpu_utilisation", found, WHERE)
     assert busy.outcome is Outcome.FAIL and "least busy is GPU 1" in busy.reason
 
 
 def test_samples_of_one_gpu_say_nothing_about_two() -> None:
-    for samples in (None, builder.gpu_samples(1)):
-        found = builder.evidence("baseline", WHERE, change=builder.parts(gpu_samples=samples))
+    for samples in (None, traces.gpu_samples(1)):
+        found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
         for what in ("gpu_utilisation", "gpu_balance", "memory_headroom"):
             assert builder.row("baseline", what, found, WHERE).outcome is Outcome.INCOMPLETE
 
@@ -231,5 +231,5 @@ def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
     assert set(paths) <= set(check.evidence)
     assert all(path in str(check.measurement) for path in paths)
     assert [source.sha256 for source in check.measurement.sources] == [
-        builder.digest_of(f"baseline/run{number}") for number in (1, 2, 3)
+        heartbeats.digest_of(f"baseline/run{number}") for number in (1, 2, 3)
     ]

@@ -9,7 +9,7 @@ import pytest
 from runbook import registry
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import WHERE, get, judged, said
 
 PHASES = registry.phases()
@@ -64,12 +64,12 @@ def test_an_a_a_run_with_a_winner_condemns_the_measurement() -> None:
 
 def same_buckets(made: LaunchEvidence) -> LaunchEvidence:
     one = tuple({**event, "sizes_mib": [50.0, 50.0]} for event in made.ranks[0].ddp_buckets)
-    return builder.every_rank(ddp_buckets=one)(made)
+    return spoil.every_rank(ddp_buckets=one)(made)
 
 
 def one_bucket(made: LaunchEvidence) -> LaunchEvidence:
     one = tuple({**event, "sizes_mib": [8.0]} for event in made.ranks[0].ddp_buckets)
-    return builder.every_rank(ddp_buckets=one)(made)
+    return spoil.every_rank(ddp_buckets=one)(made)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def one_bucket(made: LaunchEvidence) -> LaunchEvidence:
     [
         (same_buckets, "same buckets"),
         (one_bucket, "one bucket of 8.00 MiB"),
-        (builder.every_rank(ddp_buckets=()), "no bucket sizes logged"),
-        (builder.without_effect("NSA_DDP_BUCKET_MB", arm="25"), "in arm 25: did nothing"),
+        (spoil.every_rank(ddp_buckets=()), "no bucket sizes logged"),
+        (spoil.without_effect("NSA_DDP_BUCKET_MB", arm="25"), "in arm 25: did nothing"),
     ],
 )
-def test_buckets_that_did_not_differ_decide_nothing(change: builder.Change, text: str) -> None:
+def test_buckets_that_did_not_differ_decide_nothing(change: spoil.Change, text: str) -> None:
     found = builder.evidence("bucket_sweep", WHERE, change=change, rates={"25": 2e5})
     judgement = builder.judge("bucket_sweep", found, WHERE)
     for what in ("buckets_differ", "best"):
@@ -92,7 +92,7 @@ def test_buckets_that_did_not_differ_decide_nothing(change: builder.Change, text
 
 def test_an_arm_that_failed_fails_the_sweep() -> None:
     failure = ({"arm": "100", "error": "out of buffers"},)
-    found = builder.evidence("bucket_sweep", WHERE, change=builder.rank(0, arm_failures=failure))
+    found = builder.evidence("bucket_sweep", WHERE, change=spoil.rank(0, arm_failures=failure))
     check = builder.row("bucket_sweep", "arms_complete", found, WHERE)
     assert said(check) == (Outcome.FAIL, Reason.CRASH) and "out of buffers" in check.reason
 
@@ -103,7 +103,7 @@ def test_one_launch_per_arm_and_round_is_judged_alike() -> None:
     launches = {}
     for number, launch in enumerate(PHASES["bucket_sweep"].plan(where)):
         rate = speed[launch.name.split("_")[0]] * (1 + 0.002 * (number % 4))
-        launches[launch.name] = builder.healthy(launch, where.profile, rate=rate)
+        launches[launch.name] = traces.healthy(launch, where.profile, rate=rate)
     judgement = builder.judge("bucket_sweep", PhaseEvidence(launches=launches), where)
     assert get(judgement, "bucket_sweep.best").reason.startswith("WINNER")
     assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}

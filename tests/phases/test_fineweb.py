@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
-from tests.phases import builder
+from tests.phases import builder, spoil
 from tests.phases.answers import TOO_MUCH, WHERE, row, said
 
-NO_PACKAGE = builder.ended(
+NO_PACKAGE = spoil.ended(
     LaunchStatus.CONFIG_ERROR, cause="dataset fineweb_edu needs the package datasets"
 )
-falling = builder.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
+falling = spoil.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
 
 
 def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
@@ -27,10 +27,10 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
     ("what", "change", "expected"),
     [
         ("progress", falling, (Outcome.PASS, Reason.OK)),
-        ("progress", builder.columns(loss=5.5), (Outcome.FAIL, Reason.MISMATCH)),
+        ("progress", spoil.columns(loss=5.5), (Outcome.FAIL, Reason.MISMATCH)),
         ("loader", None, (Outcome.PASS, Reason.OK)),
-        ("loader", builder.columns(fetch_s=61.0), TOO_MUCH),
-        ("loader", builder.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
+        ("loader", spoil.columns(fetch_s=61.0), TOO_MUCH),
+        ("loader", spoil.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
         (
             "loader",
             lambda made: replace(
@@ -41,7 +41,7 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
     ],
 )
 def test_fineweb_rows(
-    what: str, change: builder.Change | None, expected: tuple[Outcome, Reason]
+    what: str, change: spoil.Change | None, expected: tuple[Outcome, Reason]
 ) -> None:
     check = row("fineweb", what, change)
     assert said(check) == expected, check.reason

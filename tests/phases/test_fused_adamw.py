@@ -10,7 +10,7 @@ import pytest
 from runbook import registry
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil
 from tests.phases.answers import WARNED, WHERE, get, judged, noisy, said
 
 
@@ -39,7 +39,7 @@ def test_the_table_of_plain_and_fused_has_both_arms() -> None:
 def test_fused_near_the_margin_is_inconclusive_and_stays_unset() -> None:
     def rough(made: LaunchEvidence) -> LaunchEvidence:
         assert made.training is not None
-        return replace(made, training=builder.jittered(made.training, 0.25))
+        return replace(made, training=spoil.jittered(made.training, 0.25))
 
     rates = {"baseline": 1e5, "fused": 0.98e5}
     found = builder.evidence("fused_adamw", WHERE, rates=rates, change=rough)
@@ -50,7 +50,7 @@ def test_fused_near_the_margin_is_inconclusive_and_stays_unset() -> None:
 
 @pytest.mark.parametrize("arm", ["baseline", "fused"])
 def test_an_a_b_of_identical_code_is_invalid(arm: str) -> None:
-    change = builder.without_effect("NSA_OPT_FUSED", arm=arm)
+    change = spoil.without_effect("NSA_OPT_FUSED", arm=arm)
     found = builder.evidence("fused_adamw", WHERE, change=change, rates={"fused": 2e5})
     judgement = builder.judge("fused_adamw", found, WHERE)
     for what in ("took_effect", "keep"):
@@ -131,7 +131,7 @@ def test_fused_that_learns_otherwise_is_dropped() -> None:
     def worse(table: Any) -> Any:
         return table["loss"] + 0.3 * (table["arm"] == "fused")
 
-    found = builder.evidence("fused_adamw", WHERE, change=builder.columns(loss=worse))
+    found = builder.evidence("fused_adamw", WHERE, change=spoil.columns(loss=worse))
     judgement = builder.judge("fused_adamw", found, WHERE)
     assert said(get(judgement, "fused_adamw.loss_parity")) == WARNED
     keep = get(judgement, "fused_adamw.keep")
@@ -145,7 +145,7 @@ FAULTS = [LaunchStatus.HUNG, LaunchStatus.CRASHED, LaunchStatus.NON_FINITE]
 @pytest.mark.parametrize("status", FAULTS)
 def test_fused_that_ends_the_launch_is_dropped_and_the_phase_passes(status: LaunchStatus) -> None:
     # 24 rows of the control, then 10 of the fused arm.
-    found = builder.evidence("fused_adamw", WHERE, change=builder.ended(status, rows=34))
+    found = builder.evidence("fused_adamw", WHERE, change=spoil.ended(status, rows=34))
     judgement = builder.judge("fused_adamw", found, WHERE)
     for what in ("completed", "keep"):
         check = get(judgement, f"fused_adamw.{what}")
@@ -158,14 +158,14 @@ def test_fused_that_ends_the_launch_is_dropped_and_the_phase_passes(status: Laun
 
 
 def test_a_control_that_ends_the_launch_fails_the_phase() -> None:
-    found = builder.evidence("fused_adamw", WHERE, change=builder.ended(LaunchStatus.HUNG, rows=10))
+    found = builder.evidence("fused_adamw", WHERE, change=spoil.ended(LaunchStatus.HUNG, rows=10))
     judgement = builder.judge("fused_adamw", found, WHERE)
     assert said(get(judgement, "fused_adamw.completed")) == (Outcome.FAIL, Reason.HANG)
     assert get(judgement, "fused_adamw.keep").outcome is Outcome.INCOMPLETE
 
 
 def test_what_we_cut_off_ourselves_is_no_fault_of_the_fused_arm() -> None:
-    change = builder.ended(LaunchStatus.TIMED_OUT, rows=34)
+    change = spoil.ended(LaunchStatus.TIMED_OUT, rows=34)
     found = builder.evidence("fused_adamw", WHERE, change=change)
     judgement = builder.judge("fused_adamw", found, WHERE)
     assert get(judgement, "fused_adamw.completed").outcome is Outcome.INCOMPLETE
@@ -179,7 +179,7 @@ def test_a_refused_fused_arm_is_dropped_while_the_rest_is_judged() -> None:
         table = made.training.frame[made.training.frame["arm"] != "fused"].copy()
         table["step"] = range(1, len(table) + 1)
         log = replace(made.training, frame=table)
-        spoken = builder.every_rank(arm_failures=failure, last_step=len(table))(made)
+        spoken = spoil.every_rank(arm_failures=failure, last_step=len(table))(made)
         return replace(spoken, training=log)
 
     found = builder.evidence("fused_adamw", WHERE, change=refused)
@@ -192,7 +192,7 @@ def test_a_refused_fused_arm_is_dropped_while_the_rest_is_judged() -> None:
 
 def test_in_launches_of_its_own_a_hanging_fused_arm_is_dropped_too() -> None:
     where = builder.context(protocol="launches")
-    hung = builder.ended(LaunchStatus.HUNG, rows=20)
+    hung = spoil.ended(LaunchStatus.HUNG, rows=20)
     found = builder.evidence("fused_adamw", where, change=hung, only=["fused_r1"])
     judgement = builder.judge("fused_adamw", found, where)
     assert said(get(judgement, "fused_adamw.completed")) == WARNED
@@ -206,7 +206,7 @@ def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> Non
 
     def rough(made: LaunchEvidence) -> LaunchEvidence:
         assert made.training is not None
-        return replace(made, training=builder.jittered(made.training, 0.3))
+        return replace(made, training=spoil.jittered(made.training, 0.3))
 
     found = builder.evidence("fused_adamw", where, change=rough)
     judgement = builder.judge("fused_adamw", found, where)

@@ -17,7 +17,7 @@ from runbook.config.load import load_profile_document
 from runbook.records import Check, Comparator, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.phase import PlanContext
-from tests.phases import builder
+from tests.phases import builder, spoil
 
 PHASES = registry.phases()
 LIMITS = registry.known_limits(PHASES)
@@ -36,7 +36,7 @@ _READERS = {
 
 def with_a_pause(log: TrainingLog) -> TrainingLog:
     """Jitter, and one step of three times the usual length: healthy, but not without any stall."""
-    noisy = builder.jittered(log, 0.01)
+    noisy = spoil.jittered(log, 0.01)
     changed = noisy.frame.copy()
     changed.loc[700, "dt_s"] *= 3.0
     changed["toks_per_s"] = changed["tokens"] / changed["dt_s"]

@@ -10,17 +10,17 @@ import pytest
 
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import NOTHING, TOO_MUCH, WHERE, row, said
 
 
-def second_rank(**values: float) -> builder.Change:
+def second_rank(**values: float) -> spoil.Change:
     """What rank 1 says of its steps, changed."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         steps = made.ranks[1].steps
         assert steps is not None
-        return builder.rank(1, steps=steps.assign(**values))(made)
+        return spoil.rank(1, steps=steps.assign(**values))(made)
 
     return change
 
@@ -45,14 +45,14 @@ def pausing(made: LaunchEvidence) -> LaunchEvidence:
 
 def rough(made: LaunchEvidence) -> LaunchEvidence:
     assert made.training is not None
-    return replace(made, training=builder.jittered(made.training, 0.25))
+    return replace(made, training=spoil.jittered(made.training, 0.25))
 
 
-leaking = builder.columns(mem_mib=lambda table: 30_000.0 + 1.0 * table["step"])
+leaking = spoil.columns(mem_mib=lambda table: 30_000.0 + 1.0 * table["step"])
 
 
-def gates(**health: float) -> builder.Change:
-    return builder.parts(gates=builder.gates(1200, **health))
+def gates(**health: float) -> spoil.Change:
+    return spoil.parts(gates=traces.gates(1200, **health))
 
 
 COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
@@ -61,31 +61,31 @@ COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
 @pytest.mark.parametrize(
     ("what", "change", "expected"),
     [
-        ("no_halt", builder.parts(halted=True), (Outcome.FAIL, Reason.HALTED)),
-        ("no_halt", builder.rank(1, halt_reason="gates"), (Outcome.FAIL, Reason.HALTED)),
+        ("no_halt", spoil.parts(halted=True), (Outcome.FAIL, Reason.HALTED)),
+        ("no_halt", spoil.rank(1, halt_reason="gates"), (Outcome.FAIL, Reason.HALTED)),
         ("steady", drifting, (Outcome.FAIL, Reason.BELOW_LIMIT)),
         ("steady", pausing, (Outcome.FAIL, Reason.BELOW_LIMIT)),
         ("steady", rough, (Outcome.INCONCLUSIVE, Reason.UNDECIDED)),
         (
             "gates",
-            builder.parts(gates=builder.gates(1200, entropy=0.1)),
+            spoil.parts(gates=traces.gates(1200, entropy=0.1)),
             (Outcome.FAIL, Reason.BELOW_LIMIT),
         ),
         (
             "gates",
-            builder.parts(gates=builder.gates(1200, max_gate=0.95)),
+            spoil.parts(gates=traces.gates(1200, max_gate=0.95)),
             (Outcome.FAIL, Reason.BELOW_LIMIT),
         ),
         (
             "gates",
-            builder.parts(gates=builder.gates(1200, entropy=math.nan)),
+            spoil.parts(gates=traces.gates(1200, entropy=math.nan)),
             (Outcome.FAIL, Reason.BELOW_LIMIT),
         ),
-        ("gates", builder.parts(gates=None), NOTHING),
+        ("gates", spoil.parts(gates=None), NOTHING),
         ("memory_plateau", leaking, (Outcome.FAIL, Reason.LEAK)),
         (
             "memory_plateau",
-            builder.columns(mem_mib=math.nan),
+            spoil.columns(mem_mib=math.nan),
             NOTHING,
         ),
         (
@@ -100,7 +100,7 @@ COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
         ),
     ],
 )
-def test_long_run_rows(what: str, change: builder.Change, expected: tuple[Outcome, Reason]) -> None:
+def test_long_run_rows(what: str, change: spoil.Change, expected: tuple[Outcome, Reason]) -> None:
     assert row("long_run", what).outcome is Outcome.PASS
     check = row("long_run", what, change)
     assert said(check) == expected, check.reason
@@ -108,9 +108,9 @@ def test_long_run_rows(what: str, change: builder.Change, expected: tuple[Outcom
 
 def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:
     for bad, outcome in ((2, Outcome.PASS), (3, Outcome.FAIL)):
-        health = builder.gates(1200)
+        health = traces.gates(1200)
         health.loc[10 : 9 + bad, "entropy"] = 0.05
-        check = row("long_run", "gates", builder.parts(gates=health))
+        check = row("long_run", "gates", spoil.parts(gates=health))
         assert check.outcome is outcome, check.reason
 
 

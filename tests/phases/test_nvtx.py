@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
+from tests.phases import spoil
 from tests.phases.answers import FEW, NOTHING, TOO_MUCH, row, said
 
 
-def profiled(**values: Any) -> builder.Change:
+def profiled(**values: Any) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
         return replace(made, profile={**(made.profile or {}), **values})
 
@@ -32,15 +32,15 @@ V1 = {"ranges": {"nsa.sel.ranges_v1": {"count": 9}}}
         ("range_present", profiled(ranges={}), (Outcome.INVALID, Reason.NO_EFFECT)),
         (
             "range_present",
-            builder.without_effect("NSA_NVTX"),
+            spoil.without_effect("NSA_NVTX"),
             (Outcome.INVALID, Reason.NO_EFFECT),
         ),
         (
             "range_present",
-            builder.parts(profile=None),
+            spoil.parts(profile=None),
             NOTHING,
         ),
-        ("trace_kept", builder.parts(trace_path=""), NOTHING),
+        ("trace_kept", spoil.parts(trace_path=""), NOTHING),
         ("python_share", profiled(python_share=0.6), TOO_MUCH),
         ("python_share", profiled(python_share=1.2), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
         (
@@ -56,7 +56,7 @@ V1 = {"ranges": {"nsa.sel.ranges_v1": {"count": 9}}}
         ("python_hotspot", profiled(top_python=[]), NOTHING),
     ],
 )
-def test_nvtx_rows(what: str, change: builder.Change, expected: tuple[Outcome, Reason]) -> None:
+def test_nvtx_rows(what: str, change: spoil.Change, expected: tuple[Outcome, Reason]) -> None:
     assert row("nvtx", what).outcome is Outcome.PASS
     assert said(row("nvtx", what, change)) == expected
 

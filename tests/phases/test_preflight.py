@@ -9,7 +9,7 @@ import pytest
 
 from runbook.records import Check, Outcome, Reason
 from runbook.records.phase import PlanContext
-from tests.phases import builder
+from tests.phases import builder, spoil
 from tests.phases.answers import WHERE, said
 
 WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
@@ -157,7 +157,7 @@ def test_every_fact_is_in_the_table() -> None:
 def test_sanity_tests_have_to_run(what: str) -> None:
     module = {"equivalence": "equiv_small", "group_consistency": "group_consistency"}[what]
 
-    def spoil(status: str) -> builder.Change:
+    def spoil(status: str) -> spoil.Change:
         def change(made: Any) -> Any:
             cases = tuple(
                 replace(case, status=status) if module in case.classname else case

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runbook import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil
 
 PHASES = registry.phases()
 
@@ -97,7 +97,7 @@ EXPECTED_ENDINGS = {
 @pytest.mark.parametrize("phase", ["baseline", "nvtx", "single_gpu", "long_run"])
 def test_how_a_launch_ended_is_what_completed_says(phase: str, status: LaunchStatus) -> None:
     where = builder.context()
-    found = builder.evidence(phase, where, change=builder.ended(status))
+    found = builder.evidence(phase, where, change=spoil.ended(status))
     check = builder.row(phase, "completed", found, where)
     assert (check.outcome, check.code) == EXPECTED_ENDINGS[status]
     if status in REFUSED:
@@ -117,7 +117,7 @@ def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
 ) -> None:
     """Nothing is FAIL or INCOMPLETE beside it, in no phase: the trainer was never tested."""
     where = builder.context(profile, protocol=protocol)
-    change = builder.ended(status, rows=0, cause="no CUDA device 0")
+    change = spoil.ended(status, rows=0, cause="no CUDA device 0")
 
     first: dict[str, str] = {}
 

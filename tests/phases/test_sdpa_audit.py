@@ -6,17 +6,17 @@ import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.phase import Judgement
-from tests.phases import builder
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import WARNED, WHERE, get, said
 
 
-def audited(change: builder.Change | None = None) -> Judgement:
+def audited(change: spoil.Change | None = None) -> Judgement:
     return builder.judge("sdpa_audit", builder.evidence("sdpa_audit", WHERE, change=change), WHERE)
 
 
-def kernels(**found: str) -> builder.Change:
-    return builder.parts(
-        audit=builder.audit({"cmp": "explicit_softmax", "sel": "flash", "win": "flash", **found})
+def kernels(**found: str) -> spoil.Change:
+    return spoil.parts(
+        audit=traces.audit({"cmp": "explicit_softmax", "sel": "flash", "win": "flash", **found})
     )
 
 
@@ -34,20 +34,20 @@ def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
 
 @pytest.mark.parametrize("what", ["audited", "kernels"])
 def test_an_audit_that_saw_nothing_is_invalid(what: str) -> None:
-    for change in (builder.parts(audit=None), builder.parts(audit=builder.audit({"cmp": "x"}))):
+    for change in (spoil.parts(audit=None), spoil.parts(audit=traces.audit({"cmp": "x"}))):
         check = get(audited(change), f"sdpa_audit.{what}")
         assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT)
         assert "NSA_SDPA_AUDIT=1" in check.remedy or "profile" in check.remedy
 
 
 def test_an_audit_without_its_toggle_is_invalid() -> None:
-    change = builder.without_effect("NSA_SDPA_AUDIT")
+    change = spoil.without_effect("NSA_SDPA_AUDIT")
     assert said(get(audited(change), "sdpa_audit.audited")) == (Outcome.INVALID, Reason.NO_EFFECT)
 
 
-def refused(*arms: str) -> builder.Change:
+def refused(*arms: str) -> spoil.Change:
     failures = tuple({"arm": arm, "error": "no kernel for this mask"} for arm in arms)
-    return builder.rank(0, arm_failures=failures)
+    return spoil.rank(0, arm_failures=failures)
 
 
 def test_one_unusable_setting_is_an_answer() -> None:
@@ -63,12 +63,12 @@ def test_two_unusable_settings_are_a_no_go() -> None:
 
 
 def test_a_setting_that_did_nothing_is_invalid() -> None:
-    judgement = audited(builder.without_effect("NSA_SDPA_NO_FLASH"))
+    judgement = audited(spoil.without_effect("NSA_SDPA_NO_FLASH"))
     assert said(get(judgement, "sdpa_audit.no_flash")) == (Outcome.INVALID, Reason.NO_EFFECT)
 
 
 def test_a_crash_in_the_flash_arm_spares_the_audit_of_the_default() -> None:
-    judgement = audited(builder.ended(LaunchStatus.CRASHED, rows=60))
+    judgement = audited(spoil.ended(LaunchStatus.CRASHED, rows=60))
     assert said(get(judgement, "sdpa_audit.completed")) == WARNED
     assert get(judgement, "sdpa_audit.kernels").outcome is Outcome.PASS
     assert said(get(judgement, "sdpa_audit.flash_only")) == WARNED
@@ -76,5 +76,5 @@ def test_a_crash_in_the_flash_arm_spares_the_audit_of_the_default() -> None:
 
 
 def test_a_crash_in_the_default_arm_fails() -> None:
-    judgement = audited(builder.ended(LaunchStatus.CRASHED, rows=20))
+    judgement = audited(spoil.ended(LaunchStatus.CRASHED, rows=20))
     assert said(get(judgement, "sdpa_audit.completed")) == (Outcome.FAIL, Reason.CRASH)

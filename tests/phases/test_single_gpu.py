@@ -9,24 +9,24 @@ import pytest
 from runbook import registry
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from tests.phases import builder
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import WHERE, row, said
 
 PHASES = registry.phases()
 
 
 def scaled(
-    one: float, many: float, *, where: Any = WHERE, change: builder.Change | None = None
+    one: float, many: float, *, where: Any = WHERE, change: spoil.Change | None = None
 ) -> Check:
     """E = many / (2 * one), with one percent between launches."""
     wobble = (0.995, 1.0, 1.005)
     before = {
-        launch.name: builder.healthy(launch, where.profile, rate=many * factor)
+        launch.name: traces.healthy(launch, where.profile, rate=many * factor)
         for launch, factor in zip(PHASES["baseline"].plan(where), wobble, strict=True)
     }
     alone = {}
     for launch, factor in zip(PHASES["single_gpu"].plan(where), wobble, strict=True):
-        made = builder.healthy(launch, where.profile, rate=one * factor)
+        made = traces.healthy(launch, where.profile, rate=one * factor)
         alone[launch.name] = change(made) if change else made
     earlier = {"baseline": PhaseEvidence(launches=before)}
     found = PhaseEvidence(launches=alone, earlier=earlier)
@@ -51,7 +51,7 @@ def test_scaling(one: float, many: float, expected: tuple[Outcome, Reason]) -> N
 
 
 def test_scaling_of_unlike_runs_is_not_comparable() -> None:
-    check = scaled(1e5, 1.96e5, change=builder.effective(gradient_checkpointing=True))
+    check = scaled(1e5, 1.96e5, change=spoil.effective(gradient_checkpointing=True))
     assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
     assert "gradient_checkpointing" in check.reason
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder
-from tests.phases.builder import Change
+from tests.phases import builder, spoil, traces
+from tests.phases.spoil import Change
 
 FAIL, INVALID, INCOMPLETE, PASS = (
     Outcome.FAIL,
@@ -25,7 +25,7 @@ FAIL, INVALID, INCOMPLETE, PASS = (
 
 
 def loss(values: Any) -> Change:
-    return builder.columns(loss=values)
+    return spoil.columns(loss=values)
 
 
 def at(column: str, index: int, value: float) -> Change:
@@ -34,7 +34,7 @@ def at(column: str, index: int, value: float) -> Change:
         kept.iloc[index] = value
         return kept
 
-    return builder.columns(**{column: changed})
+    return spoil.columns(**{column: changed})
 
 
 def other_git(made: LaunchEvidence) -> LaunchEvidence:
@@ -52,7 +52,7 @@ def damaged(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, training=log)
 
 
-rows_lost = builder.ended(LaunchStatus.COMPLETED, rows=60)
+rows_lost = spoil.ended(LaunchStatus.COMPLETED, rows=60)
 
 TRAINED = [
     name
@@ -62,19 +62,19 @@ TRAINED = [
 
 SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     # as_planned: the config that the runbook names, not a friendlier one
-    ("short sequences", "as_planned", builder.effective(seq_len=128), INVALID, Reason.MISMATCH),
-    ("batch 1", "as_planned", builder.effective(global_batch=1), INVALID, Reason.MISMATCH),
-    ("no accumulation", "as_planned", builder.effective(accumulation=1), INVALID, Reason.MISMATCH),
-    ("fp32", "as_planned", builder.effective(dtype="fp32"), INVALID, Reason.MISMATCH),
+    ("short sequences", "as_planned", spoil.effective(seq_len=128), INVALID, Reason.MISMATCH),
+    ("batch 1", "as_planned", spoil.effective(global_batch=1), INVALID, Reason.MISMATCH),
+    ("no accumulation", "as_planned", spoil.effective(accumulation=1), INVALID, Reason.MISMATCH),
+    ("fp32", "as_planned", spoil.effective(dtype="fp32"), INVALID, Reason.MISMATCH),
     ("one rank", "as_planned", env_entry(world_size=1), INVALID, Reason.MISMATCH),
     ("on the CPU", "as_planned", env_entry(device={"type": "cpu"}), INVALID, Reason.MISMATCH),
     ("toggles lost", "as_planned", env_entry(toggles=[]), INVALID, Reason.MISMATCH),
     ("other launch", "as_planned", env_entry(run_token="x"), INVALID, Reason.MISMATCH),
-    ("no env.json", "as_planned", builder.parts(env=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    ("no env.json", "as_planned", spoil.parts(env=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
     (
         "broken env.json",
         "as_planned",
-        builder.parts(env=None, problems=("baseline/run1/env.json is not JSON",)),
+        spoil.parts(env=None, problems=("baseline/run1/env.json is not JSON",)),
         INVALID,
         Reason.DAMAGED_ARTIFACT,
     ),
@@ -84,11 +84,11 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     (
         "NaN told by a rank",
         "loss_finite",
-        builder.rank(1, nonfinite={"step": 7, "value": "nan"}),
+        spoil.rank(1, nonfinite={"step": 7, "value": "nan"}),
         FAIL,
         Reason.NON_FINITE,
     ),
-    ("no CSV", "loss_finite", builder.parts(training=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    ("no CSV", "loss_finite", spoil.parts(training=None), INCOMPLETE, Reason.MISSING_ARTIFACT),
     ("damaged CSV", "loss_finite", damaged, INVALID, Reason.DAMAGED_ARTIFACT),
     # plausible
     ("sees the future", "plausible", loss(2.9), INVALID, Reason.NOT_PLAUSIBLE),
@@ -98,7 +98,7 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     (
         "tokens of one rank only",
         "plausible",
-        builder.effective(tokens_per_step=4096),
+        spoil.effective(tokens_per_step=4096),
         INVALID,
         Reason.NOT_PLAUSIBLE,
     ),
@@ -106,7 +106,7 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
     ("no time", "plausible", at("dt_s", 9, 0.0), INVALID, Reason.NOT_PLAUSIBLE),
     ("rows lost", "plausible", rows_lost, INVALID, Reason.NOT_PLAUSIBLE),
     # ranks_alive
-    ("no heartbeats", "ranks_alive", builder.parts(ranks=()), INCOMPLETE, Reason.MISSING_ARTIFACT),
+    ("no heartbeats", "ranks_alive", spoil.parts(ranks=()), INCOMPLETE, Reason.MISSING_ARTIFACT),
     (
         "rank 1 never spoke",
         "ranks_alive",
@@ -118,44 +118,44 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
         "stopped by us before rank 1 spoke",
         "ranks_alive",
         lambda made: replace(
-            builder.ended(LaunchStatus.INTERRUPTED, rows=0)(made), ranks=made.ranks[:1]
+            spoil.ended(LaunchStatus.INTERRUPTED, rows=0)(made), ranks=made.ranks[:1]
         ),
         INCOMPLETE,
         Reason.INTERRUPTED,
     ),
-    ("rank behind", "ranks_alive", builder.rank(1, last_step=40), INVALID, Reason.MISMATCH),
-    ("parameters differ", "ranks_alive", builder.rank(1, param_hash="dead"), FAIL, Reason.MISMATCH),
+    ("rank behind", "ranks_alive", spoil.rank(1, last_step=40), INVALID, Reason.MISMATCH),
+    ("parameters differ", "ranks_alive", spoil.rank(1, param_hash="dead"), FAIL, Reason.MISMATCH),
     (
         "no digest",
         "ranks_alive",
-        builder.every_rank(param_hash=None),
+        spoil.every_rank(param_hash=None),
         INCOMPLETE,
         Reason.MISSING_ARTIFACT,
     ),
     (
         "strangers",
         "ranks_alive",
-        builder.rank(1, tokens=frozenset({"ff"})),
+        spoil.rank(1, tokens=frozenset({"ff"})),
         INVALID,
         Reason.DAMAGED_ARTIFACT,
     ),
-    ("damaged", "ranks_alive", builder.rank(0, damaged=True), INVALID, Reason.DAMAGED_ARTIFACT),
+    ("damaged", "ranks_alive", spoil.rank(0, damaged=True), INVALID, Reason.DAMAGED_ARTIFACT),
     # toggles_effective
     (
         "prefill did nothing",
         "toggles_effective",
-        builder.without_effect("NSA_PREFILL_BATCHED"),
+        spoil.without_effect("NSA_PREFILL_BATCHED"),
         INVALID,
         Reason.NO_EFFECT,
     ),
     (
         "nobody can tell",
         "toggles_effective",
-        builder.without_effect("NSA_SEL_RANGES_V2", took=None),
+        spoil.without_effect("NSA_SEL_RANGES_V2", took=None),
         INVALID,
         Reason.NO_EFFECT,
     ),
-    ("no report", "toggles_effective", builder.every_rank(effects=()), INVALID, Reason.NO_EFFECT),
+    ("no report", "toggles_effective", spoil.every_rank(effects=()), INVALID, Reason.NO_EFFECT),
 ]
 
 
@@ -188,7 +188,7 @@ def test_a_crash_after_a_nan_is_both() -> None:
     where = builder.context()
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        return builder.ended(LaunchStatus.NON_FINITE)(at("loss", 50, math.nan)(made))
+        return spoil.ended(LaunchStatus.NON_FINITE)(at("loss", 50, math.nan)(made))
 
     found = builder.evidence("baseline", where, change=change)
     assert builder.row("baseline", "completed", found, where).code is Reason.NON_FINITE
@@ -198,7 +198,7 @@ def test_a_crash_after_a_nan_is_both() -> None:
 def test_sampling_noise_around_the_floor_is_no_leak_of_the_future() -> None:
     where = builder.context()
     noise = np.random.default_rng(3).normal(0.0, 0.05, 100)
-    found = builder.evidence("baseline", where, change=loss(builder.FLOOR + noise))
+    found = builder.evidence("baseline", where, change=loss(traces.FLOOR + noise))
     assert builder.row("baseline", "plausible", found, where).outcome is PASS
 
 
@@ -206,7 +206,7 @@ def test_a_source_without_a_known_floor_is_held_against_the_start_only() -> None
     where = builder.context()
 
     def falling(made: LaunchEvidence) -> LaunchEvidence:
-        return loss(np.linspace(5.5, 2.0, 100))(builder.effective(loss_floor=None)(made))
+        return loss(np.linspace(5.5, 2.0, 100))(spoil.effective(loss_floor=None)(made))
 
     found = builder.evidence("baseline", where, change=falling)
     assert builder.row("baseline", "plausible", found, where).outcome is PASS
@@ -227,7 +227,7 @@ def test_a_shorter_retry_may_have_fewer_rows() -> None:
     where = builder.context()
 
     def retried(made: LaunchEvidence) -> LaunchEvidence:
-        short = builder.ended(LaunchStatus.COMPLETED, rows=50)(made)
+        short = spoil.ended(LaunchStatus.COMPLETED, rows=50)(made)
         update = {"attempts": 2, "steps": 50}
         return replace(short, result=short.result.model_copy(update=update))
 
@@ -237,7 +237,7 @@ def test_a_shorter_retry_may_have_fewer_rows() -> None:
 
 def test_remedies_come_from_the_playbook() -> None:
     where = builder.context()
-    found = builder.evidence("baseline", where, change=builder.ended(LaunchStatus.HUNG))
+    found = builder.evidence("baseline", where, change=spoil.ended(LaunchStatus.HUNG))
     check = builder.row("baseline", "completed", found, where)
     assert "SIGUSR1" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
     assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
@@ -337,6 +337,6 @@ def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None
 def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
     where = builder.context("cpu")
     found = builder.evidence("baseline", where, change=flaky, only=["run1"])
-    crashed = builder.ended(LaunchStatus.CRASHED)(found.launches["run2"])
+    crashed = spoil.ended(LaunchStatus.CRASHED)(found.launches["run2"])
     both = replace(found, launches={**found.launches, "run2": crashed})
     assert builder.row("baseline", "completed", both, where).outcome is FAIL

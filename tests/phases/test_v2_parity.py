@@ -8,11 +8,11 @@ import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
-from tests.phases import builder
+from tests.phases import builder, heartbeats, spoil
 from tests.phases.answers import NOTHING, row, said
 
 
-def with_status(status: str, message: str = "", *, only: str = "") -> builder.Change:
+def with_status(status: str, message: str = "", *, only: str = "") -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
         assert made.junit is not None
         cases = tuple(
@@ -24,10 +24,10 @@ def with_status(status: str, message: str = "", *, only: str = "") -> builder.Ch
     return change
 
 
-def collected(*names: str) -> builder.Change:
+def collected(*names: str) -> spoil.Change:
     cases = tuple(JUnitCase(name=name, classname="nsa.tests.x", status="passed") for name in names)
-    report = JUnitReport(path="v2_parity/parity/junit.xml", sha256=builder.SHA, cases=cases)
-    return builder.parts(junit=report)
+    report = JUnitReport(path="v2_parity/parity/junit.xml", sha256=heartbeats.SHA, cases=cases)
+    return spoil.parts(junit=report)
 
 
 @pytest.mark.parametrize("what", ["parity", "gaps", "faster"])
@@ -40,11 +40,11 @@ def collected(*names: str) -> builder.Change:
         (with_status("skipped", "needs CUDA"), (Outcome.SKIPPED, Reason.NEEDS_CUDA)),
         (collected(), (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)),
         (collected("test_something_else"), (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)),
-        (builder.parts(junit=None), NOTHING),
+        (spoil.parts(junit=None), NOTHING),
     ],
 )
 def test_only_tests_that_ran_and_passed_pass(
-    what: str, change: builder.Change | None, expected: tuple[Outcome, Reason]
+    what: str, change: spoil.Change | None, expected: tuple[Outcome, Reason]
 ) -> None:
     assert said(row("v2_parity", what, change)) == expected
 
@@ -67,12 +67,12 @@ def test_a_slow_v2_on_a_shared_cpu_is_shown_and_not_gated() -> None:
 
 def test_a_test_run_that_hung_is_told_by_its_rows() -> None:
     def hung(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(builder.ended(LaunchStatus.TIMED_OUT)(made), junit=None)
+        return replace(spoil.ended(LaunchStatus.TIMED_OUT)(made), junit=None)
 
     assert said(row("v2_parity", "parity", hung)) == (Outcome.INCOMPLETE, Reason.TIMEOUT)
 
 
-def raced(device: str, *bounds: float) -> builder.Change:
+def raced(device: str, *bounds: float) -> spoil.Change:
     """Speed tests that recorded these lower bounds; the test itself fails at 1 or less."""
     cases = tuple(
         JUnitCase(
@@ -83,7 +83,9 @@ def raced(device: str, *bounds: float) -> builder.Change:
         )
         for number, bound in enumerate(bounds)
     )
-    return builder.parts(junit=JUnitReport(path="speed/junit.xml", sha256=builder.SHA, cases=cases))
+    return spoil.parts(
+        junit=JUnitReport(path="speed/junit.xml", sha256=heartbeats.SHA, cases=cases)
+    )
 
 
 def test_the_slowest_shape_is_the_number_that_speed_is_judged_by() -> None:

@@ -1,0 +1,163 @@
+"""What the ranks of a healthy launch say: effects, buckets, proofs, and every step."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from nsa.toggles import TOGGLES
+from runbook.config import Profile
+from runbook.records import Launch
+from runbook.records.evidence import Effect, LaunchEvidence, RankLog
+
+SHA = "5" * 64
+TOKEN = "ab" * 16
+
+
+def digest_of(text: str) -> str:
+    """The digest of a file that only this launch has."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def effects(launch: Launch, rank: int) -> tuple[Effect, ...]:
+    """Every toggle proves itself, per arm where arms take turns."""
+    found = [
+        Effect(toggle=name, value=value, took_effect=True, evidence="seen", rank=rank)
+        for name, value in launch.env.items()
+        if name in TOGGLES
+    ]
+    arms = launch.schedule.settings if launch.schedule else {}
+    found += [
+        Effect(toggle=name, value=value, took_effect=True, evidence="seen", arm=arm, rank=rank)
+        for arm, settings in arms.items()
+        for name, value in settings.items()
+    ]
+    return tuple(found)
+
+
+def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
+    """DDP's sizes: a model of 150 MiB cut by the bucket of each arm."""
+    if launch.schedule is not None:
+        sizes = {
+            arm: values["NSA_DDP_BUCKET_MB"]
+            for arm, values in launch.schedule.settings.items()
+            if "NSA_DDP_BUCKET_MB" in values
+        }
+    else:
+        sizes = {"": launch.env.get("NSA_DDP_BUCKET_MB", "25")}
+    return tuple(
+        {"arm": arm, "block": 0, "sizes_mib": [float(size)] * math.ceil(150 / float(size))}
+        for arm, size in sizes.items()
+    )
+
+
+GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
+PROOF: Mapping[str, Any] = {
+    "mean_low": 0.998,
+    "mean_high": 1.0,
+    "missing": [],
+    "norm_told": 3.0,
+    "norm_before": 3.0,
+    "norm_after": 1.0,
+    "own_gradient": dict.fromkeys(GROUPS, 1e-3),
+}
+SPOTS: Mapping[str, Any] = {
+    "positions": [0, 9, 99],
+    "embedding": 0.0,
+    "attention": 1e-3,
+    "layer": 1e-3,
+    "logits": 1e-3,
+    "layers": 2.0,
+    "seams": 0.0,
+    "blocks_illegal": 0.0,
+    "blocks_shortfall": 0.0,
+}
+
+
+def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
+    """What a rank's heartbeats tell of the steps that are in the CSV: it reads 2 rows, or 1."""
+    rows = range(2) if nproc == 1 else (rank,)
+    return pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": 1000.0 + table["dt_s"].cumsum(),
+            "alone": True,
+            "embedded": table["tokens"] / nproc,
+            "data": [f"{sum(step * 64 + row for row in rows):016x}" for step in table["step"]],
+            "mem_mib": table["mem_mib"],
+            "rss_mib": table["mem_mib"],
+            "cuda_mib": table["mem_mib"],
+            "loss": table["loss"],
+            "toks_per_s": table["toks_per_s"],
+            "grad_norm": table["grad_norm"],
+        }
+    )
+
+
+def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> Mapping[str, Any]:
+    """The first pass of a rank: a pass has the tokens of one micro-batch."""
+    work = profile.workload
+    wire = launch.env.get("NSA_DDP_COMPRESS", "off") if launch.nproc > 1 else "off"
+    return {
+        **PROOF,
+        "loss": float(table["loss"].iloc[0]),
+        "loss_again": float(table["loss"].iloc[0]),
+        "positions": work.seq_len * work.global_batch // launch.nproc,
+        "wire": "fp32" if wire == "off" else wire,
+        "mean_low": 1.0 if wire == "off" else PROOF["mean_low"],
+        "oracle": _spots(profile) if rank == 0 else None,
+    }
+
+
+def _spots(profile: Profile) -> Mapping[str, Any]:
+    """What the profile's types explain: float32 is a thousand times closer."""
+    close = 1e-3 if profile.workload.dtype == "fp32" else 1.0
+    return {n: v * close if v == 1e-3 else v for n, v in SPOTS.items()}
+
+
+def told(made: LaunchEvidence) -> LaunchEvidence:
+    """The same launch whose ranks tell of the steps what its CSV tells."""
+    assert made.training is not None
+    table, nproc = made.training.frame, made.launch.nproc
+    logs = tuple(replace(log, steps=beats(table, log.rank, nproc)) for log in made.ranks)
+    return replace(made, ranks=logs)
+
+
+def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
+    """Heartbeats of all ranks, to the last step, with equal parameters."""
+    return tuple(
+        RankLog(
+            rank=rank,
+            path=f"{launch.run_dir}/heartbeat_rank{rank}.jsonl",
+            sha256=digest_of(f"{launch.run_dir} {rank}"),
+            events=3 * launch.steps,
+            tokens=frozenset({TOKEN}),
+            first_step=1,
+            last_step=launch.steps,
+            exit_code=0,
+            exit_reason="done",
+            param_hash="feed",
+            counts={"exit": 1},
+            effects=effects(launch, rank),
+            ddp_buckets=buckets(launch),
+            pids=(100 + rank,),
+            clock_s=float(table["dt_s"].sum()),
+            proof=proof(launch, profile, rank, table),
+            ending={
+                "fetched_sum": 7,
+                "embedded_sum": 7,
+                "moved": dict.fromkeys(GROUPS, 4e-4),
+                "largest_lr": 2e-4,
+                "updates": [len(table), len(table)],
+                "proof": proof(launch, profile, rank, table),
+                "first_update": {"moved": 2e-4, "lr": 2e-4},
+            },
+            steps=beats(table, rank, launch.nproc),
+        )
+        for rank in range(launch.nproc)
+    )

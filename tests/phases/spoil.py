@@ -1,0 +1,105 @@
+"""Ways to spoil a healthy launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from runbook.records import LaunchStatus
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+
+Change = Callable[[LaunchEvidence], LaunchEvidence]
+
+
+def jittered(log: TrainingLog, share: float, *, seed: int = 1) -> TrainingLog:
+    """The same log with random step times; rates stay tokens / time."""
+    changed = log.frame.copy()
+    changed["dt_s"] *= np.random.default_rng(seed).normal(1.0, share, len(changed)).clip(0.5)
+    changed["toks_per_s"] = changed["tokens"] / changed["dt_s"]
+    return replace(log, frame=changed)
+
+
+def ended(status: LaunchStatus, *, rows: int | None = None, cause: str = "made up") -> Change:
+    """The launch ended badly, after `rows` rows."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        result = made.result.model_copy(
+            update={
+                "status": status,
+                "cause": cause,
+                "culprit_rank": 1,
+                "evidence": ("stacks.txt",),
+            }
+        )
+        log = made.training
+        if rows is not None and log is not None:
+            log = replace(log, frame=log.frame.iloc[:rows])
+        return replace(made, result=result, training=log)
+
+    return change
+
+
+def columns(**values: Any) -> Change:
+    """Columns of training.csv replaced; a callable gets the frame."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.training is not None
+        table = made.training.frame.copy()
+        for name, value in values.items():
+            table[name] = value(table) if callable(value) else value
+        return replace(made, training=replace(made.training, frame=table))
+
+    return change
+
+
+def effective(**values: Any) -> Change:
+    """Entries of env.json's effective block replaced."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        found = dict(made.env or {})
+        found["effective"] = {**found["effective"], **values}
+        return replace(made, env=found)
+
+    return change
+
+
+def without_effect(toggle: str, *, took: bool | None = False, arm: str | None = None) -> Change:
+    """The trainer's report on a toggle says no (`took` False), nothing (None), or is absent."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        logs = tuple(
+            replace(
+                log,
+                effects=tuple(
+                    replace(effect, took_effect=took)
+                    if effect.toggle == toggle and (arm is None or effect.arm == arm)
+                    else effect
+                    for effect in log.effects
+                ),
+            )
+            for log in made.ranks
+        )
+        return replace(made, ranks=logs)
+
+    return change
+
+
+def every_rank(**values: Any) -> Change:
+    """Fields of all heartbeat logs replaced."""
+    return lambda made: replace(made, ranks=tuple(replace(log, **values) for log in made.ranks))
+
+
+def rank(number: int, **values: Any) -> Change:
+    """Fields of one rank's heartbeat log replaced."""
+    return lambda made: replace(
+        made,
+        ranks=tuple(replace(log, **values) if log.rank == number else log for log in made.ranks),
+    )
+
+
+def parts(**values: Any) -> Change:
+    """Fields of the launch's evidence replaced."""
+    return lambda made: replace(made, **values)

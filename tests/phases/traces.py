@@ -1,0 +1,245 @@
+"""What a healthy trainer leaves: every file of a launch, made by hand.
+
+Everything follows from the plan itself (steps, arms, toggles), so a healthy run of a profile is
+what its trainer would have left, in numbers that are easy to reason about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsa.toggles import TOGGLES
+from runbook.config import Profile
+from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.evidence import (
+    JUnitCase,
+    JUnitReport,
+    LaunchEvidence,
+    TrainingLog,
+)
+from tests.phases.heartbeats import SHA, TOKEN, digest_of, ranks
+
+VOCABULARY = 256
+FLOOR = math.log(VOCABULARY)
+ENTROPY = 1.1063
+
+
+def frame(
+    launch: Launch, profile: Profile, *, rate: float = 1e5, rates: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """One row per step at exactly `rate` tok/s, or at the rate of each arm."""
+    tokens = profile.workload.tokens_per_step
+    rows: list[tuple[str, int, bool]] = []
+    if launch.schedule is None:
+        rows = [("", 0, False)] * launch.steps
+    else:
+        plan = launch.schedule
+        for block, order in enumerate(plan.rounds):
+            for arm in order:
+                rows += [(arm, block, True)] * plan.warmup_steps + [
+                    (arm, block, False)
+                ] * plan.steps
+    speeds = np.array([(rates or {}).get(arm, rate) for arm, _, _ in rows])
+    noise = np.random.default_rng(7).normal(0, 0.004, len(rows))
+    return pd.DataFrame(
+        {
+            "step": np.arange(1, len(rows) + 1),
+            "loss": (_learned(len(rows)) if "markov" in launch.argv else FLOOR + 0.02) + noise,
+            "lr": 2e-4,
+            "toks_per_s": speeds,
+            "tokens": tokens,
+            "dt_s": tokens / speeds,
+            "grad_norm": 1.0,
+            "mem_mib": 30_000.0 if profile.has_gpu else 300.0,
+            "arm": [arm for arm, _, _ in rows],
+            "block": [block for _, block, _ in rows],
+            "warmup": [warmup for _, _, warmup in rows],
+            "fetch_s": 0.001,
+            "host_s": 0.0001,
+        }
+    )
+
+
+def _learned(steps: int) -> Any:
+    """From knowing nothing most of the way to the entropy rate, in a tenth of the steps."""
+    share = np.minimum(1.0, np.arange(steps) / max(1, steps // 10))
+    return FLOOR - 0.9 * share * (FLOOR - ENTROPY)
+
+
+def env(launch: Launch, profile: Profile) -> dict[str, Any]:
+    """The env.json of a launch that ran as planned."""
+    work = profile.workload
+    toggles = [
+        {
+            "name": name,
+            "value": TOGGLES[name].parse(value),
+            "default": None,
+            "source": "environment",
+        }
+        for name, value in launch.env.items()
+        if name in TOGGLES
+    ]
+    cuda = profile.has_gpu
+    return {
+        "schema_version": 1,
+        "run_token": TOKEN,
+        "git": {"branch": profile.branch, "sha": "1" * 40, "dirty": False, "diff_sha256": None},
+        "versions": {"torch": "2.13.0", "cuda": "13.0" if cuda else None, "driver": "580"},
+        "world_size": launch.nproc,
+        "device": {
+            "type": profile.hardware.device,
+            "name": profile.hardware.gpu_name or "some processor",
+            "count": launch.nproc,
+        },
+        "config": {
+            "train": {
+                "seq_len": work.seq_len,
+                "steps": launch.steps,
+                "out_dir": "x",
+                "lr": 2e-4,
+                "warmup_steps": 0,
+                "lr_schedule": "constant",
+                "grad_clip": 1.0,
+            },
+            "model": {"n_layers": 2},
+            "nsa": {"l": 16},
+        },
+        "config_sha256": "c" * 64,
+        "effective": {
+            "seq_len": work.seq_len,
+            "global_batch": work.global_batch,
+            "per_rank_batch": work.global_batch // launch.nproc,
+            "accumulation": work.accumulation,
+            "tokens_per_step": work.tokens_per_step,
+            "steps": launch.steps,
+            "schedule_steps": launch.steps,
+            "n_params": 78_400_000,
+            "vocab_size": VOCABULARY,
+            "dtype": work.dtype,
+            "device": profile.hardware.device,
+            "dataset": "markov" if "markov" in launch.argv else "synthetic",
+            "gradient_checkpointing": False,
+            "model_flops_per_token": 5e8,
+            "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
+        },
+        "toggles": toggles,
+        "notes": [],
+        "arms": {"warmup_steps": launch.schedule.warmup_steps} if launch.schedule else None,
+    }
+
+
+def gpu_samples(nproc: int, *, busy: float = 95.0, used_mib: float = 40_000.0) -> pd.DataFrame:
+    """What nvidia-smi showed, once a second."""
+    return pd.DataFrame(
+        [
+            (f"2026-01-01T00:00:{second:02d}", gpu, busy, used_mib, 81_920.0)
+            for second in range(20)
+            for gpu in range(nproc)
+        ],
+        columns=[
+            "timestamp",
+            "index",
+            "utilization_percent",
+            "memory_used_mib",
+            "memory_total_mib",
+        ],
+    )
+
+
+def gates(steps: int, *, entropy: float = 0.95, max_gate: float = 0.4) -> pd.DataFrame:
+    """Gate health at every tenth step; the last digits of readings that were taken differ."""
+    at = np.arange(10, max(steps, 50) + 1, 10)
+    return pd.DataFrame({"step": at, "entropy": entropy + 1e-12 * at, "max_gate": max_gate})
+
+
+_AUDIT = {"cmp": "explicit_softmax", "sel": "flash", "win": "flash"}
+_NO_FLASH = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
+_PROFILE = {
+    "ranges": {"nsa.sel.ranges_v2": {"count": 120, "cpu_us": 900.0, "cuda_us": 700.0}},
+    "python_share": 0.12,
+    "top_python": [{"name": "loop.py:10:step", "share": 0.03}],
+    "steps": 10,
+    "wall_us": 1e6,
+}
+
+
+def audit(kernels: Mapping[str, str] = _AUDIT) -> dict[str, Any]:
+    """An audit in which the default arm ran `kernels`."""
+    arms = {"default": kernels, "flash_only": _AUDIT, "no_flash": _NO_FLASH}
+    return {
+        "arms": {
+            arm: {
+                "branches": {branch: {"kernel": name, "ops": {}} for branch, name in found.items()}
+            }
+            for arm, found in arms.items()
+        }
+    }
+
+
+_TESTS = {
+    "sanity": (
+        ("nsa.tests.test_equiv_small", "test_paths_agree"),
+        ("nsa.tests.test_group_consistency", "test_heads_read_the_same_blocks"),
+        ("nsa.tests.test_whole_model", "test_logits"),
+    ),
+    "parity": (
+        ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[random]"),
+        ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[gaps]"),
+    ),
+    "speed": (("nsa.tests.test_performance_guards", "test_v2_performance_improvement[2048]"),),
+}
+
+
+def junit(name: str, run_dir: str) -> JUnitReport:
+    """All of a test launch's tests passed."""
+    cases = tuple(
+        JUnitCase(name=test, classname=module, status="passed") for module, test in _TESTS[name]
+    )
+    return JUnitReport(path=f"{run_dir}/junit.xml", sha256=SHA, cases=cases)
+
+
+def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
+    """A launch that ran well; `rate` and `rates` as in `frame`."""
+    where = launch.run_dir
+    done = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token=TOKEN)
+    base = LaunchEvidence(
+        launch=launch,
+        result=done,
+        console_path=f"{where}/console.log",
+        console_sha256=SHA,
+        console_lines=("[ddp] gradient compression enabled: bf16",),
+    )
+    if launch.kind == "pytest":
+        return replace(base, junit=junit(launch.name, where))
+    table = frame(launch, profile, **speed)
+    done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
+    samples = gpu_samples(launch.nproc) if profile.has_gpu else None
+    return replace(
+        base,
+        result=done,
+        training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
+        gates=gates(launch.steps),
+        gates_path=f"{where}/gates.csv",
+        gates_sha256=SHA,
+        ranks=ranks(launch, profile, table),
+        env=env(launch, profile),
+        env_path=f"{where}/env.json",
+        env_sha256=SHA,
+        audit=audit() if launch.phase == "sdpa_audit" else None,
+        audit_path=f"{where}/sdpa_audit.json",
+        audit_sha256=SHA,
+        profile=_PROFILE if launch.phase == "nvtx" else None,
+        profile_path=f"{where}/profile_rank0.json",
+        profile_sha256=SHA,
+        trace_path=f"{where}/trace_rank0.json.gz",
+        trace_sha256=SHA,
+        gpu_samples=samples,
+        gpu_samples_path=f"{where}/gpu_samples.csv",
+        gpu_samples_sha256=SHA,
+    )
