@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
@@ -35,11 +36,15 @@ TOGGLE_OVERRIDES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command line after parsing; `settings` change the config file, `overrides` go over it."""
+    """The command line after parsing; `settings` change the config file, `overrides` go over it.
+
+    `resume` is where the path led when it was read: a launch by hand moves the link `latest` to
+    itself before it loads anything.
+    """
 
     config: str | None
     ddp: str
-    resume: str | None
+    resume: Path | None
     save: bool
     arms: str | None
     profile_steps: int
@@ -66,7 +71,7 @@ def _parser() -> _Parser:
     for flag, _, _, metavar, text in _OVERRIDES:
         add(flag, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
-    add("--resume", metavar="PATH", help="run directory or checkpoint to go on from")
+    add("--resume", metavar="PATH", help="run directory, latest or checkpoint to go on from")
     add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
     add("--synthetic-on-fail", action="store_true", help="go on with synthetic data, visibly")
     add("--arms", metavar="FILE|JSON", help="schedule of toggles within this launch")
@@ -95,7 +100,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     return Flags(
         config=known.config or environ.get(CONFIG_VARIABLE) or None,
         ddp=known.ddp,
-        resume=known.resume,
+        resume=Path(known.resume).resolve() if known.resume else None,
         save=known.save,
         arms=known.arms,
         profile_steps=profile,

@@ -132,7 +132,7 @@ class _Session:
             tracing.enable_nvtx(True)
         engine = Engine(plan, ranks)
         source, first = self._source(ranks)
-        start_step = self._resume(engine, source) if plan.flags.resume else 0
+        start_step = self._resume(engine, source, plan.flags.resume) if plan.flags.resume else 0
         if first is None:
             beat.phase = Phase.DATA
             beat.write(Event.DATA_START)
@@ -234,8 +234,8 @@ class _Session:
             seed=train.seed,
         )
 
-    def _resume(self, engine: Engine, source: Source) -> int:
-        restored = checkpoint.load(Path(str(self.plan.flags.resume)), engine)
+    def _resume(self, engine: Engine, source: Source, path: Path) -> int:
+        restored = checkpoint.load(path, engine)
         source.seek(restored.position)
         for line in restored.refused:
             text = f"damaged checkpoint refused, the one before it is used: {line}"

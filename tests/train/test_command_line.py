@@ -47,6 +47,17 @@ def test_config_comes_from_the_environment_too() -> None:
     assert plan_launch([], {"CONFIG": str(SMOKE)}).config.train.seq_len == 128
 
 
+def test_a_link_to_resume_from_is_followed_when_it_is_read(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "latest"
+    link.symlink_to("old")
+    found = plan("--resume", str(link))
+    link.unlink()
+    link.symlink_to("new")
+    assert found.flags.resume == (tmp_path / "old").resolve()
+
+
 def test_everything_wrong_is_in_one_message() -> None:
     text = refusal(
         "--steps", "many", "--bogus", "--ddp", "2", "--dataset", "fineweb",

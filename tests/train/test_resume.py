@@ -12,7 +12,7 @@ from nsa.contract import CHECKSUMS_JSON
 from nsa.train import checkpoint
 from nsa.train.output import write_json
 from tests.train.conftest import STEPS
-from tests.train.launching import Launch
+from tests.train.launching import Launch, run
 
 launched = pytest.mark.e2e
 slow = pytest.mark.slow
@@ -36,6 +36,23 @@ def test_the_damaged_checkpoint_is_refused_and_the_one_before_it_used(resumed: L
     assert f"step_{STEPS}: model.pt differs from its sha256" in notes
     assert "resumed after step 12" in notes
     assert "damaged checkpoint refused" in resumed.text()
+
+
+@launched
+def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
+    """A run by hand moves `latest` to itself before it loads the checkpoint of the one before."""
+    out = tmp_path / "out"
+    args = ["--dataset", "synthetic", "--seq-len", "32", "--out-dir", str(out), "--save"]
+    first = run(tmp_path / "first", [*args, "--steps", "2"], harness=False)
+    assert first.process.returncode == 0, first.text()
+    before = (out / "latest").resolve()
+    again = [*args, "--steps", "3", "--resume", str(out / "latest")]
+    second = run(tmp_path / "second", again, harness=False)
+    assert second.process.returncode == 0, second.text()
+    after = (out / "latest").resolve()
+    assert after != before
+    notes = json.loads((after / "env.json").read_text())["notes"]
+    assert f"resumed after step 2 from {before / 'checkpoints' / 'step_2'}" in notes
 
 
 @launched
