@@ -224,11 +224,16 @@ def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") 
     and every contradiction.
     """
     values, problems = read_values(variables)
-    merged = {row.name: values.get(row.name, row.default) for row in _ROWS}
-    toggles = ToggleSet(values=merged, sources=dict.fromkeys(values, source))
+    toggles = toggle_set(values, dict.fromkeys(values, source))
     problems += contradictions(toggles)
     raise_problems("NSA_* variables", problems)
     return toggles
+
+
+def toggle_set(values: Mapping[str, Value], sources: Mapping[str, str]) -> ToggleSet:
+    """These values, every other toggle at its default; nothing is checked."""
+    merged = {row.name: values.get(row.name, row.default) for row in _ROWS}
+    return ToggleSet(values=merged, sources=sources)
 
 
 def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[str]]:
@@ -260,19 +265,52 @@ _SAFE_MODE_OFF: dict[str, Value] = {
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
 
 
-def contradictions(toggles: ToggleSet) -> list[str]:
-    """Settings that cannot both hold."""
-    problems = []
-    if toggles.flag("NSA_SDPA_FLASH_ONLY") and toggles.flag("NSA_SDPA_NO_FLASH"):
-        problems.append("NSA_SDPA_FLASH_ONLY=1 and NSA_SDPA_NO_FLASH=1 exclude each other")
+# What this build never does, on whatever machine: why, and what runs instead.
+UNAVAILABLE = {
+    "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
+    "chooses the kernel instead",
+    "NSA_USE_TRITON_SEL": "this build has no Triton kernel for the selected branch; torch's SDPA "
+    "runs it instead",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """Two toggles that cannot both hold: `one` is set and needs `other` to be `needs`."""
+
+    one: str
+    other: str
+    needs: str
+    text: str
+
+
+def conflicts(toggles: ToggleSet) -> list[Conflict]:
+    """Every pair that cannot hold, in words that say where both values come from."""
+    asking: list[tuple[str, Mapping[str, Value]]] = []
     if toggles.flag("NSA_DDP_SAFE_MODE"):
-        for name, safe in _SAFE_MODE_OFF.items():
-            if toggles.is_set(name) and toggles.values[name] != safe:
-                problems.append(
-                    f"NSA_DDP_SAFE_MODE=1 needs {name}={safe!r}, but it is set to "
-                    f"{toggles.values[name]!r}; unset one of the two"
-                )
-    return problems
+        asking.append(("NSA_DDP_SAFE_MODE", _SAFE_MODE_OFF))
+    if toggles.flag("NSA_SDPA_NO_FLASH") and not toggles.flag("NSA_DDP_SAFE_MODE"):
+        asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
+    return [
+        Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
+        for one, needs in asking
+        for other, needed in needs.items()
+        if toggles.is_set(other) and toggles.values[other] != needed
+    ]
+
+
+def _conflict(toggles: ToggleSet, one: str, other: str) -> str:
+    first, second = (f"{n}={_word(toggles.values[n])} ({toggles.sources[n]})" for n in (one, other))
+    return f"{first} and {second} exclude each other"
+
+
+def _word(value: Value) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def contradictions(toggles: ToggleSet) -> list[str]:
+    """The conflicts as lines for a message."""
+    return [f"{found.text}; unset one of the two" for found in conflicts(toggles)]
 
 
 def with_safe_mode(toggles: ToggleSet) -> ToggleSet:

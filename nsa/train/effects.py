@@ -17,7 +17,7 @@ from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
-from nsa.toggles import SAFE_MODE, TOGGLES, ToggleSet
+from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 from nsa.train.cli import TOGGLE_OVERRIDES
 from nsa.train.engine import Engine
 
@@ -209,12 +209,12 @@ def _fa2(seen: Seen) -> Evidence:
     if not seen.toggles.flag("NSA_USE_FA2"):
         return True, "off"
     there = importlib.util.find_spec("flash_attn") is not None
-    why = "is installed, but these branches need masks that it lacks" if there else "is missing"
-    return False, f"not available: the package flash_attn {why}; SDPA chooses the kernel"
+    state = "" if there else "the package flash_attn is missing, and "
+    return False, f"not available: {state}{UNAVAILABLE['NSA_USE_FA2']}"
 
 
 def _triton(seen: Seen) -> Evidence:
-    return not seen.toggles.values["NSA_USE_TRITON_SEL"], "this build has no Triton kernel"
+    return not seen.toggles.values["NSA_USE_TRITON_SEL"], UNAVAILABLE["NSA_USE_TRITON_SEL"]
 
 
 def _nvtx(seen: Seen) -> Evidence:

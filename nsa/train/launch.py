@@ -12,7 +12,15 @@ from nsa import torch_env
 from nsa.config import ModelConfig
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, load_config, refusal
-from nsa.toggles import TOGGLES, ToggleSet, Value, contradictions, read_values, with_safe_mode
+from nsa.toggles import (
+    UNAVAILABLE,
+    ToggleSet,
+    Value,
+    contradictions,
+    read_values,
+    toggle_set,
+    with_safe_mode,
+)
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
 
@@ -135,10 +143,7 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     place, place_problems = read_place(environ)
     values, toggle_problems = read_values(environ)
     problems = [*flags.problems, *place_problems, *toggle_problems]
-    given = ToggleSet(
-        values={name: values.get(name, row.default) for name, row in TOGGLES.items()},
-        sources=dict.fromkeys(values, "environment"),
-    )
+    given = toggle_set(values, dict.fromkeys(values, "environment"))
     problems += contradictions(given)
     toggles = with_safe_mode(given)
     loaded = _load(flags, toggles, problems)
@@ -223,8 +228,8 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
         wants_triton = config.runtime.use_triton_sel
     if wants_triton:
         problems.append(
-            "NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: this build has no Triton kernel for "
-            "the selected branch; set it to 0"
+            f"NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; "
+            "set it to 0"
         )
     return problems
 

@@ -17,6 +17,7 @@ from nsa.contract import (
     checkpoint_name,
 )
 from nsa.data.source import Batch, Source
+from nsa.toggles import UNAVAILABLE
 from nsa.train import checkpoint
 from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
@@ -135,7 +136,7 @@ class Loop:
 
     def _probe(self, block: Block) -> str | None:
         if block.toggles.values["NSA_USE_TRITON_SEL"]:
-            return "NSA_USE_TRITON_SEL=1: this build has no Triton kernel"
+            return f"NSA_USE_TRITON_SEL=1: {UNAVAILABLE['NSA_USE_TRITON_SEL']}"
         if not any(block.toggles.flag(name) for name in AUDITED):
             return None
         if self._early is None:

@@ -15,6 +15,7 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
+from runbook.engine.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
 from runbook.records.phase import Phase, PlanContext
@@ -109,7 +110,11 @@ class Setup:
 
 
 def prepare(options: RunOptions) -> Setup:
-    """Resolve the options. Raises `UsageError` with everything that is wrong with them."""
+    """Resolve the options and plan every phase, which starts nothing.
+
+    Raises `UsageError` with everything that is wrong with the options; only sound ones are planned,
+    and then with every contradiction in a planned launch.
+    """
     problems: list[str] = []
     found: dict[str, Any] = {}
     named = options.profile != "auto"
@@ -134,7 +139,10 @@ def prepare(options: RunOptions) -> Setup:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
     if problems:
         raise UsageError(problems)
-    return Setup(options=options, **found)
+    setup = Setup(options=options, **found)
+    if problems := planned_problems(setup):
+        raise UsageError(problems)
+    return setup
 
 
 def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:

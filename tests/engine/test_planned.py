@@ -1,0 +1,132 @@
+"""Settings that the trainer would refuse, or could not obey, are refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsa.contract import NSAError
+from nsa.toggles import TOGGLES
+from nsa.train.launch import plan_launch
+from runbook.cli import main
+from runbook.engine import RunOptions, plan_all
+from runbook.engine.options import prepare
+from runbook.errors import UsageError
+from runbook.launch.command import completed
+from runbook.records import Launch
+
+EVERY_PROFILE = ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
+SAFE = "NSA_DDP_SAFE_MODE=1"
+
+
+def refusal(*settings: str, profile: str = "cpu", phases: str = "all", **options: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        prepare(RunOptions(profile=profile, phases=phases, settings=settings, **options))  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("profile", EVERY_PROFILE)
+def test_a_profile_and_a_setting_that_exclude_each_other(profile: str) -> None:
+    text = refusal(SAFE, profile=profile, phases="baseline,long_run")
+    assert f"{SAFE} (--set) and NSA_DDP_COMPRESS=bf16 (profile {profile}) exclude" in text
+    assert "leave out --set NSA_DDP_SAFE_MODE or add --set NSA_DDP_COMPRESS=off" in text
+    assert "(planned in baseline, long_run)" in text
+    prepare(RunOptions(profile=profile, phases="baseline", settings=(SAFE, "NSA_DDP_COMPRESS=off")))
+
+
+def test_one_process_without_ddp_has_no_use_for_either() -> None:
+    prepare(RunOptions(profile="cpu", phases="single_gpu", settings=(SAFE,)))
+
+
+@pytest.mark.parametrize(
+    ("phase", "other"),
+    [
+        ("sdpa_audit", "NSA_SDPA_FLASH_ONLY=1 (arm flash_only of phase sdpa_audit)"),
+        ("fused_adamw", "NSA_OPT_FUSED=1 (arm fused of phase fused_adamw)"),
+    ],
+)
+def test_an_arm_that_cannot_run_under_a_setting(phase: str, other: str) -> None:
+    text = refusal(SAFE, "NSA_DDP_COMPRESS=off", phases=phase)
+    assert f"{SAFE} (--set) and {other} exclude each other" in text
+    assert f"name the phases without {phase} (--phase)" in text
+
+
+def test_an_arm_that_has_a_launch_of_its_own() -> None:
+    settings = (SAFE, "NSA_DDP_COMPRESS=off")
+    text = refusal(*settings, phases="fused_adamw", protocol="launches")
+    assert "NSA_OPT_FUSED=1 (phase fused_adamw) exclude each other" in text
+
+
+def test_a_setting_against_a_profile_of_ones_own(tmp_path: Path) -> None:
+    """The profile is sound, and so is the setting; together they are not."""
+    mine = tmp_path / "mine.yaml"
+    env = '{NSA_DDP_COMPRESS: {value: "off", source: a test}, '
+    env += 'NSA_DDP_SAFE_MODE: {value: "1", source: a test}}'
+    mine.write_text(f"extends: cpu\nname: mine\ntitle: mine\nenv: {env}\n")
+    prepare(RunOptions(profile=str(mine), phases="baseline"))
+    text = refusal("NSA_DDP_COMPRESS=fp16", profile=str(mine), phases="baseline")
+    assert "NSA_DDP_SAFE_MODE=1 (profile mine) and NSA_DDP_COMPRESS=fp16 (--set)" in text
+    assert "add --set NSA_DDP_SAFE_MODE=0 or leave out --set NSA_DDP_COMPRESS" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("NSA_USE_FA2", "masks that the package flash_attn lacks; torch's SDPA chooses the kernel"),
+        ("NSA_USE_TRITON_SEL", "no Triton kernel for the selected branch; torch's SDPA runs it"),
+    ],
+)
+def test_what_can_never_take_effect(name: str, why: str) -> None:
+    text = refusal(f"{name}=1", phases="baseline")
+    assert f"{name}=1 (--set) can never take effect" in text and why in text
+    assert f"leave out --set {name}" in text
+    prepare(RunOptions(profile="cpu", phases="baseline", settings=(f"{name}=0",)))
+
+
+def test_two_names_of_one_variable() -> None:
+    settings = ("PYTORCH_ALLOC_CONF=a:1", "PYTORCH_CUDA_ALLOC_CONF=a:1")
+    assert "are both set" in refusal(*settings, phases="baseline")
+
+
+def test_the_dry_run_says_so_too_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in (("--dry-run",), ()):
+        assert main(["run", *more, "--profile", "cpu", "--set", SAFE]) == 2
+        shown = capsys.readouterr()
+        assert shown.out == "" and "NSA_DDP_COMPRESS=bf16 (profile cpu)" in shown.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def accepted_by_the_trainer(launch: Launch) -> None:
+    """Raise what the trainer itself says to this command and environment."""
+    words = completed(launch).words()
+    ranks = {"WORLD_SIZE": str(launch.nproc), "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+    torchrun = words[0] == "torchrun"
+    argv = words[words.index("-m") + 2 :]
+    plan_launch(argv, {**launch.env, **(ranks if torchrun else {})})
+
+
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "cpu", "h200x1"])
+def test_what_is_planned_is_what_the_trainer_accepts(profile: str) -> None:
+    """Any yes/no toggle or choice: refused when planned, or accepted in every launch."""
+    refused = set()
+    for toggle in TOGGLES.values():
+        values = {"bool": ("0", "1"), "choice": toggle.choices}.get(toggle.kind, ())
+        for value in values:
+            setting = f"{toggle.name}={value}"
+            try:
+                plan = plan_all(RunOptions(profile=profile, settings=(setting,)))
+            except UsageError:
+                refused.add(setting)
+                continue
+            launches = [launch for _, launches in plan for launch in launches]
+            for launch in {launch.phase: launch for launch in launches}.values():
+                if launch.kind == "trainer":
+                    try:
+                        accepted_by_the_trainer(launch)
+                    except NSAError as error:
+                        pytest.fail(f"{setting}, {launch.phase}/{launch.name}: {error}")
+    assert refused == {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1"}
