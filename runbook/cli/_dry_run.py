@@ -167,6 +167,7 @@ def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dic
         "profile": args.options.profile,
         "profile_reason": args.profile_reason,
         "caveats": departures(args.setup.profile, args.setup.settings),
+        "unused_variables": list(args.unused),
         "out_dir": str(args.out),
         "phases": [
             {

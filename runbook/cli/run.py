@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from runbook.cli._parser import (
     whole_type,
 )
 from runbook.cli.finished import find_run
-from runbook.console import Console
+from runbook.console import Console, printable
 from runbook.errors import ProgramExit, UsageError
 
 _SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
@@ -162,11 +163,22 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def _tell_unused(args: argparse.Namespace, console: Console) -> None:
+    """Whoever exported a setting learns that it has no say, however quiet the console."""
+    from runbook.engine.unused import unused_text, unused_variables
+
+    # The setup of a run that goes on is in its record; nothing is taken as given then.
+    args.unused = unused_variables(os.environ, {} if args.resume else args.setup.exports)
+    if args.unused:
+        console.error(printable(f"warning: {unused_text(args.unused)}"))
+
+
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
 
+    _tell_unused(args, console)
     if args.dry_run:
         from runbook.cli._dry_run import print_plan
 

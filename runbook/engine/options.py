@@ -98,6 +98,12 @@ class Setup:
         ]
         return (*self.profile.required, *extra)
 
+    @property
+    def exports(self) -> dict[str, str]:
+        """The variables that profile and `--set` give to every launch that can use them."""
+        profile = {name: default.value for name, default in self.profile.env.items()}
+        return profile | dict(self.settings.toggles)
+
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
         document: dict[str, Any] = self.profile.model_dump(mode="json")

@@ -6,6 +6,7 @@ finished.
 
 from __future__ import annotations
 
+import os
 import platform
 import threading
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from runbook.engine.outputs import (
     write_reports,
 )
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.unused import UNUSED, unused_variables
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
@@ -258,7 +260,7 @@ def _finish(state: RunState) -> RunRecord:
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
     profile = setup.profile
-    exports = {name: value.value for name, value in profile.env.items()}
+    unused = unused_variables(os.environ, setup.exports)
     settings = {**setup.settings.toggles}
     settings |= {name: _word(value) for name, value in setup.settings.config_overrides.items()}
     return RunRecord(
@@ -278,10 +280,11 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         environment={
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            **({UNUSED: ", ".join(unused)} if unused else {}),
         },
         required=setup.required,
         phases=(),
-        exports=exports | dict(setup.settings.toggles),
+        exports=setup.exports,
     )
 
 

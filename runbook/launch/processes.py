@@ -40,6 +40,11 @@ _FROM_MACHINE = (
 )  # fmt: skip
 
 
+def is_passed_on(name: str) -> bool:
+    """Does a launch get this variable from the machine it runs on?"""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
+
+
 def check_launch_variables(names: Iterable[str]) -> None:
     """Raise `UsageError` that lists every variable a plan or config may not set."""
     bad = sorted(name for name in names if not may_be_set(name))
@@ -65,9 +70,7 @@ def build_environment(
     Raises `UsageError` for a variable that a plan may not set.
     """
     check_launch_variables(plan)
-    environment = {
-        k: v for k, v in machine.items() if any(fnmatch.fnmatchcase(k, p) for p in _FROM_MACHINE)
-    }
+    environment = {name: value for name, value in machine.items() if is_passed_on(name)}
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.
     environment["PYTHONFAULTHANDLER"] = "1"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ESCAPE = "\x1b"
+_SETTINGS = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Ended:
 
 def runbook(*words: str, cwd: Path, timeout_s: float = 120, **variables: str) -> Ended:
     """`runbook WORDS` in `cwd`, without the variables of this test run's own environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "runbook", *words],
         cwd=cwd,
