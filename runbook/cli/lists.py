@@ -128,6 +128,12 @@ PROFILES = Command(
 )
 
 
+_WHO_READS = (
+    "read by what you start by hand here: the trainer, `runbook watch` and the shipped tests; "
+    "`runbook run` takes toggles from the profile and --set NAME=value only"
+)
+
+
 def _toggles(args: argparse.Namespace, console: Console) -> int:
     """Raise UsageError that lists everything wrong with the environment."""
     from nsa.contract import NSAError
@@ -146,21 +152,22 @@ def _toggles(args: argparse.Namespace, console: Console) -> int:
         for toggle in TABLE.values()
     ]
     if args.json:
-        console.json_document({"schema_version": 1, "toggles": rows})
+        console.json_document({"schema_version": 1, "note": _WHO_READS, "toggles": rows})
         return 0
     cells = [
         (
-            *(row["name"], _in_force(row["value"]), row["source"], row["allowed"]),
+            *(row["name"], _shown(row["value"]), row["source"], row["allowed"]),
             *("arm" if row["arm"] else "", row["requirement"], row["meaning"]),
         )
         for row in rows
     ]
-    header = ("VARIABLE", "IN FORCE", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING")
+    header = ("VARIABLE", "IN THIS SHELL*", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING")
     console.table(header, cells)
+    console.result(f"* {_WHO_READS}")
     return 0
 
 
-def _in_force(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "(config)"
     if isinstance(value, bool):
@@ -170,10 +177,12 @@ def _in_force(value: object) -> str:
 
 TOGGLES = Command(
     name="toggles",
-    help="list every NSA_* variable with its value in force",
+    help="list every NSA_* variable with its meaning and its value in this shell",
     description="""\
-List every toggle: value in force in this environment, allowed values, meaning, and
-the requirement it serves. `arm` marks those that may change inside one launch.
+List every toggle: value in this shell, allowed values, meaning, and the requirement
+it serves. A trainer or `runbook watch` started by hand here reads these values;
+`runbook run` does not, it takes toggles from the profile and --set NAME=value.
+`arm` marks those that may change inside one launch.
 A variable that is unknown or holds a bad value is an error (exit code 2).""",
     examples="  NSA_DDP_BUCKET_MB=50 runbook toggles",
     run=_toggles,

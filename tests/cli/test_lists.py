@@ -74,10 +74,15 @@ def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
     assert document == load_profile("cpu").model_dump(mode="json")
 
 
-def test_toggles_in_force(tmp_path: Path) -> None:
+def test_toggles_in_this_shell(tmp_path: Path) -> None:
+    """Read by what is started by hand: `runbook run` takes none of them, and nothing says so."""
     ended = runbook("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
     assert ended.code == 0
-    rows = {line.split()[0]: line.split()[1:3] for line in ended.out.splitlines()[1:]}
+    *lines, note = ended.out.splitlines()
+    assert "IN FORCE" not in ended.out and "IN THIS SHELL*" in lines[0]
+    assert note.startswith("* read by what you start by hand here")
+    assert note.endswith("`runbook run` takes toggles from the profile and --set NAME=value only")
+    rows = {line.split()[0]: line.split()[1:3] for line in lines[1:]}
     assert rows["NSA_DDP_BUCKET_MB"] == ["50", "environment"]
     assert rows["NSA_OPT_FUSED"] == ["1", "environment"]
     assert rows["NSA_PREFILL_BATCHED"] == ["0", "default"]
@@ -88,7 +93,9 @@ def test_toggles_for_machines(tmp_path: Path) -> None:
     from nsa.toggles import TOGGLES
 
     ended = runbook("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
-    rows = {row["name"]: row for row in json.loads(ended.out)["toggles"]}
+    document = json.loads(ended.out)
+    assert "`runbook run` takes toggles from the profile and --set" in document["note"]
+    rows = {row["name"]: row for row in document["toggles"]}
     assert set(rows) == set(TOGGLES)
     assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
     assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
