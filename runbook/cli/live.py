@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
+from nsa.contract import LATEST_LINK
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.cli.finished import find_run
 from runbook.console import Console, printable
@@ -17,6 +19,9 @@ from runbook.errors import ProgramExit, UsageError
 if TYPE_CHECKING:
     from runbook.launch.detectors import Anomaly
     from runbook.tools.watch import RankStack
+
+
+_LOOK_EVERY_S = 1.0
 
 
 def _add_watch(parser: CommandParser) -> None:
@@ -38,7 +43,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    from runbook.launch.watchdog import Thresholds
+    from runbook.launch.watchdog import Budgets, Thresholds
     from runbook.tools.watch import Watcher
 
     folder = args.directory
@@ -46,6 +51,8 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
     limits = Thresholds.from_variables(os.environ)
     if args.halt is not None:
         limits = replace(limits, halt=args.halt == "1")
+    interval_s = args.interval or limits.interval_s
+    folder = begun_in(folder, interval_s=interval_s, within_s=Budgets().silence_s)
 
     def tell(anomaly: Anomaly) -> None:
         if args.json:
@@ -53,16 +60,22 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         else:
             console.result(printable(anomaly.line()))
 
+    def warn(text: str) -> None:
+        console.error(printable(f"warning: {text}"))
+
     watcher = Watcher(folder.resolve(), limits)
     if args.once:
         found = watcher.look()
         for anomaly in found:
             tell(anomaly)
+        for line in watcher.blind_spots():
+            warn(line)
         return _code(len(found))
     effect = "will halt the run" if limits.halt else "will only be reported"
     console.progress(f"watching {folder}; an anomaly {effect}")
-    count = watcher.run(interval_s=args.interval or limits.interval_s, tell=tell)
-    console.progress(f"the run is over; {count} anomalies, {watcher.monitor.rows_read} rows read")
+    count = watcher.run(interval_s=interval_s, tell=tell, warn=warn)
+    rows = watcher.monitor.readings.rows_read
+    console.progress(f"the run is over; {count} anomalies, {rows} rows read")
     return _code(count)
 
 
@@ -77,11 +90,36 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
         raise UsageError(
             f"no such directory: {folder}", hint="start the run first; it creates its own"
         )
-    above = (folder / "latest").is_dir()
+    above = (folder / LATEST_LINK).is_dir()
     # A folder that is still empty may be one whose run is about to write; only --once cannot wait.
     if not is_run_directory(folder) and (once or above):
-        hint = f"{folder}/latest is" if above else "one has training.csv or heartbeat_rank*.jsonl"
+        hint = (
+            f"{folder / LATEST_LINK} is"
+            if above
+            else "one has training.csv or heartbeat_rank*.jsonl"
+        )
         raise UsageError(f"{folder} is not a run directory", hint=hint)
+
+
+def begun_in(folder: Path, *, interval_s: float, within_s: float) -> Path:
+    """The run directory: the folder, or the run that its link `latest` names once it appears.
+
+    A folder that is still empty is waited for as long as a launch may be silent. Raises UsageError
+    if nothing has begun to write there by then.
+    """
+    from runbook.tools.watch import is_run_directory
+
+    place, deadline = folder, monotonic() + within_s
+    while not is_run_directory(place):
+        if monotonic() > deadline:
+            raise UsageError(
+                f"no run has begun in {folder} within {within_s:g} s",
+                hint="start the run, then watch its own directory",
+            )
+        sleep(min(interval_s, _LOOK_EVERY_S))
+        if (folder / LATEST_LINK).is_dir():
+            place = folder / LATEST_LINK
+    return place
 
 
 WATCH = Command(
@@ -90,7 +128,9 @@ WATCH = Command(
     description="""\
 Watch a run directory, whoever started the run, for a stalled heartbeat, throughput
 readings that no longer change, gate collapse, zero or exploding gradients, NaN, loss
-spikes and memory growth. Anomalies go into DIR/anomalies.jsonl and
+spikes and memory growth; without training.csv, by the heartbeats of rank 0. What
+cannot be watched is said on stderr. A folder that is still empty is waited for, five
+minutes at most, and so is its link `latest`. Anomalies go into DIR/anomalies.jsonl and
 DIR/.anomaly_type; with --halt also into DIR/.HALT, which stops all ranks after the
 same step. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).""",
     examples="""\

@@ -7,15 +7,15 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from nsa.contract import GATES_CSV, HALT_FILE, TRAINING_CSV
+from nsa.contract import GATES_CSV, HALT_FILE
 from runbook.files import utc_text, write_atomic
+from runbook.launch.readings import Readings
 from runbook.launch.watchdog import Thresholds
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
-from runbook.read.launch import LEGACY_COLUMNS
 from runbook.read.tail import TableTail
 
 _RECENT = 50
@@ -64,7 +64,7 @@ def number(row: Mapping[str, str], name: str) -> float | None:
 
 
 class RowDetectors:
-    """Everything that is decided from the rows of training.csv."""
+    """Everything that is decided from the readings of the steps."""
 
     def __init__(self, limits: Thresholds) -> None:
         self._loss, self._norm = _Loss(limits), _GradientNorm(limits)
@@ -227,23 +227,21 @@ class GateDetector:
 
 
 class Monitor:
-    """Reads what was added to training.csv and gates.csv since the last look."""
+    """Reads what was added since the last look: the readings of the steps, and gates.csv."""
 
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
         self.run_dir, self.limits = run_dir, limits
-        self._training = TableTail(run_dir / TRAINING_CSV, headerless=LEGACY_COLUMNS)
+        self.readings = Readings(run_dir)
         self._gates = TableTail(run_dir / GATES_CSV)
         self._rows, self._gate = RowDetectors(limits), GateDetector(limits)
-        self.rows_read = 0
 
     def look(self) -> list[Anomaly]:
         """What the new rows show, in their order."""
         found = []
-        for row in self._training.rows():
-            self.rows_read += 1
-            found += [self._named(a, self._training) for a in self._rows.feed(row)]
+        for row in self.readings.rows():
+            found += [_named(anomaly, self.readings.path) for anomaly in self._rows.feed(row)]
         for row in self._gates.rows():
-            found += [self._named(a, self._gates) for a in self._gate.feed(row)]
+            found += [_named(anomaly, self._gates.path) for anomaly in self._gate.feed(row)]
         return found
 
     def look_and_record(self) -> list[Anomaly]:
@@ -253,7 +251,6 @@ class Monitor:
             record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
         return found
 
-    @staticmethod
-    def _named(anomaly: Anomaly, table: TableTail) -> Anomaly:
-        fields = vars(anomaly) | {"path": table.path.name}
-        return Anomaly(**fields)
+
+def _named(anomaly: Anomaly, path: Path | None) -> Anomaly:
+    return replace(anomaly, path=path.name if path else "")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa.contract import STACKDUMPS, TRAINING_CSV, ExitCode
+from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.flight import read_flights
 from runbook.launch.incident import (
@@ -126,6 +126,7 @@ def _token(run_dir: Path) -> str:
     return ""
 
 
+_READINGS = "losses, gradients, rates and memory"
 _GOOD_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.PREEMPTED)
 
 
@@ -142,6 +143,7 @@ class Watcher:
         self.ranks = follow(run_dir)
         self._budgets = Budgets.with_stall(limits.heartbeat_stall_s)
         self._told: set[str] = set()
+        self._blind: set[str] = set()
 
     @property
     def over(self) -> bool:
@@ -156,17 +158,51 @@ class Watcher:
             record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
         return found
 
-    def run(self, *, interval_s: float, tell: Callable[[Anomaly], None]) -> int:
-        """Look every `interval_s` until the run is over; returns how many anomalies there were."""
+    def run(
+        self,
+        *,
+        interval_s: float,
+        tell: Callable[[Anomaly], None],
+        warn: Callable[[str], None],
+    ) -> int:
+        """Look every `interval_s` until the run is over; returns how many anomalies there were.
+
+        `warn` gets what is not watched, once it trains or is over.
+        """
         count = 0
         while True:
             over = self.over
             for anomaly in self.look():
                 count += 1
                 tell(anomaly)
+            if over or self._trains:
+                for line in self.blind_spots():
+                    warn(line)
             if over:
                 return count
             self.ranks.wait(interval_s)
+
+    @property
+    def _trains(self) -> bool:
+        stepped = any(state.step > 0 for state in self.ranks.ranks.values())
+        return stepped or self.monitor.readings.path is not None
+
+    def blind_spots(self) -> list[str]:
+        """What cannot be watched with the files that are there, as far as not said before."""
+        read_from = self.monitor.readings.path
+        found = []
+        if read_from is None:
+            why = f"no row in {TRAINING_CSV}, no progress heartbeat"
+            found.append(f"{_READINGS} are not watched: {why}")
+        elif read_from.name != TRAINING_CSV:
+            found.append(f"no {TRAINING_CSV}: {_READINGS} are read from {read_from.name}")
+        if not (self.run_dir / GATES_CSV).exists():
+            found.append(f"gates are not watched: no {GATES_CSV}")
+        if not self.ranks.ranks:
+            found.append("silent and dead ranks and the run's end are not seen: no heartbeats")
+        new = [line for line in found if line not in self._blind]
+        self._blind.update(new)
+        return new
 
     def _speech(self) -> list[Anomaly]:
         """Silence and bad ends."""

@@ -56,7 +56,60 @@ def test_the_older_headerless_form_is_watched(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("".join(lines) + "30,nan,0.1,41\n")
     monitor = Monitor(tmp_path, Thresholds())
     assert [a.kind for a in monitor.look()] == ["nonfinite_loss"]
-    assert monitor.rows_read == 30
+    assert monitor.readings.rows_read == 30
+
+
+def beats(*rows: dict[str, object]) -> str:
+    """Rank 0's heartbeats of these steps, as the trainer writes them."""
+    lines = []
+    for said in rows:
+        step, memory = said["step"], said.pop("mem_mib", 300.0)
+        lines.append({"event": "step_start", "step": step})
+        lines.append({"event": "step_end", "step": step, "mem_mib": memory})
+        lines.append({"event": "progress", "loss": 5.5, "grad_norm": 1.0, **said})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def usual(step: int, **more: object) -> dict[str, object]:
+    return {"step": step, "toks_per_s": 1000 + 7.3 * (step % 11), **more}
+
+
+SICK = {
+    "nonfinite_loss": [usual(20, loss="nan")],
+    "loss_spike": [usual(20, loss=55.0)],
+    "zero_gradients": [usual(step, grad_norm=0.0) for step in (20, 21, 22)],
+    "exploding_gradients": [usual(20, grad_norm="inf")],
+    "throughput_flatline": [usual(step, toks_per_s=1234.567) for step in range(20, 24)],
+    "memory_growth": [usual(step, mem_mib=100.0 * step) for step in range(20, 71)],
+}
+
+
+@pytest.mark.parametrize("kind", SICK)
+def test_without_a_csv_the_heartbeats_are_watched(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text(beats(*(usual(step) for step in range(1, 20))))
+    monitor = Monitor(tmp_path, Thresholds())
+    assert monitor.look() == []
+    with path.open("a") as stream:
+        stream.write(beats(*SICK[kind]))
+    (anomaly,) = monitor.look_and_record()
+    assert (anomaly.kind, anomaly.path) == (kind, path.name)
+    assert (tmp_path / ".HALT").read_text().startswith(kind)
+    assert monitor.look() == []
+
+
+def test_a_csv_that_comes_late_goes_on_where_the_heartbeats_were(tmp_path: Path) -> None:
+    """No step twice: equal readings of one step would be a flat line, equal memory a plateau."""
+    heartbeats = tmp_path / "heartbeat_rank0.jsonl"
+    heartbeats.write_text(beats(*(usual(step) for step in range(1, 20))))
+    monitor = Monitor(tmp_path, Thresholds())
+    monitor.look()
+    (tmp_path / "training.csv").write_text(HEADER + "".join(row(step) for step in range(1, 25)))
+    with heartbeats.open("a") as stream:
+        stream.write(beats(usual(20, loss="nan")))  # the CSV is the source as soon as it is there
+    assert monitor.look() == []
+    assert monitor.readings.rows_read == 24
+    assert monitor.readings.path == tmp_path / "training.csv"
 
 
 @pytest.mark.slow
@@ -77,6 +130,6 @@ def test_memory_stays_flat_over_50000_steps(tmp_path: Path) -> None:
                 sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert monitor.rows_read == 50_000
+    assert monitor.readings.rows_read == 50_000
     assert max(sizes[10:]) - min(sizes[10:]) < 64 * 1024
     assert path.stat().st_size > 2_000_000

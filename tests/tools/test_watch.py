@@ -134,6 +134,41 @@ def test_watch_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["watch", str(tmp_path), "--interval", "-1"]) == 2
 
 
+def beat(event: str, step: int, **more: object) -> str:
+    line = {"event": event, "token": TOKEN, "step": step, "rank": 0, **more}
+    return json.dumps(line) + "\n"
+
+
+@pytest.mark.parametrize("more", [("--once",), ("--interval", "0.1")])
+def test_a_run_without_a_csv_is_not_watched_blindly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    text = beat("step_end", 1) + beat("progress", 1, loss="nan", toks_per_s=100.125)
+    (tmp_path / "heartbeat_rank0.jsonl").write_text(text + beat("exit", 1, code=0))
+    assert main(["watch", str(tmp_path), *more, "--json", "--quiet"]) == 1
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["kind"], found["path"]) == ("nonfinite_loss", "heartbeat_rank0.jsonl")
+    assert "losses, gradients, rates and memory are read from heartbeat_rank0.jsonl" in shown.err
+    assert "warning: gates are not watched: no gates.csv" in shown.err
+
+
+def test_what_nobody_writes_is_said_to_be_unwatched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text(beat("step_end", 1) + beat("exit", 1, code=0))
+    assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 0
+    blind = "warning: losses, gradients, rates and memory are not watched: no row in training.csv"
+    assert capsys.readouterr().err.count(blind) == 1
+    path.unlink()
+    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,5.5,0.1,100.125\n")
+    (tmp_path / "gates.csv").write_text("step,entropy,max_gate\n1,0.9,0.4\n")
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().err
+    assert shown == "warning: silent and dead ranks and the run's end are not seen: no heartbeats\n"
+
+
 def test_watch_ends_with_the_run(tmp_path: Path) -> None:
     beats = [
         {"event": "step_end", "token": TOKEN, "step": 1, "rank": 0},
