@@ -28,6 +28,7 @@ from runbook.read import file_sha256
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
 from runbook.read.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
+from runbook.records.measurement import json_ready
 from runbook.records.phase import Phase
 
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
@@ -96,7 +97,8 @@ def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
     except (RunbookError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{EVENTS_FILE}: {error}"]
     problems = [f"{EVENTS_FILE}: torn last line"] if whole != path.stat().st_size else []
-    old, new = record.model_dump(mode="json"), derived.model_dump(mode="json")
+    # As words: no NaN equals itself, and a check that could not be computed may have one.
+    old, new = (json_ready(one.model_dump(mode="json")) for one in (record, derived))
     for name in ("phases", "artifacts"):
         if old.pop(name) != new.pop(name):
             problems.append(f"{RECORD_FILE}: {name} differ from those in {EVENTS_FILE}")

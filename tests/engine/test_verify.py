@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from runbook.config import Settings
 from runbook.engine import Observer
+from runbook.engine.intact import journal_problems
+from runbook.engine.journal import derive_record, read_events
 from runbook.engine.options import RunOptions, Setup
 from runbook.engine.outputs import write_manifest
 from runbook.engine.run import run_setup
@@ -131,6 +134,23 @@ def test_a_byte_changed_anywhere_in_the_decisive_files_is_noticed(folder: Path) 
             except RunbookError as error:  # no longer a record at all
                 assert "run.json" in str(error)
         path.write_bytes(data)
+
+
+def test_a_number_that_is_none_is_no_difference(folder: Path) -> None:
+    """Too few steps give NaN, which equals nothing; record and journal still say the same."""
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    value = record.phases[0].checks[1].measurement
+    assert value is not None
+    events = folder / "events.jsonl"
+    plain = f'"value":{json.dumps(value.value)},'
+    text = events.read_text().replace(plain, '"value":NaN,')
+    assert text != events.read_text()
+    events.write_text(text)
+    told = derive_record(read_events(events)[0])
+    again = RunRecord.model_validate_json(told.model_dump_json())
+    assert math.isnan(float(again.phases[0].checks[1].measurement.value))  # type: ignore[union-attr]
+    assert journal_problems(folder, again) == []
+    assert journal_problems(folder, record) != []
 
 
 def test_a_missing_record_is_said(tmp_path: Path) -> None:
