@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from phases import preflight
 from runbook.records import Check, Outcome, Reason
 from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
@@ -153,10 +154,10 @@ def test_every_fact_is_in_the_table() -> None:
     assert {line[0] for line in table.rows} == set(builder.facts())
 
 
-@pytest.mark.parametrize("what", ["equivalence", "group_consistency"])
-def test_sanity_tests_have_to_run(what: str) -> None:
-    module = {"equivalence": "equiv_small", "group_consistency": "group_consistency"}[what]
-
+@pytest.mark.parametrize(
+    ("what", "module"), [(what, module) for what, module, *_ in preflight._SANITY_TESTS]
+)
+def test_sanity_tests_have_to_run(what: str, module: str) -> None:
     def spoil(status: str) -> spoil.Change:
         def change(made: Any) -> Any:
             cases = tuple(
