@@ -108,7 +108,7 @@ def balance(
     return [
         *process_account(ranks),
         *step_account(ranks),
-        *time_account(frame, ranks, duration_s, exits),
+        *time_account(frame, ranks, duration_s, exits, lag=int(work.device == "cuda")),
         *token_account(frame, ranks, work),
         *data_account(ranks, work),
         *copy_account(frame, ranks),

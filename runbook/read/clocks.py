@@ -23,6 +23,15 @@ ARRIVAL_S = 1.0
 _MANY = 40
 # Starting and ending a launch, outside its ranks' clocks.
 OVERHEAD_S = 60.0
+# Rank 0 notes a step right after it ends: a typical step within this share and time, its place
+# among the others within so many steps and this time. Worst of 127 healthy launches, many beside
+# busy loops (docs/trainer-contract.md): 0.19 ms in steps of 28 ms, and 4.1 ms in steps of 56 ms.
+STEP_TOLERANCE, STEP_S = 0.01, 3.5e-4
+PLACE_STEPS, PLACE_S = 0.5, 0.015
+# A device and its host count seconds a little differently, and the more so the longer they run.
+PLACE_DRIFT = 1e-3
+# One late heartbeat, and one step that a device ends late, move no others: two of five.
+_PLACE_WINDOW, _PLACE_LEAST = 5, 3
 
 
 def time_account(
@@ -30,8 +39,12 @@ def time_account(
     ranks: Sequence[RankLog],
     duration_s: float | None,
     exits: Sequence[RankExit] = (),
+    lag: int = 0,
 ) -> list[str]:
-    """Column dt_s, the ranks' monotonic clocks and the launcher's clock tell the same time."""
+    """Column dt_s, the ranks' monotonic clocks and the launcher's clock tell the same time.
+
+    lag: so many steps a device may be behind the host that notes their ends (CUDA: 1).
+    """
     problems = []
     for end in exits:
         if end.said_s is None or end.watched_s is None:
@@ -45,7 +58,7 @@ def time_account(
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
             continue
-        problems += step_clock(frame, rank, ranks)
+        problems += step_clock(frame, rank, ranks, lag=lag)
         span = rank.clock_s
         if duration_s and span is not None:
             outside = duration_s - span
@@ -60,15 +73,19 @@ def time_account(
     return problems
 
 
-def step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) -> list[str]:
-    """The steps of one rank: does its own clock show the time of column dt_s?"""
+def step_clock(
+    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog], *, lag: int = 0
+) -> list[str]:
+    """The steps of one rank: does its own clock show the time of column dt_s?
+
+    Of all steps together on every rank, and of each by itself on rank 0, which writes dt_s: the
+    others end theirs a little earlier or later.
+    """
     both = clocked_steps(frame, rank, ranks)
     if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
         return [f"rank {rank.rank}: too few steps have a time in both files"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
-    # Rank 0 writes dt_s, so its steps agree one by one; the others end theirs a little earlier or
-    # later.
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
     off = abs(float(apart.median())) > allowed
     if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S:
@@ -77,7 +94,44 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]) -> 
             f"dt_s sums to {share:.3f} of what rank {rank.rank}'s clock shows for the same "
             f"{len(both)} steps"
         ]
+    return _step_by_step(both, lag) if rank.rank == 0 else []
+
+
+def _step_by_step(both: pd.DataFrame, lag: int) -> list[str]:
+    """Right in the sum, but smoothed, permuted or invented: what hides stalls and drift."""
+    usual = float(both["clock_s"].median())
+    typical = float((both["clock_s"] - both["dt_s"]).abs().median())
+    # Behind a device the host may note a step anywhere between the ends of that one and the last.
+    if not lag and typical > STEP_TOLERANCE * usual + STEP_S:
+        return [f"dt_s is {typical:.4f} s off a typical step of {usual:.4f} s by rank 0's clock"]
+    runs = both.groupby((both["step"].diff() != 1).cumsum())
+    for _, steps in runs:
+        moved = out_of_place_s(steps, lag)
+        allowed = PLACE_STEPS * usual + PLACE_S + PLACE_DRIFT * float(steps["clock_s"].sum())
+        if moved > allowed:
+            return [
+                f"dt_s moves step ends by {moved:.3f} s against rank 0's clock in steps "
+                f"{steps['step'].iloc[0]} to {steps['step'].iloc[-1]}"
+            ]
     return []
+
+
+def out_of_place_s(steps: pd.DataFrame, lag: int) -> float:
+    """How far, in s, the clock puts the ends of consecutive steps from where dt_s puts them.
+
+    With C the ends by the clock and T those by dt_s: the host notes step k between T[k - lag] and
+    T[k], so C - T keeps between c - lag * dt_s and c for one c, and the result is 0 or less. NaN
+    where there are fewer than three steps.
+    """
+    late = (steps["clock_s"] - steps["dt_s"]).cumsum()
+    early = late + lag * steps["dt_s"]
+    return float(_usual(late).max() - _usual(early).min())
+
+
+def _usual(ends: pd.Series[float]) -> pd.Series[float]:
+    around = ends.rolling(_PLACE_WINDOW, min_periods=_PLACE_LEAST, center=True)
+    usual: pd.Series[float] = around.median()
+    return usual
 
 
 def _median_error(apart: pd.Series[float]) -> float:

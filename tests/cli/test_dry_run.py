@@ -90,14 +90,15 @@ def test_for_machines(tmp_path: Path) -> None:
 
 
 def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
-    plain = runbook(
-        *("run", "--dry-run", "--phase", "baseline", "--profile", "cpu"), cwd=tmp_path
-    ).out
-    scaled = runbook(
-        *("run", "--dry-run", "--phase", "baseline", "--profile", "cpu"),
-        *("--set", "NSA_DDP_COMPRESS=off", "--set", "train.lr=0.002", "--steps-scale", "0.5"),
-        cwd=tmp_path,
-    ).out
+    words = ("run", "--dry-run", "--phase", "baseline", "--profile", "cpu")
+    plain = runbook(*words, cwd=tmp_path).out
+    changed = ("--set", "NSA_DDP_COMPRESS=off", "--set", "train.lr=0.002", "--steps-scale", "0.5")
+    scaled = runbook(*words, *changed, cwd=tmp_path).out
+    differs = ["config changed (train.lr=0.002)", "settings changed (NSA_DDP_COMPRESS=off)"]
+    told = f"# differs  {', '.join(differs)}: the verdict's first line will say so"
+    assert "# differs" not in plain and told in scaled.splitlines()
+    machine = runbook(*words, *changed, "--json", cwd=tmp_path).out
+    assert json.loads(machine)["caveats"] == differs
     assert "NSA_DDP_COMPRESS=bf16" in plain and "NSA_DDP_COMPRESS=off" in scaled
     assert "runs with a copy of the config in which train.lr=0.002" in scaled
     steps = [int(re.findall(r"--steps (\d+)", text)[0]) for text in (plain, scaled)]

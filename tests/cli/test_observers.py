@@ -99,6 +99,7 @@ def test_json_lines_hold_the_same_facts() -> None:
     assert events[-1]["event"] == "run_finished"
     assert events[-1]["verdict"] == "NO-GO"
     assert events[-1]["scope"] == record.scope
+    assert events[-1]["caveats"] == ["settings changed (NSA_PREFILL_BATCHED=0)"]
     finished = [event for event in events if event["event"] == "phase_finished"]
     assert [(event["phase"], event["outcome"]) for event in finished] == [
         (phase.name, phase.outcome.value) for phase in record.phases
@@ -116,7 +117,8 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
     out = io.StringIO()
     print_summary(Console(stdout=out, stderr=io.StringIO()), samples.no_go(), tmp_path)
     assert out.getvalue().splitlines() == [
-        "NO-GO (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        "NO-GO, settings changed (NSA_PREFILL_BATCHED=0) "
+        "(profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
         "  baseline.throughput: 23 tok/s is below 39",
         "  bucket_sweep.best: only 2 of 6 rounds are valid",
         "  5 checks: 2 PASS, 1 FAIL, 1 INCONCLUSIVE, 1 SKIPPED",

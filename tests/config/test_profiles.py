@@ -136,6 +136,17 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("key", ["comparator", "unit"])
+def test_a_limit_whose_declaration_is_nulled_keeps_it(tmp_path: Path, key: str) -> None:
+    """Null means: leave the key out. What is declared in code stays in force, with every row."""
+    text = f"extends: cpu\nname: mine\nlimits: {{disk_free_gib: {{{key}: null}}}}\n"
+    mine, shipped = load_profile(written(tmp_path, text)), load_profile("cpu")
+    limit = mine.limit(LIMITS["disk_free_gib"])
+    assert limit == shipped.limit(LIMITS["disk_free_gib"])
+    assert (str(limit), limit.holds(limit.value - 1)) == (f">= {limit.value:g} GiB", False)
+    assert known_checks(mine) == known_checks(shipped)
+
+
 def test_a_profile_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     mine = load_profile(
         written(tmp_path, "extends: cpu\nname: mine\nenv: {NSA_DDP_COMPRESS: null}\nranks: 1\n")

@@ -89,23 +89,31 @@ def test_a_failed_launch_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
     assert record.phases[1].outcome is Outcome.PASS
 
 
-def test_a_wrong_machine_starts_no_launch_of_later_phases(tmp_path: Path) -> None:
+GUARDED = {
+    "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
+    "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),
+}
+
+
+@pytest.mark.parametrize("what", GUARDED)
+def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path, what: str) -> None:
+    bad, verdict = GUARDED[what]
     notes: list[str] = []
 
     class Ear(Observer):
         def note(self, text: str) -> None:
             notes.append(text)
 
-    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True, bad=bad)
     record, folder = run(tmp_path, sick, Toy("baseline", count=2), Toy("nvtx"), observer=Ear())
     cause = by_id(record)["preflight.completed"].reason
     for phase in record.phases[1:]:
         assert not (folder / phase.name).exists(), "nothing was started"
         assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
         told = {entry.result.cause for entry in phase.launches}
-        assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
+        assert told == {f"preflight.completed is {bad[0]}: {cause}; see --keep-going"}
     assert sum("later phases start nothing" in note for note in notes) == 1
-    assert record.verdict is Verdict.NO_GO
+    assert record.verdict is verdict
 
 
 def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:

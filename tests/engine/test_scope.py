@@ -35,6 +35,8 @@ A100 = Ran(
     dtype="bf16",
 )
 
+OTHER_MODEL = ("model.n_layers=1", "train.lr=0", "NSA_DDP_COMPRESS=off")
+
 
 def record(profile: str = "a100x2_pcie4", **changed: Any) -> RunRecord:
     found = load_profile(profile)
@@ -151,8 +153,7 @@ def test_a_stricter_limit_and_another_check_are_no_departure(tmp_path: Path) -> 
 
 
 def test_settings_that_change_model_or_training_are_told() -> None:
-    words = ("model.n_layers=1", "train.lr=0", "NSA_DDP_COMPRESS=off")
-    assert departures(load_profile("cpu"), parse_settings(words)) == [
+    assert departures(load_profile("cpu"), parse_settings(OTHER_MODEL)) == [
         "model changed (model.n_layers=1)",
         "config changed (train.lr=0)",
         "settings changed (NSA_DDP_COMPRESS=off)",
@@ -169,15 +170,30 @@ def run(out: Path, *phases: Toy, **changed: Any) -> RunRecord:
     return run_setup(setup(out, *phases, **changed), observer=Observer())
 
 
-def test_the_first_line_says_it_in_every_format(tmp_path: Path) -> None:
-    made = run(tmp_path, Toy("baseline"), steps_scale=0.5)
+@pytest.mark.parametrize(
+    ("words", "scale", "said"),
+    [
+        ((), 0.5, "steps x 0.5"),
+        (
+            OTHER_MODEL,
+            1.0,
+            "model changed (model.n_layers=1), config changed (train.lr=0), "
+            "settings changed (NSA_DDP_COMPRESS=off)",
+        ),
+    ],
+)
+def test_the_first_line_says_it_in_every_format(
+    tmp_path: Path, words: tuple[str, ...], scale: float, said: str
+) -> None:
+    wanted = setup(tmp_path, Toy("baseline"), steps_scale=scale)
+    made = run_setup(replace(wanted, settings=parse_settings(words)), observer=Observer())
     total = len(load_profile("cpu").required)
-    head = f"GO for 1 of {total} checks, steps x 0.5 ("
+    head = f"GO for 1 of {total} checks, {said} ("
     assert made.verdict is Verdict.GO and made.headline.startswith(head)
     written = {name: render(made, name) for name in ("terminal", "md", "html", "junit", "json")}
     assert f"**Verdict: {head}" in written["md"]
     assert any(line.startswith(head) for line in written["terminal"].splitlines())
-    assert f"GO for 1 of {total} checks, steps x 0.5</p>" in written["html"]
+    assert f"GO for 1 of {total} checks, {said}</p>" in written["html"]
     assert json.loads(written["json"])["headline"].startswith(head)
     case = ElementTree.fromstring(written["junit"]).find(".//testcase[@name='verdict']")
     assert case is not None and (case.findtext("system-out") or "").startswith(head)

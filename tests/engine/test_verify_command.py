@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
+from runbook.config import load_profile
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended
 
@@ -35,6 +36,22 @@ def test_a_real_run_is_verified_judged_again_and_edited(
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is False
     assert any(text.startswith("report.md: line") for text in found["differences"])
+
+
+def test_a_gpu_profile_that_requires_one_check_does_not_make_a_cpu_run_a_gpu_one(
+    preflight: tuple[Path, Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under the shipped profile's own name and title, which nobody measured here."""
+    (folder,) = (preflight[0] / "artifacts").iterdir()
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: a100x2_pcie4\nrequired: [preflight.torch]\n", encoding="utf-8")
+    checks = len(load_profile("a100x2_pcie4").required)
+    assert main(["judge", str(folder), "--profile", str(mine)]) == 0
+    out = capsys.readouterr().out
+    first = next(line for line in out.splitlines() if line.startswith("GO"))
+    assert first == (
+        f"GO for 1 of {checks} checks (nothing trained here; function only, throughput not gated)"
+    )
 
 
 @pytest.mark.parametrize(

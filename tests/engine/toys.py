@@ -33,7 +33,10 @@ CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
 
 
 class Toy(Phase):
-    """Launches `count` fake trainers; passes if all completed and the rate could be read."""
+    """Launches `count` fake trainers; passes if all completed and the rate could be read.
+
+    bad: what its first row is where one did not complete.
+    """
 
     source = "a test"
     question = "does it run?"
@@ -50,12 +53,13 @@ class Toy(Phase):
         schedule: ArmSchedule | None = None,
         forgets: bool = False,
         guards: bool = False,
+        bad: tuple[Outcome, Reason] = (Outcome.FAIL, Reason.CRASH),
     ) -> None:
         self.name, self.title = name, name.title()  # type: ignore[misc]
         self.reads = reads  # type: ignore[misc]
         self.guards = guards  # type: ignore[misc]
         self.count, self.words, self.steps, self.breaks = count, words, steps, breaks
-        self.schedule, self.forgets = schedule, forgets
+        self.schedule, self.forgets, self.bad = schedule, forgets, bad
 
     def plan(self, context: PlanContext) -> list[Launch]:
         if self.breaks == "plan":
@@ -76,13 +80,16 @@ class Toy(Phase):
             raise RuntimeError("planted in judge")
         cut = [e for e in evidence.launches.values() if e.result.status in CUT]
         bad = [e for e in evidence.launches.values() if not e.result.ok]
+        outcome, code = (Outcome.PASS, Reason.OK) if not bad else self.bad
+        if cut:
+            outcome, code = Outcome.INCOMPLETE, Reason.INTERRUPTED
         checks = [
             Check(
                 id=f"{self.name}.completed",
                 phase=self.name,
                 question="completed?",
-                outcome=Outcome.INCOMPLETE if cut else Outcome.FAIL if bad else Outcome.PASS,
-                code=Reason.INTERRUPTED if cut else Reason.CRASH if bad else Reason.OK,
+                outcome=outcome,
+                code=code,
                 reason=bad[0].result.cause if bad else "all completed",
                 remedy="mend it" if bad else "",
             )

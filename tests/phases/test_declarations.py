@@ -21,6 +21,10 @@ def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
         assert phase.question.endswith("?") and phase.source.startswith("requirements ")
 
 
+def test_preflight_and_nothing_else_stops_the_phases_after_it() -> None:
+    assert [name for name, phase in PHASES.items() if phase.guards] == ["preflight"]
+
+
 def test_check_ids_are_unique() -> None:
     ids = known_checks(builder.context().profile)
     assert len(set(ids)) == len(ids) > 100

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phases import preflight
+from runbook.config import load_profile
 from runbook.records import Check, Outcome, Reason
 from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
@@ -75,6 +78,21 @@ def test_the_demanded_files_have_to_be_there(fact: str) -> None:
     check = row("artifacts", **{fact: None})
     assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
     assert files.get(fact, "nvidia_smi.xml") in check.reason
+
+
+def test_a_limit_whose_comparator_is_nulled_loses_no_row_and_decides(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(
+        "extends: a100x2_pcie4\nlimits: {disk_free_gib: {comparator: null}}\n", encoding="utf-8"
+    )
+    where = replace(WHERE, profile=load_profile(str(mine)))
+    judged = [
+        {check.id: check.outcome for check in builder.judge("preflight", found, there).checks}
+        for there in (where, WHERE)
+        for found in [builder.evidence("preflight", there)]
+    ]
+    assert judged[0] == judged[1]
+    assert said(row("disk_free", where, disk_free_gib=2.0)) == WRONG
 
 
 def test_a_profile_without_a_branch_takes_any_and_warns_of_changes() -> None:
@@ -153,10 +171,10 @@ def test_every_fact_is_in_the_table() -> None:
     assert {line[0] for line in table.rows} == set(builder.facts())
 
 
-@pytest.mark.parametrize("what", ["equivalence", "group_consistency"])
-def test_sanity_tests_have_to_run(what: str) -> None:
-    module = {"equivalence": "equiv_small", "group_consistency": "group_consistency"}[what]
-
+@pytest.mark.parametrize(
+    ("what", "module"), [(what, module) for what, module, *_ in preflight._SANITY_TESTS]
+)
+def test_sanity_tests_have_to_run(what: str, module: str) -> None:
     def spoil(status: str) -> spoil.Change:
         def change(made: Any) -> Any:
             cases = tuple(

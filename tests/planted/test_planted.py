@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,14 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_defect_is_noticed_for_real(name: str, copy: Copy, tmp_path: Path) -> None:
     result = Bench(copy, tmp_path / "kept", tmp_path).result(BY_NAME[name])
     assert result.good, result
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_all_at_once_is_no_go_for_real(copy: Copy, tmp_path: Path) -> None:
+    """The baseline alone names six of the eight; the leak on rank 1 takes a long run."""
+    found = planted.run(copy, replace(EIGHT, phases=("baseline",)), tmp_path)
+    rows, named, good = judge(EIGHT, found)
+    assert good, (found["verdict"], named)
+    wanted = {row for row in EIGHT.rows if row.startswith("baseline.")}
+    assert wanted <= {row.row for row in rows if row.outcome == "FAIL"}

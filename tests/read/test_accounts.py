@@ -43,6 +43,10 @@ CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
     "3 % less": (lambda t: t.assign(dt_s=t["dt_s"] * 0.97), "0.970"),
+    "invented, with jitter": (
+        lambda t: t.assign(dt_s=0.004 + 0.0005 * (t["step"] * 0.618 % 1)),
+        "dt_s sums to 0.4",
+    ),
     "loss of the step before": (
         lambda t: t.assign(loss=t["loss"].shift(fill_value=5.6)),
         "59 steps differ",

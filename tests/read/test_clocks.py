@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import replace
 
-from runbook.read import clocks
+import numpy as np
+import pandas as pd
+import pytest
+
+from runbook.read import accounts, clocks
 from runbook.records import RankExit
-from tests.read.launches import RANKS, all_accounts, honest, steps_of
+from runbook.stats import steady
+from tests.read.launches import RANKS, WORK, all_accounts, honest, rank, steps_of
 
 
 def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
@@ -102,3 +108,74 @@ def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
     assert clocks.time_account(table, ranks, 30.0, (slow,)) == [
         "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
     ]
+
+
+Told = Callable[[pd.Series], pd.Series]
+
+
+def _invented(times: pd.Series) -> pd.Series:
+    return pd.Series(np.random.default_rng(7).permutation(times), index=times.index)
+
+
+def _smoothed(times: pd.Series) -> pd.Series:
+    soft = times.ewm(span=20).mean()
+    return soft * times.sum() / soft.sum()
+
+
+@pytest.mark.parametrize("told", [_invented, _smoothed])
+def test_jitter_that_is_not_that_of_the_clock_is_noticed(told: Told) -> None:
+    """The sum is right, the median nearly, and in 60 steps no end is far from its place."""
+    table, ranks = honest()
+    lied = table.assign(dt_s=told(table["dt_s"]))
+    assert lied["dt_s"].sum() == pytest.approx(table["dt_s"].sum())
+    assert lied["dt_s"].median() == pytest.approx(table["dt_s"].median(), rel=0.02)
+    cpu = replace(WORK, device="cpu")
+    assert accounts.balance(table, ranks, cpu, None) == []
+    assert accounts.balance(lied, ranks, WORK, None) == [], "on CUDA the host may be a step ahead"
+    (problem,) = accounts.balance(lied, ranks, cpu, None)
+    assert "off a typical step of 0.0099 s by rank 0's clock" in problem
+
+
+def long_table(**changed: float) -> pd.DataFrame:
+    """1,000 steps of 10 ms that jitter by 1 %.
+
+    drift: by so much slower at last. pause: so many s more in each of ten steps.
+    """
+    table = pd.DataFrame({"step": range(1, 1001)})
+    dt = 0.01 * np.random.default_rng(5).normal(1, 0.01, len(table))
+    dt *= np.linspace(1, 1 + changed.get("drift", 0.0), len(table))
+    dt[[*range(300, 310)]] += changed.get("pause", 0.0)
+    columns = {"loss": 1.0, "grad_norm": 1.0, "toks_per_s": 1.0}
+    return table.assign(dt_s=dt, arm="", block=0, **columns)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("hidden", [{"drift": 0.1}, {"pause": 0.02}])
+def test_what_is_hidden_from_the_steady_row_is_noticed(hidden: dict[str, float], lag: int) -> None:
+    """Drift by giving the steps in another order, slow steps by spreading them over the rest."""
+    table = long_table(**hidden)
+    times = table["dt_s"]
+    told = _invented(times) if "drift" in hidden else times.clip(upper=0.0104)
+    told += (times.sum() - told.sum()) / len(told)
+    lied = table.assign(dt_s=told)
+    assert steady(times.to_numpy()).outcome == "FAIL"
+    assert steady(told.to_numpy()).outcome == "PASS"
+    ranks = tuple(rank(number, table) for number in range(RANKS))
+    assert clocks.step_clock(table, ranks[0], ranks, lag=lag) == []
+    assert len(clocks.step_clock(lied, ranks[0], ranks, lag=lag)) == 1
+
+
+def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
+    """On CUDA a step is noted when the one before has ended; where the host is slow, at its end.
+
+    Ten steps take six times as long, one pauses, and at last the host falls behind.
+    """
+    table = long_table(pause=0.05)
+    table.loc[600, "dt_s"] = 3.0
+    ends = table["dt_s"].cumsum()
+    noted = pd.Series(np.where(table["step"] > 800, ends, ends.shift(fill_value=0.0)))
+    noted += np.where(table["step"] % 50 == 0, 0.1, 0.0)
+    ranks = tuple(rank(number, table) for number in range(RANKS))
+    ahead = steps_of(ranks, 0, mono=noted)
+    assert clocks.step_clock(table, ahead[0], ahead, lag=1) == []
+    assert clocks.step_clock(table, ahead[0], ahead) != []

@@ -256,6 +256,7 @@ def no_go() -> RunRecord:
             "one warning: sequential prefill at S=2048",
         ),
         settings={"NSA_PREFILL_BATCHED": "0"},
+        caveats=("settings changed (NSA_PREFILL_BATCHED=0)",),
     )
 
 

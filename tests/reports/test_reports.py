@@ -125,7 +125,8 @@ def test_interruption_is_a_field_in_json() -> None:
 def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None:
     top = outputs.render(no_go(), "md").split("## Environment")[0]
     scope = "profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated"
-    assert f"**Verdict: NO-GO ({scope})**" in top
+    settings = "settings changed (NSA_PREFILL_BATCHED=0)"
+    assert f"**Verdict: NO-GO, {settings} ({scope})**" in top
     reasons = top.split("Further reasons")[0]
     assert reasons.count("\n- ") == 2
 

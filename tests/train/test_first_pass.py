@@ -144,6 +144,10 @@ WRONG = {
     "mlp halves swapped": (_mlp_swapped, "layer"),
     "compressed branch zero": (_part("v_cmp", lambda x: x * 0), "attention"),
     "selected branch zero": (_part("v_sel", lambda x: x * 0), "attention"),
+    "selected branch sees the first key only": (
+        _part("v_sel", lambda x: x[:, :, :1].expand_as(x).contiguous()),
+        "attention",
+    ),
     "window zero": (_part("v_win", lambda x: x * 0), "attention"),
     "gates constant": (_part("gates", lambda x: x * 0 + 0.5), "attention"),
     "keys of the window shifted": (_part("k_win", lambda x: x.roll(1, 2)), "attention"),
