@@ -121,7 +121,10 @@ def sweep_cells() -> Iterator[Cell]:
         "one 2 % better": (1.0, 1.02, 1.0),
         "one 5 % better": (1.0, 1.05, 1.0),
     }
-    for protocol, noises in (("blocks", (CALM, NOISY, EDGE, V4_LIKE)), ("launches", NOISES)):
+    for protocol, noises in (
+        ("blocks", (CALM, NOISY, EDGE, V4_LIKE, *NEIGHBORS)),
+        ("launches", NOISES),
+    ):
         for noise in noises:
             for truth, speeds in truths.items():
                 claims: tuple[Claim, ...] = (Claim("wrong", 0.01),)

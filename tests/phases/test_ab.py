@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -39,6 +41,25 @@ def test_the_control_arm_has_to_reproduce_the_baseline(
     found = builder.evidence(phase, WHERE, rate=rate, earlier=with_baseline())
     check = builder.row(phase, "control", found, WHERE)
     assert said(check) == expected, check.reason
+
+
+def test_the_control_is_held_against_a_prediction_interval() -> None:
+    """Student's t for one more launch: mean ± t s sqrt(1 + 1/n) of the logs, by hand."""
+    rates = (1e5, 1.08e5, 0.95e5)
+    found = builder.evidence("bucket_sweep", WHERE, rate=1e5, earlier=with_baseline(rates))
+    value = builder.row("bucket_sweep", "control", found, WHERE).measurement
+    logs = [math.log(rate) for rate in rates]
+    reach = 9.924843 * statistics.stdev(logs) * math.sqrt(4 / 3)  # t(0.995; 2), printed tables
+    low, high = (math.exp(statistics.mean(logs) + side) for side in (-reach, reach))
+    assert value is not None and value.interval == pytest.approx((low, high), rel=1e-6)
+
+
+def test_two_baseline_launches_have_an_interval_and_one_has_none() -> None:
+    whole = with_baseline()["baseline"].launches
+    for count, outcome in ((1, Outcome.INCONCLUSIVE), (2, Outcome.PASS)):
+        earlier = {"baseline": PhaseEvidence(launches=dict(list(whole.items())[:count]))}
+        found = builder.evidence("bucket_sweep", WHERE, rate=1e5, earlier=earlier)
+        assert builder.row("bucket_sweep", "control", found, WHERE).outcome is outcome
 
 
 def test_a_control_on_another_config_is_not_comparable() -> None:

@@ -112,6 +112,7 @@ def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:
         health.loc[10 : 9 + bad, "entropy"] = 0.05
         check = row("long_run", "gates", spoil.parts(gates=health))
         assert check.outcome is outcome, check.reason
+    assert f"from step {health.loc[10, 'step']} (3 readings in a row)" in check.reason
 
 
 def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:

@@ -1,0 +1,39 @@
+"""What a row says of a launch that was not run, was refused, or left nothing to read."""
+
+from __future__ import annotations
+
+import pytest
+
+from phases.common.case import Case, Finding, Unanswerable
+from runbook.records import LaunchStatus, Outcome, Reason
+from tests.phases import builder, spoil
+
+
+def why_not(second: spoil.Change) -> Finding:
+    """What a row answers that asks for run2; run1 was refused by the machine."""
+    where = builder.context()
+    found = builder.evidence(
+        "baseline",
+        where,
+        change=spoil.ended(LaunchStatus.ENVIRONMENT_ERROR, cause="no CUDA device 0"),
+        only=("run1",),
+    )
+    launches = dict(found.launches)
+    launches["run2"] = second(launches["run2"])
+    evidence = builder.PhaseEvidence(launches=launches, facts={}, earlier={})
+    with pytest.raises(Unanswerable) as stopped:
+        Case(phase="baseline", evidence=evidence, context=where).launch("run2")
+    return stopped.value.finding
+
+
+def test_a_launch_not_run_for_a_refused_one_has_its_cause() -> None:
+    refused = spoil.ended(LaunchStatus.NOT_RUN, cause="run1 was refused: no CUDA device 0")
+    found = why_not(refused)
+    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "no CUDA device 0" in found.reason
+
+
+def test_a_launch_not_run_for_another_reason_has_its_own() -> None:
+    found = why_not(spoil.ended(LaunchStatus.NOT_RUN, cause="the run was interrupted"))
+    assert (found.outcome, found.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+    assert found.reason == "not run: the run was interrupted"
