@@ -20,7 +20,7 @@ def one_rank(
     clock_s: npt.ArrayLike, dt_s: npt.ArrayLike = DT_S, rows: int = 61
 ) -> tuple[pd.DataFrame, Ranks]:
     """Rank 0 alone: so long by its clock and by column dt_s; all but step 1 are timed by both."""
-    table, ranks = honest()
+    _, ranks = honest()
     longer = pd.DataFrame({"step": range(1, rows + 1), "arm": "", "block": 0, "dt_s": dt_s})
     mono = 500.0 + np.cumsum(np.broadcast_to(clock_s, rows))
     steps = pd.DataFrame({"step": longer["step"], "mono": mono, "alone": True})
