@@ -106,6 +106,13 @@ def test_a_rank_that_is_silent_about_movement_hides_no_other(missing: dict[str, 
     assert learning.movement_account(()) == []
 
 
+def test_without_steps_nothing_can_move() -> None:
+    _, ranks = honest()
+    (silent,) = changed(ranks, 1, steps=None)[1:]
+    (text,) = learning.movement_account([silent])
+    assert "embedding, norm moved further than 0 steps" in text
+
+
 def test_ranks_have_to_move_alike() -> None:
     _, ranks = honest()
     other = ending_of(ranks, 1, moved={"embedding": 0.011, "norm": 0.021})
@@ -131,6 +138,7 @@ def spots(ranks: Ranks, **values: Any) -> Ranks:
         ("fp16", "cuda", 8 / 2**11),
         ("fp32", "cuda", 8 / 2**11),
         ("fp32", "cpu", 2e-5),
+        ("fp8", "cuda", 2e-5),  # of a type that is not known nothing is explained
     ],
 )
 @pytest.mark.parametrize("what", ["attention", "layer", "logits", "blocks_shortfall"])
