@@ -87,6 +87,11 @@ def test_tokens_are_counted_on_every_rank_whatever_another_says() -> None:
     nothing = ending_of(ranks, 1, fetched_sum=None, embedded_sum=None)
     assert len(accounts.token_account(table, nothing, WORK)) == 1
     assert accounts.token_account(table.drop(columns="tokens"), ranks, WORK) == []
+    for more in (1, -1):
+        other = table["tokens"] + more * (table["step"] == 60)
+        assert accounts.token_account(table.assign(tokens=other), ranks, WORK) == [
+            "column tokens is not what the ranks embed together"
+        ]
 
 
 def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy import stats
 from runbook.errors import UsageError
 from runbook.stats import (
     FUSED_LAUNCHES_PLAN,
+    FUSED_PLAN,
     SCALING_PLAN,
     Decided,
     Decision,
@@ -98,6 +100,22 @@ def test_a_plan_of_launches_may_keep_at_its_only_analysis() -> None:
     assert (kept.outcome, kept.error_rate) == (Decided.KEEP, 0.05)
     assert kept.interval is not None
     assert kept.interval[0] == pytest.approx(math.exp(-0.1 * reach(0.05, n)))
+
+
+def test_all_of_the_error_is_kept_for_keeping_at_the_end() -> None:
+    """Dropping may come at any analysis, so it has its share of the error only."""
+    gaps = np.random.default_rng(7).normal(0, 0.005, FUSED_PLAN.max_rounds)
+    base = np.full(gaps.size, 100.0)
+    for at_end, n, errors in (
+        (True, 30, (0.05, FUSED_PLAN.spends()[-1])),
+        (False, 8, (FUSED_PLAN.spends()[0],) * 2),
+    ):
+        plan = replace(FUSED_PLAN, keep_at_end=at_end)
+        kept = non_inferiority(base, base * np.exp(gaps), plan=plan)
+        mean, bar = gaps[:n].mean(), stats.sem(gaps[:n])
+        low, high = (stats.t.ppf(1 - error, n - 1) * bar for error in errors)
+        assert (kept.outcome, kept.n, kept.error_rate) == (Decided.KEEP, n, 0.05)
+        assert kept.interval == pytest.approx((math.exp(mean - low), math.exp(mean + high)))
 
 
 # A night's regression

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import Decided, best_arm, complete_rounds
-from runbook.stats.arms import judge_rounds, rounds_of
+from runbook.stats import BUCKET_PLAN, Decided, best_arm, complete_rounds
+from runbook.stats.arms import judge_rounds, judge_rounds_so_far, rounds_of
 from tests.stats.tables import table_of
 
 NOISE = np.random.default_rng(11).normal(0, 0.01, (6, 3))
@@ -104,6 +104,11 @@ def test_three_rounds_are_enough_and_two_are_not() -> None:
     assert few.reason == "2 complete round(s); at least 3 are needed"
     assert (few.outcome, few.n, few.details["futile"]) == (Decided.INCONCLUSIVE, 2, False)
     assert "a beats every other arm" in judge_rounds(("b", "a"), values, error=0.01).reason
+
+
+def test_more_rounds_may_come_unless_told() -> None:
+    waiting = judge_rounds_so_far(("a", "b", "c"), VALUES[:5], plan=BUCKET_PLAN)
+    assert waiting.go_on and waiting.details["next_analysis"] == 6
 
 
 def test_only_a_pair_needs_two_arms() -> None:
