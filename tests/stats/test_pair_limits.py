@@ -169,8 +169,13 @@ def test_one_or_two_launches_have_to_be_fifteen_percent_away(
 
 @pytest.mark.parametrize(("target", "outcome"), [(1 - 1e-6, "PASS"), (1 + 1e-6, "INCONCLUSIVE")])
 def test_a_target_is_reached_by_the_lower_bound(target: float, outcome: str) -> None:
-    values = shifted(reach(0.05))
-    assert meets_target(values, 100 * target).outcome is Decided[outcome]
+    decision = meets_target(shifted(reach(0.05)), 100 * target)
+    assert decision.outcome is Decided[outcome]
+    low, high = decision.interval or (math.nan, math.nan)
+    says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+    assert (says in decision.reason) is (outcome == "INCONCLUSIVE")
+    assert (f"lower bound {low:.4g} reaches it" in decision.reason) is (outcome == "PASS")
+    assert meets_target([1.0] * 3, 1.0).outcome is Decided.PASS
 
 
 @pytest.mark.parametrize(("target", "outcome"), [(1 + 1e-6, "FAIL"), (1 - 1e-6, "INCONCLUSIVE")])
@@ -215,6 +220,13 @@ def test_scaling_turns_at_its_bounds(side: int, shift: float, outcome: str) -> N
     half = scaling_reach(0.01)
     decision = efficiency(math.log(0.9) + side * half + shift)
     assert decision.outcome is Decided[outcome]
+    low, high = decision.interval or (math.nan, math.nan)
+    says = {
+        "PASS": f"lower bound {low:.3f} is above 0.9",
+        "FAIL": f"upper bound {high:.3f} is below 0.9",
+        "INCONCLUSIVE": f"bounds {low:.3f} to {high:.3f} hold the limit 0.9",
+    }
+    assert decision.reason == f"E = {decision.estimate:.3f} from 6 pair(s): {says[outcome]}"
     assert decision.interval == pytest.approx(
         tuple(0.9 * math.exp(side * half + shift + end * half) for end in (-1, 1))
     )
