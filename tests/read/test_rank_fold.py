@@ -46,6 +46,7 @@ def test_without_a_clock_nothing_is_measured() -> None:
     fold = folded({"mono": None, "ts": "x"}, {"mono": float("nan"), "ts": 5.0})
     assert (fold.clock_s, fold.mono, fold.silence_s, fold.ts) == (None, None, None, 5.0)
     assert folded({"mono": 0.0}, {"mono": 3.0}).clock_s == 3.0
+    assert folded({"ts": 1.0}, {"ts": 1.5}, {"ts": 1.25}).silence_s == 0.5
 
 
 @pytest.mark.parametrize(
@@ -72,11 +73,12 @@ def test_what_is_said_beside_the_steps_is_no_step(event: str, counts: bool) -> N
 
 def test_the_name_of_an_event_of_another_trainer() -> None:
     fold = RankFold(rank=2)
-    for record in ({"msg": "hi", "token": 1, "rank": 2}, {"event": 5, "rank": 7, "phase": "x"}, {}):
+    for record in ({"msg": "hi", "token": 1, "rank": 2}, {"event": 5, "rank": 7, "phase": "x"},
+                   {"rank": 0}):  # fmt: skip
         fold.take(record)
     assert (fold.events, fold.unnamed, fold.event, fold.phase) == (1, 2, "", "x")
-    assert (list(fold.tokens), fold.other_ranks) == (["1"], {7})
-    assert fold.strangers() == ["heartbeats of other ranks in the file: [7]"]
+    assert (list(fold.tokens), fold.other_ranks) == (["1"], {0, 7})
+    assert fold.strangers() == ["heartbeats of other ranks in the file: [0, 7]"]
 
 
 def test_two_launches_are_said_and_not_their_processes() -> None:
@@ -175,6 +177,23 @@ def test_a_step_is_alone_if_nothing_else_came_since_the_last_one(tmp_path: Path)
     assert steps["alone"].tolist() == [False, True, False, True, True]
     assert steps["loss"].tolist()[:4] == [1.0, 2.0, 3.0, 4.0]
     assert steps["mono"].isna().tolist() == [False] * 4 + [True]
+
+
+def test_what_no_step_says_is_nan_in_all_of_them(tmp_path: Path) -> None:
+    steps = read(tmp_path, "".join(beat("step_end", step=s, rss_mib=None) for s in (1, 2))).steps
+    assert steps is not None
+    numbers = [
+        "mono",
+        "embedded",
+        "mem_mib",
+        "rss_mib",
+        "cuda_mib",
+        "loss",
+        "toks_per_s",
+        "grad_norm",
+    ]
+    assert set(steps[numbers].dtypes.astype(str)) == {"float64"}
+    assert steps[numbers[1:]].isna().all(axis=None)
 
 
 def test_unreadable_lines_and_a_torn_one_are_told_apart(tmp_path: Path) -> None:
