@@ -77,6 +77,18 @@ def test_the_trend_and_the_shift_by_hand(memory: float, wave: float, dependence:
         assert decision.details["change_step"] == 1 + best * 10
 
 
+def test_a_pause_is_two_steps_of_the_trend() -> None:
+    """Its whole length is stall already. Steps of a quarter of a second, one of 10 s."""
+    times = np.concatenate([[9.0], np.full(240, 0.25)])
+    times[215] = 10.0
+    batches = np.zeros(24)
+    batches[21] = math.log(11 / 10)
+    fit = stats.linregress(np.arange(24), batches)
+    decision = steady(times, batch=10)
+    assert decision.estimate == pytest.approx(math.expm1(24 * fit.slope))
+    assert "stall 14.3% of the time, limit 1.0% (24 batches" in decision.reason
+
+
 @pytest.mark.parametrize(("tolerance", "found"), [(0.0999, True), (0.1001, False)])
 def test_a_shift_is_named_by_its_step(tolerance: float, found: bool) -> None:
     """Of 103 steps after the first, 8 batches of 12: the oldest 7 are left out."""
@@ -123,9 +135,9 @@ def test_a_share_of_stalls_at_its_limit_is_within_it() -> None:
 )
 def test_what_a_slow_step_counts(slow: float, lost: float) -> None:
     """Beyond 5 % what it lost, beyond twice the median all of it."""
-    times = np.ones(100)
-    times[40] = slow
-    assert stall_share(times) == pytest.approx(lost / times.sum())
+    times = np.full(100, 0.25)
+    times[40] *= slow
+    assert stall_share(times) == pytest.approx(0.25 * lost / times.sum())
 
 
 @pytest.mark.parametrize(

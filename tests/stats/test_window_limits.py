@@ -33,14 +33,14 @@ from tests.stats.test_throughput import log_of, steps
 def test_warm_up_ends_with_a_step_that_is_at_most_ten_percent_slower(
     second: float, cut: int
 ) -> None:
-    assert warmup_cut(np.array([9.0, second, *[1.0] * 40])) == cut
+    assert warmup_cut(0.25 * np.array([9.0, second, *[1.0] * 40])) == cut
 
 
 @pytest.mark.parametrize(("second", "cut"), [(1.444, 1), (1.446, 2)])
 def test_of_an_erratic_run_three_robust_deviations(second: float, cut: int) -> None:
     """Steps of 0.9 and 1.1 s have 0.14826 s of robust deviation around 1 s."""
     later = [1.0, *[0.9, 1.1] * 20]
-    assert warmup_cut(np.array([9.0, second, *later])) == cut
+    assert warmup_cut(0.25 * np.array([9.0, second, *later])) == cut
 
 
 def test_a_quick_step_between_slow_ones_ends_no_warm_up() -> None:
