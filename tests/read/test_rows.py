@@ -110,6 +110,32 @@ def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -
     assert tuple(rows.frame.columns) == SPEC.columns
 
 
+@pytest.mark.parametrize("block", [8, 27, 40, 4 << 20])
+def test_rows_of_several_blocks_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Two blocks, the header in the first of them, and each row in one of its own."""
+    monkeypatch.setattr("runbook.read.rows._BLOCK_BYTES", block)
+    rows = read(tmp_path, HEAD + "1,a,1,1\n2,a,1,1\n3,a,1,1\n")
+    assert rows.frame["step"].tolist() == [1, 2, 3]
+    assert rows.frame.index.tolist() == [0, 1, 2]
+
+
+def test_a_healthy_file_needs_no_closer_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row in Python it takes a hundred times as long."""
+    monkeypatch.setattr("runbook.read.rows._Reader._slow", None)
+    rows = read(tmp_path, HEAD + "1,a,2,\n2,,1,1.5\n")
+    assert rows.frame["step"].tolist() == [1, 2]
+
+
+def test_a_blank_line_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    """In a file of one column it has as many commas as a row."""
+    rows = read(tmp_path, "step\n1\n\n2\n")
+    assert (rows.frame["step"].tolist(), rows.dropped) == ([1, 2], 1)
+
+
 def test_the_older_form_has_no_header(tmp_path: Path) -> None:
     rows = read(tmp_path, "1,2\n2,3\n")
     assert rows.legacy and not rows.damaged

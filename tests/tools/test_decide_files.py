@@ -141,6 +141,19 @@ def test_the_steps_of_one_run_rise_by_the_same(tmp_path: Path, steps: list[int],
         ask(tmp_path, "steady", "step,dt_s", rows)
 
 
+def test_the_first_step_of_another_workload_is_named(tmp_path: Path) -> None:
+    rows = ["0.5,100", "0.6,100", "0.5,200", "0.4,300"]
+    assert "line 4, column tokens: 200 after 100; allowed: the same tokens" in refused(
+        tmp_path, "steady", "dt_s,tokens", rows
+    )
+
+
+def test_memory_may_be_read_from_step_0_on(tmp_path: Path) -> None:
+    rows = [f"{step},{1000 + step % 2}" for step in range(40)]
+    asked = {"project_to_step": 50.0, "limit": 2000.0}
+    assert ask(tmp_path, "memory", "step,mem_mib", rows, **asked).outcome == "PASS"
+
+
 def test_warm_up_is_no_time_of_a_block(tmp_path: Path) -> None:
     header = "arm,block,tokens,dt_s,warmup"
     rows = []
