@@ -85,6 +85,19 @@ def test_the_size_of_an_artifact_is_held_against_the_record(
     assert folder_problems(folder, unfinished) == []
 
 
+def test_an_artifact_is_a_file_of_its_own(folder: Path, record: RunRecord) -> None:
+    path = folder / record.artifacts[0].path
+    missing = f"{record.artifacts[0].path}: missing"
+    path.rename(folder.parent / "elsewhere")
+    assert folder_problems(folder, record).count(missing) == 2  # of the manifest, of the record
+    path.symlink_to(folder.parent / "elsewhere")
+    assert missing in folder_problems(folder, record)
+    path.unlink()
+    path.write_text("other\n")
+    differs = f"{record.artifacts[0].path}: differs from its digest in run.json"
+    assert differs in folder_problems(folder, record)
+
+
 def test_a_torn_journal_is_said(folder: Path, record: RunRecord) -> None:
     with (folder / "events.jsonl").open("ab") as stream:
         stream.write(b'{"event"')

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runbook.read.shapes import (
+    ENV,
     EVENTS,
     Each,
     Fields,
@@ -73,6 +74,12 @@ def test_what_does_not_fit_is_left_out(
     bad: dict[str, Any], kept: dict[str, Any], says: list[str]
 ) -> None:
     assert shaped(bad, SHAPE, "d") == (kept, says)
+
+
+def test_notes_may_be_anything_but_nothing() -> None:
+    notes = {"notes": ["x", 1, {"a": None}], "git": {"dirty": True}}
+    assert shaped(notes, ENV, "env.json") == (notes, [])
+    assert shaped({"notes": [None]}, ENV, "env.json") == ({}, [])
 
 
 @pytest.mark.parametrize(
