@@ -82,6 +82,12 @@ def test_a_window_is_counted_in_steps(tmp_path: Path, k: int, available: int) ->
     )
 
 
+def test_a_window_of_warm_up_only_is_empty(tmp_path: Path) -> None:
+    lines = [row(step, warmup=1) for step in (2, 4, 6)]
+    with pytest.raises(WindowTooShort, match="has 0 measured rows"):
+        last_window(log_of(tmp_path, *lines))
+
+
 def test_the_cadence_of_a_log(tmp_path: Path) -> None:
     frames = [log_of(tmp_path, *[row(s) for s in at]).frame for at in ([7], [1, 3], [1, 2, 3, 9])]
     assert [cadence(frame) for frame in frames] == [1, 2, 1]
