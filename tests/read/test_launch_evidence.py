@@ -66,6 +66,15 @@ def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
     assert not evidence.halted
 
 
+def test_a_field_of_another_type_is_left_out_and_named(tmp_path: Path, folder: Path) -> None:
+    (folder / "env.json").write_text('{"world_size": "two", "config_sha256": "c"}')
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert evidence.env == {"config_sha256": "c"}
+    assert evidence.problems == (
+        "baseline/base/env.json.world_size has an unexpected value: 'two'",
+    )
+
+
 def test_a_trace_is_known_by_its_digest_only(tmp_path: Path, folder: Path) -> None:
     (folder / "trace_rank0.json.gz").write_bytes(b"{")
     evidence = read_launch(tmp_path, launch(), RESULT)

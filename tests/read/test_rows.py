@@ -11,7 +11,7 @@ from runbook.read.rows import RowFile, RowSpec, is_number, read_rows
 from runbook.read.tail import TableTail
 
 SPEC = RowSpec(
-    columns=("step", "name", "rate", "gap"),
+    columns=("step", "name", "gap", "rate"),
     key="step",
     text=frozenset({"name"}),
     filled=frozenset({"step", "rate"}),
@@ -92,7 +92,7 @@ def test_each_kind_of_damage_is_damage(tmp_path: Path, body: str) -> None:
 def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> None:
     rows = read(tmp_path, "\ufeffstep , more,rate\r\n1,x,2\r\n")
     assert rows.frame.to_dict("list") == {"step": [1], "rate": [2.0]}
-    assert rows.problems == []
+    assert (rows.problems, rows.legacy) == ([], False)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -296,3 +297,21 @@ def test_the_first_value_of_each_kind_that_is_no_throughput_is_named() -> None:
     with pytest.raises(UsageError, match=r"at least 1 value\(s\) in s, got 4"):
         positive("x", np.ones((2, 2)), unit="s")
     assert positive("x", iter([1, 2]), unit="s").tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
+def test_pairs_of_different_lengths_say_both(a: list[float], b: list[float]) -> None:
+    says = f"t1 has {len(a)} value(s) and tN {len(b)}: they are paired"
+    with pytest.raises(UsageError, match=re.escape(says)):
+        scaling(a, b, 2)
+    for nothing in ([], [None]):
+        with pytest.raises(UsageError, match="x: "):
+            positive("x", nothing, unit="s")  # type: ignore[arg-type]
+
+
+def test_a_decision_as_a_document() -> None:
+    few = faster([1.0], [1.0]).to_dict()
+    assert (few["outcome"], few["interval"], few["go_on"]) == ("INCONCLUSIVE", None, False)
+    decision = scaling([1.0] * 3, [1.9, 1.91, 1.92], 2)
+    assert decision.to_dict()["interval"] == list(decision.interval or ())
+    assert not decision.go_on
