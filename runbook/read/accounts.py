@@ -211,7 +211,8 @@ def union_of_data(ranks: Sequence[RankLog]) -> pd.Series[Any] | None:
     for rank in ranks:
         if rank.steps is None or rank.steps["data"].isna().any():
             return None
-        own = _digests(rank.steps).map(lambda text: int(str(text), 16))
+        # As Python's own numbers: pandas would add int64 and uint64 as floats.
+        own = _digests(rank.steps).map(lambda text: int(str(text), 16)).astype(object)
         total = own if total is None else total + own
     return None if total is None else total.map(lambda number: number % (1 << 64))
 

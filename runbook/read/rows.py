@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +39,16 @@ class RowSpec:
     headerless: tuple[str, ...] = ()
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RowFile:
     """The complete rows of a file, its digest, and what was wrong with the rest."""
 
     frame: pd.DataFrame
     sha256: str
-    legacy: bool = False
-    dropped: int = 0
-    damaged: bool = False
-    problems: list[str] = field(default_factory=list)
+    legacy: bool
+    dropped: int
+    damaged: bool
+    problems: list[str]
 
 
 class _Reader:
@@ -196,27 +196,32 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
         tail = block[cut:]
         if cut:
             reader.feed(block[:cut])
-    result = RowFile(frame=reader.frame(), sha256=digest.hexdigest(), legacy=reader.legacy)
-    _describe(result, reader, tail)
-    return result
+    damage = list(_damage(reader))
+    return RowFile(
+        frame=reader.frame(),
+        sha256=digest.hexdigest(),
+        legacy=reader.legacy,
+        dropped=reader.bad_rows + reader.nul_rows + bool(tail),
+        damaged=bool(damage),
+        problems=[*_torn(tail), *damage],
+    )
 
 
-def _describe(result: RowFile, reader: _Reader, tail: bytes) -> None:
-    result.dropped = reader.bad_rows + reader.nul_rows + bool(tail)
+def _torn(tail: bytes) -> Iterator[str]:
     if tail:
         nul = " that ends in NUL bytes" if tail.endswith(b"\0") else ""
-        result.problems.append(f"a torn last line{nul} was dropped ({len(tail)} bytes)")
+        yield f"a torn last line{nul} was dropped ({len(tail)} bytes)"
+
+
+def _damage(reader: _Reader) -> Iterator[str]:
     if reader.unreadable:
-        result.problems.append(reader.unreadable)
+        yield reader.unreadable
     if reader.headers_again:
-        result.problems.append(f"the header occurs {reader.headers_again} more times")
+        yield f"the header occurs {reader.headers_again} more times"
     if reader.nul_rows:
-        result.problems.append(f"{reader.nul_rows} rows hold NUL bytes and were dropped")
+        yield f"{reader.nul_rows} rows hold NUL bytes and were dropped"
     if reader.bad_rows:
-        result.problems.append(f"{reader.bad_rows} unreadable rows were dropped")
-    result.damaged = bool(
-        reader.unreadable or reader.headers_again or reader.nul_rows or reader.bad_rows
-    )
+        yield f"{reader.bad_rows} unreadable rows were dropped"
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

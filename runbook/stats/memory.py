@@ -10,6 +10,7 @@ import numpy as np
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, positive, too_few
 
+# At least one row for each group in the last half.
 FEWEST_ROWS = 40
 GROUPS = 20
 SLACK_MIB = 64.0
@@ -52,7 +53,7 @@ def memory_plateau(
     before, after = float(used[:half].max()), float(used[half:].max())
     slack = max(SLACK_MIB, SLACK_SHARE * before)
     slope, (low, high) = _sen_slope(at[half:], used[half:])
-    now = float(np.median(used[-max(at.size // GROUPS, 1) :]))
+    now = float(np.median(used[-(at.size // GROUPS) :]))
     ahead = max(goal - float(at[-1]), 0.0)
     estimate = now + slope * ahead
     interval = (now + low * ahead, now + high * ahead)
@@ -123,12 +124,11 @@ def _lasting_mark(used: FloatArray) -> float:
 
 def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, float]]:
     """Theil-Sen slope in MiB per step and its one-sided 95 % bounds (Sen 1968, no ties)."""
-    groups = np.array_split(np.arange(at.size), min(GROUPS, at.size))
+    groups = np.array_split(np.arange(at.size), GROUPS)
     x = np.array([float(at[group].mean()) for group in groups])
     y = np.array([float(np.median(used[group])) for group in groups])
     left, right = np.triu_indices(x.size, k=1)
     slopes = np.sort((y[right] - y[left]) / (x[right] - x[left]))
     reach = Z_95 * math.sqrt(x.size * (x.size - 1) * (2 * x.size + 5) / 18)
-    low = max(math.floor((slopes.size - reach) / 2), 0)
-    high = min(math.ceil((slopes.size + reach) / 2), slopes.size - 1)
+    low, high = math.floor((slopes.size - reach) / 2), math.ceil((slopes.size + reach) / 2)
     return float(np.median(slopes)), (float(slopes[low]), float(slopes[high]))

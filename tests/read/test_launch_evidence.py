@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -63,6 +64,45 @@ def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
     assert evidence.junit.cases[0].properties == {"ratio": "2.0"}
     assert evidence.junit.cases[1].message == "no"
     assert not evidence.halted
+
+
+def test_a_field_of_another_type_is_left_out_and_named(tmp_path: Path, folder: Path) -> None:
+    (folder / "env.json").write_text('{"world_size": "two", "config_sha256": "c"}')
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert evidence.env == {"config_sha256": "c"}
+    assert evidence.problems == (
+        "baseline/base/env.json.world_size has an unexpected value: 'two'",
+    )
+
+
+def test_a_trace_is_known_by_its_digest_only(tmp_path: Path, folder: Path) -> None:
+    (folder / "trace_rank0.json.gz").write_bytes(b"{")
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert evidence.trace_path == "baseline/base/trace_rank0.json.gz"
+    assert evidence.trace_sha256 == hashlib.sha256(b"{").hexdigest()
+    assert evidence.problems == ()
+
+
+def test_samples_and_gates_that_are_damaged_name_their_file(tmp_path: Path, folder: Path) -> None:
+    (folder / "gates.csv").write_text("step,entropy,max_gate\n1,x,0.4\n")
+    (folder / "gpu_samples.csv").write_text("timestamp,index,power_w\na,0,1.5\nb\n")
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert evidence.problems == tuple(
+        f"baseline/base/{name}: 1 unreadable rows were dropped"
+        for name in ("gates.csv", "gpu_samples.csv")
+    )
+    assert evidence.gpu_samples is not None
+    assert evidence.gpu_samples.to_dict("list") == {
+        "timestamp": ["a"], "index": [0], "power_w": [1.5],
+    }  # fmt: skip
+
+
+def test_a_halted_launch_needs_no_file_that_says_so(tmp_path: Path, folder: Path) -> None:
+    result = LaunchResult(status=LaunchStatus.HALTED, exit_code=0, run_token="")
+    (folder / "heartbeat_rank1.jsonl").write_text(heartbeats(5, rank=1, token="9999"))
+    evidence = read_launch(tmp_path, launch(), result)
+    assert evidence.halted
+    assert evidence.problems == ()  # without a token of its own no launch is another one
 
 
 def test_nothing_there_is_nothing_read(tmp_path: Path) -> None:

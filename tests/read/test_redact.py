@@ -8,6 +8,7 @@ from nsa.contract import is_secret_name
 from runbook.read.redact import (
     REDACTED,
     recorded_environment,
+    redact_diff,
     redact_text,
     redact_variables,
 )
@@ -127,3 +128,36 @@ def test_the_variables_of_a_launch_are_kept_without_their_secrets() -> None:
     )  # fmt: skip
     blank = dict.fromkeys(("HF_TOKEN", "HF_API_KEY", "HF_AUTH"), REDACTED)
     assert found == {**blank, "NSA_LR": "1", "NCCL_X": REDACTED, "NCCL_Y": f"https://{REDACTED}@h"}
+
+
+@pytest.mark.parametrize(("value", "blanked"), [("12345", False), ("123456", True)])
+def test_a_secret_has_six_characters(
+    monkeypatch: pytest.MonkeyPatch, value: str, blanked: bool
+) -> None:
+    """A shorter one would blank ordinary words. Without variables those of the process count."""
+    text = f"got {value}"
+    cleaned = f"got {REDACTED}" if blanked else text
+    for environ in ({"X_TOKEN": value}, {"X": f"http://me:{value}@host"}):
+        assert redact_text(text, environ) == cleaned
+        monkeypatch.setattr("os.environ", environ)
+        assert redact_text(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ('DB_PASSWORD: "hunter22"', f"DB_PASSWORD: {REDACTED}"),
+        ("db.api_key = 'a b c d'", f"db.api_key = {REDACTED}"),
+        ("AWS_TOKEN=abcd1234", f"AWS_TOKEN={REDACTED}"),
+        ("AWS_TOKEN=abcd123", "AWS_TOKEN=abcd123"),
+        ("secret = load(path)", "secret = load(path)"),
+        ("token: 12345678", "token: 12345678"),
+    ],
+)
+def test_a_diff_shows_no_value_beside_the_name_of_a_secret(line: str, left: str) -> None:
+    assert redact_diff(f"+{line}\n", {}) == f"+{left}\n"
+
+
+def test_what_is_recorded_is_sorted_and_by_name_or_by_its_beginning() -> None:
+    environ = {"TZ": "UTC", "LANG": "C", "CUDA_HOME": "/c", "EDITOR": "vi", "PYTHONPATH": "."}
+    assert list(recorded_environment(environ)) == ["CUDA_HOME", "LANG", "PYTHONPATH", "TZ"]

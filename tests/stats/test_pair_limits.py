@@ -1,0 +1,317 @@
+"""Where the answers about pairs, targets and scaling turn, and what too little data says."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from runbook.errors import UsageError
+from runbook.stats import (
+    FUSED_LAUNCHES_PLAN,
+    FUSED_PLAN,
+    SCALING_PLAN,
+    Decided,
+    Decision,
+    InterimPlan,
+    faster,
+    meets_target,
+    non_inferiority,
+    regression,
+    scaling,
+)
+from runbook.stats.decision import positive
+from runbook.stats.pairs import t_quantile, t_upper_tail
+
+SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
+BASE = np.full(8, 100.0)
+
+
+def shifted(log_ratio: float, n: int = 8, scale: float = 1.0) -> np.ndarray:
+    return 100 * np.exp(scale * SPREAD[:n] + log_ratio)
+
+
+def reach(error: float, n: int = 8) -> float:
+    """Half-width of the one-sided bound of the mean of so many of SPREAD."""
+    return float(stats.t.ppf(1 - error, n - 1) * stats.sem(SPREAD[:n]))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_three_pairs_are_needed(n: int) -> None:
+    few = [100.0] * n
+    for decision in (non_inferiority(few, few), faster(few, few), regression(few, few)):
+        assert decision.reason == f"{n} round(s); at least 3 are needed"
+        assert (decision.outcome, decision.n) == (Decided.INCONCLUSIVE, n)
+        assert (decision.estimate, decision.interval) == (None, None)
+    assert not faster(few, few).go_on
+    assert regression(few, few).go_on
+    three = [100.0, 100.1, 99.9]
+    assert non_inferiority(three, three).outcome is Decided.KEEP
+    assert faster([200.0, 201.0, 199.0], three).outcome is Decided.PASS
+
+
+def test_the_numbers_of_an_answer_are_those_of_a_paired_t_test() -> None:
+    ratio, half = 0.01, reach(0.01)
+    low, high = math.exp(ratio - half), math.exp(ratio + half)
+    for decision, name, says in (
+        (faster(shifted(ratio), BASE), "a", "no difference shown"),
+        (non_inferiority(BASE, shifted(ratio), error=0.01), "variant", "at most 2.0% slower"),
+    ):
+        assert decision.estimate == pytest.approx(math.exp(ratio))
+        assert decision.interval == pytest.approx((low, high))
+        assert decision.reason == (
+            f"{name} {math.expm1(ratio):+.1%} ({low - 1:+.1%} to {high - 1:+.1%}, 8 rounds): {says}"
+        )
+        assert (decision.error_rate, decision.n, decision.unit) == (0.01, 8, "ratio")
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(1e-5, "INCONCLUSIVE"), (-1e-5, "FAIL")])
+def test_slower_turns_at_the_upper_bound(shift: float, outcome: str) -> None:
+    assert faster(shifted(-reach(0.01) + shift), BASE).outcome is Decided[outcome]
+
+
+@pytest.mark.parametrize(("shift", "outcome"), [(1e-5, "KEEP"), (-1e-5, "INCONCLUSIVE")])
+def test_a_loss_of_two_and_a_half_margins_is_excluded_at_a_thousandth(
+    shift: float, outcome: str
+) -> None:
+    """With a margin of 4 % the gross loss of 10 % decides once the noise is large."""
+    scale = 10.0
+    ratio = math.log(0.9) + scale * reach(0.001) + shift
+    assert ratio - scale * reach(0.05) > math.log(0.96)
+    decision = non_inferiority(BASE, shifted(ratio, scale=scale), margin=0.04)
+    assert decision.outcome is Decided[outcome]
+    assert ("a loss of 10.0% is not excluded" in decision.reason) is (outcome != "KEEP")
+
+
+def test_what_is_neither_kept_nor_dropped_says_so() -> None:
+    assert (
+        "cannot tell whether more than 2.0% slower"
+        in non_inferiority(BASE, shifted(math.log(0.98))).reason
+    )
+    assert "more than 2.0% slower" in non_inferiority(BASE, 0.9 * BASE).reason
+
+
+def test_a_plan_of_launches_may_keep_at_its_only_analysis() -> None:
+    n = FUSED_LAUNCHES_PLAN.max_rounds
+    kept = non_inferiority(BASE[:n], shifted(0.0, n, 0.1), plan=FUSED_LAUNCHES_PLAN)
+    assert (kept.outcome, kept.error_rate) == (Decided.KEEP, 0.05)
+    assert kept.interval is not None
+    assert kept.interval[0] == pytest.approx(math.exp(-0.1 * reach(0.05, n)))
+
+
+def test_all_of_the_error_is_kept_for_keeping_at_the_end() -> None:
+    """Dropping may come at any analysis, so it has its share of the error only."""
+    gaps = np.random.default_rng(7).normal(0, 0.005, FUSED_PLAN.max_rounds)
+    base = np.full(gaps.size, 100.0)
+    for at_end, n, errors in (
+        (True, 30, (0.05, FUSED_PLAN.spends()[-1])),
+        (False, 8, (FUSED_PLAN.spends()[0],) * 2),
+    ):
+        plan = replace(FUSED_PLAN, keep_at_end=at_end)
+        kept = non_inferiority(base, base * np.exp(gaps), plan=plan)
+        mean, bar = gaps[:n].mean(), stats.sem(gaps[:n])
+        low, high = (stats.t.ppf(1 - error, n - 1) * bar for error in errors)
+        assert (kept.outcome, kept.n, kept.error_rate) == (Decided.KEEP, n, 0.05)
+        assert kept.interval == pytest.approx((math.exp(mean - low), math.exp(mean + high)))
+
+
+# A night's regression
+
+
+@pytest.mark.parametrize(("shift", "go_on"), [(1e-5, False), (-1e-5, True)])
+def test_a_loss_is_suspected_once_its_upper_75_percent_bound_is_below_one(
+    shift: float, go_on: bool
+) -> None:
+    edge = -SPREAD[:3].mean() - reach(0.25, 3)
+    decision = regression(BASE[:3], shifted(edge + shift, 3))
+    assert decision.go_on is go_on
+    assert decision.reason.endswith(
+        "a loss is suspected; run 9 more round(s)" if go_on else "no loss suspected"
+    )
+    assert decision.interval == pytest.approx(
+        tuple(math.exp(-reach(0.25, 3) + shift + side * reach(0.01, 3)) for side in (-1, 1))
+    )
+
+
+def test_a_suspected_loss_waits_for_twelve_rounds() -> None:
+    head = np.tile([94.0, 95.0, 96.0], 5)
+    base = np.full(15, 100.0)
+    waiting = regression(base[:11], head[:11])
+    assert (waiting.go_on, waiting.n) == (True, 11)
+    assert "run 1 more round(s)" in waiting.reason
+    late = regression(base, head)
+    assert (late.outcome, late.n, late.go_on) == (Decided.FAIL, 12, False)
+
+
+# A target, from few launches and from many
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([115.0, 200.0], "PASS"),
+        ([114.9, 200.0], "INCONCLUSIVE"),
+        ([84.9, 10.0], "FAIL"),
+        ([85.0, 10.0], "INCONCLUSIVE"),
+    ],
+)
+def test_one_or_two_launches_have_to_be_fifteen_percent_away(
+    values: list[float], outcome: str
+) -> None:
+    decision = meets_target(values, 100.0)
+    assert (decision.outcome, decision.interval) == (Decided[outcome], None)
+    assert "3 launches are needed near the target" in decision.reason
+    assert decision.estimate == pytest.approx(stats.gmean(values))
+
+
+@pytest.mark.parametrize(("target", "outcome"), [(1 - 1e-6, "PASS"), (1 + 1e-6, "INCONCLUSIVE")])
+def test_a_target_is_reached_by_the_lower_bound(target: float, outcome: str) -> None:
+    decision = meets_target(shifted(reach(0.05)), 100 * target)
+    assert decision.outcome is Decided[outcome]
+    low, high = decision.interval or (math.nan, math.nan)
+    says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+    assert (says in decision.reason) is (outcome == "INCONCLUSIVE")
+    assert (f"lower bound {low:.4g} reaches it" in decision.reason) is (outcome == "PASS")
+    assert meets_target([1.0] * 3, 1.0).outcome is Decided.PASS
+
+
+@pytest.mark.parametrize(("target", "outcome"), [(1 + 1e-6, "FAIL"), (1 - 1e-6, "INCONCLUSIVE")])
+def test_a_target_is_missed_by_the_upper_bound(target: float, outcome: str) -> None:
+    assert meets_target(shifted(-reach(0.05)), 100 * target).outcome is Decided[outcome]
+    assert meets_target(BASE, 100.0, 0.2).error_rate == 0.2
+
+
+@pytest.mark.parametrize(("value", "stale"), [(80.0, False), (80.1, True)])
+def test_a_target_is_stale_under_half_of_what_is_measured(value: float, stale: bool) -> None:
+    decision = meets_target([value] * 3, 40.0)
+    assert decision.details == {"target": 40.0, "stale_target": stale}
+    assert ("STALE TARGET: 40 is 49.9% of what is measured" in decision.reason) is stale
+
+
+# Scaling
+
+
+def efficiency(log_e: float, pairs: int = 6, **options: object) -> Decision:
+    one = 100 * np.exp(0.5 * SPREAD[:pairs])
+    many = 200 * np.exp(log_e - 0.5 * SPREAD[:pairs])
+    return scaling(one, many, 2, **options)  # type: ignore[arg-type]
+
+
+def scaling_reach(error: float, pairs: int = 6) -> float:
+    """Ratio weighted 2/3, product 1/3 (here constant), freedom after Satterthwaite."""
+    freedom = (pairs - 1) / ((2 / 3) ** 2 + (1 / 3) ** 2)
+    bar = math.sqrt(2 / 3 * stats.sem(SPREAD[:pairs]) ** 2)
+    return float(stats.t.ppf(1 - error, freedom) * bar)
+
+
+@pytest.mark.parametrize(
+    ("side", "shift", "outcome"),
+    [
+        (1, 1e-6, "PASS"),
+        (1, -1e-6, "INCONCLUSIVE"),
+        (-1, -1e-6, "FAIL"),
+        (-1, 1e-6, "INCONCLUSIVE"),
+    ],
+)
+def test_scaling_turns_at_its_bounds(side: int, shift: float, outcome: str) -> None:
+    half = scaling_reach(0.01)
+    decision = efficiency(math.log(0.9) + side * half + shift)
+    assert decision.outcome is Decided[outcome]
+    low, high = decision.interval or (math.nan, math.nan)
+    says = {
+        "PASS": f"lower bound {low:.3f} is above 0.9",
+        "FAIL": f"upper bound {high:.3f} is below 0.9",
+        "INCONCLUSIVE": f"bounds {low:.3f} to {high:.3f} hold the limit 0.9",
+    }
+    assert decision.reason == f"E = {decision.estimate:.3f} from 6 pair(s): {says[outcome]}"
+    assert decision.interval == pytest.approx(
+        tuple(0.9 * math.exp(side * half + shift + end * half) for end in (-1, 1))
+    )
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(1.0499, "PASS"), (1.0501, "INVALID")])
+def test_nothing_scales_by_more_than_five_percent_above_one(share: float, outcome: str) -> None:
+    assert efficiency(math.log(share)).outcome is Decided[outcome]
+
+
+@pytest.mark.parametrize(("pairs", "outcome"), [(2, "INCONCLUSIVE"), (3, "FAIL")])
+def test_scaling_needs_three_pairs(pairs: int, outcome: str) -> None:
+    decision = efficiency(math.log(0.5), pairs)
+    assert decision.outcome is Decided[outcome]
+    assert (decision.interval is None) is (pairs < 3)
+    assert decision.reason.startswith(f"E = {decision.estimate:.3f} from {pairs} pair(s): ")
+
+
+def test_a_plan_of_scaling_that_ends_early_spends_what_is_left() -> None:
+    ended = efficiency(math.log(0.9) + scaling_reach(0.01, 3) + 1e-6, 3, plan=SCALING_PLAN)
+    waiting = efficiency(math.log(0.95), 3, plan=SCALING_PLAN, final=False)
+    assert waiting.go_on and waiting.details == {"next_analysis": 4, "max_rounds": 5}
+    assert waiting.reason == (
+        "undecided after 3 of at most 5 rounds; the next interim analysis is after 4"
+    )
+    assert ended.error_rate == 0.01
+
+
+# Plans, and the numbers that enter
+
+
+@pytest.mark.parametrize(
+    ("power", "good"), [(10.0, True), (10.1, False), (0.0, False), (0.1, True)]
+)
+def test_the_power_of_a_plan(power: float, good: bool) -> None:
+    if good:
+        assert InterimPlan(analyses=(3, 6), power=power).spends()[0] == pytest.approx(
+            0.01 * 0.5**power
+        )
+    else:
+        with pytest.raises(UsageError, match=f"power is {power}; allowed: above 0 up to 10"):
+            InterimPlan(analyses=(3, 6), power=power)
+
+
+def test_what_is_unspent_is_the_share_of_the_analyses_still_to_come() -> None:
+    plan = InterimPlan(analyses=(3, 4, 8), error=0.08)
+    assert plan.spends() == pytest.approx((0.03, 0.01, 0.04))
+    left = [plan.unspent(rounds) for rounds in (1, 3, 4, 5, 8, 9)]
+    assert left == pytest.approx([0.08, 0.08, 0.05, 0.04, 0.04, 0.0])
+    assert [plan.due(rounds) for rounds in (2, 3, 7, 8)] == [(), (3,), (3, 4), (3, 4, 8)]
+
+
+def test_student_s_t_is_that_of_scipy() -> None:
+    for freedom in (1, 4.5, 30):
+        assert t_quantile(0.01, freedom) == pytest.approx(stats.t.isf(0.01, freedom))
+        assert t_upper_tail(1.5, freedom) == pytest.approx(stats.t.sf(1.5, freedom))
+
+
+def test_the_first_value_of_each_kind_that_is_no_throughput_is_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        positive("x", [1.0, math.nan, -2.0, math.inf, 0.0], unit="s")
+    message = str(caught.value)
+    assert (
+        "x: 2 value(s) not finite, first at position 1 (nan); allowed: finite s above 0" in message
+    )
+    assert "x: 2 value(s) not above 0, first at position 2 (-2.0)" in message
+    with pytest.raises(UsageError, match=r"at least 1 value\(s\) in s, got 4"):
+        positive("x", np.ones((2, 2)), unit="s")
+    assert positive("x", iter([1, 2]), unit="s").tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
+def test_pairs_of_different_lengths_say_both(a: list[float], b: list[float]) -> None:
+    says = f"t1 has {len(a)} value(s) and tN {len(b)}: they are paired"
+    with pytest.raises(UsageError, match=re.escape(says)):
+        scaling(a, b, 2)
+    for nothing in ([], [None]):
+        with pytest.raises(UsageError, match="x: "):
+            positive("x", nothing, unit="s")  # type: ignore[arg-type]
+
+
+def test_a_decision_as_a_document() -> None:
+    few = faster([1.0], [1.0]).to_dict()
+    assert (few["outcome"], few["interval"], few["go_on"]) == ("INCONCLUSIVE", None, False)
+    decision = scaling([1.0] * 3, [1.9, 1.91, 1.92], 2)
+    assert decision.to_dict()["interval"] == list(decision.interval or ())
+    assert not decision.go_on
