@@ -17,6 +17,11 @@ from nsa.attention.token import sequential
 from nsa.config import NSAConfig, Path, Ranges
 
 
+def by_sdpa(path: Path, device: torch.device, *, force_sdpa: bool) -> bool:
+    """Does a call run through scaled_dot_product_attention?"""
+    return path == "batched" and (device.type != "cpu" or force_sdpa)
+
+
 def attend(
     x: Branches,
     cfg: NSAConfig,
@@ -38,7 +43,7 @@ def attend(
             return reference(x, cfg, selection_ranges)
         if path == "sequential":
             return sequential(x, cfg, selection_ranges)
-        if x.q.device.type == "cpu" and not force_sdpa:
+        if not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
             return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
         return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
 
@@ -53,7 +58,7 @@ def attend_grouped(
     force_sdpa: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if path == "batched" and x.q.device.type == "cpu" and not force_sdpa:
+    if path == "batched" and not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
         with torch.autocast("cpu", enabled=False):
             return batched_cpu(x, cfg, selection_ranges)
     return attend(
@@ -146,7 +151,7 @@ def choose_path(
     if path != "batched":
         return PathChoice(value=path, reason="asked for by name")
     if device != "cpu":
-        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA by chunks of queries")
+        return PathChoice(value="sdpa", reason=f"device {device}: one masked SDPA for each branch")
     full = cfg.n_sel * cfg.l_sel
     if seq_len <= full:
         reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
