@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
-from nsa.attention.compression import accumulate_dtype, compress
+from nsa.attention.compression import accumulate_dtype, compress, full_float32
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
@@ -38,7 +38,7 @@ def attend(
     """
     check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
-    with torch.autocast(x.q.device.type, enabled=False):
+    with torch.autocast(x.q.device.type, enabled=False), full_float32():
         if path == "reference":
             return reference(x, cfg, selection_ranges)
         if path == "sequential":
@@ -127,7 +127,7 @@ def select_blocks(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> Tensor:
     Raises NSAError (a ValueError) for shapes or types that do not fit.
     """
     check_selection_inputs(q, k_cmp, cfg)
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False), full_float32():
         k = compress(k_cmp, cfg).transpose(1, 2)
         grouped = group_queries(q, cfg).to(accumulate_dtype(q.dtype))
         return selected_blocks(grouped, k, cfg).transpose(1, 2).contiguous()

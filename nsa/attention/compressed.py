@@ -7,8 +7,6 @@ each query is kept, which at long sequences would be most of the memory of a ste
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import split_dim
-from nsa.attention.compression import block_scores
+from nsa.attention.compression import block_scores, full_float32
 from nsa.attention.selection import everything_visible, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
@@ -32,17 +30,6 @@ def chunks(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
     total = stop - start
     size = max(1, -(-total // max(1, -(-total * row_bytes // CHUNK_BYTES))))
     return [(at, min(at + size, stop)) for at in range(start, stop, size)]
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """No TF32 in products of float32: its 10 bits would choose other blocks than float32's 23."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _rows(x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -149,8 +136,7 @@ def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[
 
     k, v and the output are of the accumulation type; queries that see no block get exactly 0.
     """
-    with full_float32():
-        return cast(
-            "tuple[Tensor, Tensor]",
-            _Compressed.apply(q, k, v, cfg),  # type: ignore[no-untyped-call]
-        )
+    return cast(
+        "tuple[Tensor, Tensor]",
+        _Compressed.apply(q, k, v, cfg),  # type: ignore[no-untyped-call]
+    )

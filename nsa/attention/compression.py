@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,17 @@ from nsa.config import NSAConfig
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Type for scores and sums: at least float32, float64 stays float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 in products of float32: its 10 bits would choose other blocks than float32's 23."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def mean_pool(x: Tensor, cfg: NSAConfig) -> Tensor:

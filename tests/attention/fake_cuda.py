@@ -224,8 +224,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
         for tensor in tensors:
             self._hold(tensor)
-        given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if _is_cuda(x)]
-        if given and any(x.device.type == "cpu" and x.dim() for x in tensors):
+        if _waits(func, tensors, args, kwargs or {}):
             self.waits.append(name)
         return out
 
@@ -244,8 +243,17 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live -= size
 
 
-def _is_cuda(x: object) -> bool:
-    return isinstance(x, Tensor) and x.device.type == "cuda"
+def _waits(func: Any, made: list[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:
+    """Does it move data between host and device while the host looks on?
+
+    Reading a number (`item`, `nonzero`, a branch on a value) needs no rule: a fake tensor refuses.
+    """
+    given = [x for x in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    places = {x.device.type for x in (*made, *given) if x.dim()}
+    asked = kwargs.get("non_blocking") or (
+        func._schema.name == "aten::copy_" and args[2:] == (True,)
+    )
+    return len(places) > 1 and not asked
 
 
 def _is_view(func: Any) -> bool:
