@@ -14,22 +14,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import split_dim
+from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, full_float32
 from nsa.attention.selection import everything_visible, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
 from nsa.contract import CMP_RANGE, SCORES_RANGE
-
-# What the scores, or the mask, of one chunk of queries may take. At S = 2,048 of the production
-# shape all queries of 16 sequences are one chunk: more chunks are more launches and nothing else.
-CHUNK_BYTES = 256 << 20
-
-
-def chunks(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Cut queries [start, stop) evenly, so that the rows of each chunk fit `CHUNK_BYTES`."""
-    total = stop - start
-    size = max(1, -(-total // max(1, -(-total * row_bytes // CHUNK_BYTES))))
-    return [(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
 def _rows(x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -80,6 +70,7 @@ class _Compressed(torch.autograd.Function):
         ctx.scale = cfg.d_k**-0.5
         ctx.save_for_backward(q, keys, values, positions, ends)
         ctx.mark_non_differentiable(blocks)
+        ctx.set_materialize_grads(False)  # no zeros in place of the blocks' gradient
         return out.view(batch, groups, seq_len, heads, -1), blocks
 
     @staticmethod

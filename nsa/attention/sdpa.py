@@ -19,7 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, split_dim
-from nsa.attention.compressed import attend_compressed, chunks
+from nsa.attention.chunks import chunks
+from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range

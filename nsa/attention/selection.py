@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import split_dim
+from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
@@ -73,15 +74,14 @@ def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> 
 
 
 @torch.no_grad()
-def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig, *, chunk: int = 256) -> Tensor:
+def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig) -> Tensor:
     """Selected blocks [B,G,S,n_sel] for q [B,G,S,h,Dk] and compressed keys k [B,G,N,Dk].
 
-    Works through `chunk` queries at a time, so that S x N probabilities never exist at once.
+    Works through chunks of queries, so that S x N probabilities never exist at once.
     """
-    seq_len = q.shape[2]
+    batch, _, seq_len = q.shape[:3]
     picked = []
-    for start in range(0, seq_len, chunk):
-        stop = min(start + chunk, seq_len)
+    for start, stop in chunks(0, seq_len, batch * cfg.n_heads * k.shape[2] * k.itemsize):
         positions = torch.arange(start, stop, device=q.device)
         p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
         picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))

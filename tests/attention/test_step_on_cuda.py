@@ -76,7 +76,7 @@ def test_a_micro_batch_is_few_operator_calls() -> None:
 
 def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
-    monkeypatch.setattr("nsa.attention.compressed.CHUNK_BYTES", 2 << 20)
+    monkeypatch.setattr("nsa.attention.chunks.CHUNK_BYTES", 2 << 20)
     assert measure(MODEL, 2048).total > 4000
 
 
