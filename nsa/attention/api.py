@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
+from nsa.attention.chunks import CHUNK_BYTES
 from nsa.attention.compression import accumulate_dtype, compress, full_float32
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference
@@ -151,7 +152,8 @@ def choose_path(
     if path != "batched":
         return PathChoice(value=path, reason="asked for by name")
     if device != "cpu":
-        return PathChoice(value="sdpa", reason=f"device {device}: one masked SDPA for each branch")
+        rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB, window by stretches of {cfg.w}"
+        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")
     full = cfg.n_sel * cfg.l_sel
     if seq_len <= full:
         reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
