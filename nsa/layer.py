@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa.attention.api import attend_grouped
+from nsa.attention.api import attend_grouped, by_sdpa
 from nsa.attention.branches import Grouped
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
 from nsa.contract import NSAError
-from nsa.projection import Columns, rotations, split_projection
+from nsa.projection import Columns, rotations, split_projection, split_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,9 @@ class NSAAttention(nn.Module):
     def project(self, x: Tensor) -> Grouped:
         """Turned queries and keys, values and gates of every branch for x [B,S,dim]."""
         y = self.in_proj(x)
-        parts = split_projection(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
+        together = by_sdpa(self.path, x.device, force_sdpa=self.force_sdpa)
+        split = split_together if together else split_projection
+        parts = split(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
         if self.cfg.phi == "avg":
             return parts
         return replace(

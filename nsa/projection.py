@@ -2,9 +2,10 @@
 
 Rotary positions: neighboring components of a vector turn together as one complex number.
 
-One matrix product makes everything; this function cuts its result apart, turns queries and keys
-by their positions, and lays all of it out group by group, which is how attention reads it. Its
-backward pass writes each gradient straight into its columns of one matrix.
+One matrix product makes everything; its result is cut apart, and queries and keys are turned by
+their positions. `split_projection` lays all of it out group by group, which is how attention on a
+CPU reads it, and its backward pass writes each gradient straight into its columns of one matrix.
+`split_together` gives the same in few and large operators, for a device that waits for its host.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.attention.branches import Grouped, split_dim
+from nsa.attention.branches import Branches, Grouped, split_dim
+from nsa.attention.compression import accumulate_dtype
 from nsa.config import NSAConfig
 
 # Column order of the product.
@@ -151,3 +153,26 @@ def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
         _Split.apply(y, gate_bias, turns, cfg),  # type: ignore[no-untyped-call]
     )
     return Grouped(**dict(zip(PARTS, parts, strict=True)))
+
+
+def split_together(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
+    """The same as `split_projection`, token before group in memory, by a third of the operators.
+
+    Queries and the keys of all branches lie side by side, so that one product turns them all.
+    """
+    wide = accumulate_dtype(y.dtype)
+    groups = cfg.n_kv_groups
+    heads = [cfg.n_heads, groups, groups, groups]
+    widths = [sum(heads) * cfg.d_k, 3 * groups * cfg.d_v, 3 * cfg.n_heads]
+    turned, values, gates = y.split_with_sizes(widths, -1)
+    pairs = _pairs(split_dim(turned.to(wide).contiguous(), 2, cfg.d_k))
+    turned = torch.view_as_real(pairs * turns[:, None]).flatten(-2).to(y.dtype)
+    opened = (gates.to(wide) + gate_bias.to(wide)).sigmoid().to(y.dtype)
+    # Their columns are not aligned for the kernels that load 16 bytes at a time.
+    values = split_dim(values.contiguous(), 2, cfg.d_v)
+    parts = (
+        *turned.split_with_sizes(heads, 2),
+        *values.split_with_sizes([groups] * 3, 2),
+        split_dim(opened, 2, 3),
+    )
+    return Branches(**dict(zip(PARTS, parts, strict=True))).grouped(cfg)

@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
-from nsa.attention.compression import accumulate_dtype, compress
+from nsa.attention.chunks import CHUNK_BYTES
+from nsa.attention.compression import accumulate_dtype, compress, full_float32
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
 from nsa.attention.token import sequential
 from nsa.config import NSAConfig, Path, Ranges
+
+
+def by_sdpa(path: Path, device: torch.device, *, force_sdpa: bool) -> bool:
+    """Does a call run through scaled_dot_product_attention?"""
+    return path == "batched" and (device.type != "cpu" or force_sdpa)
 
 
 def attend(
@@ -33,12 +39,12 @@ def attend(
     """
     check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
-    with torch.autocast(x.q.device.type, enabled=False):
+    with torch.autocast(x.q.device.type, enabled=False), full_float32():
         if path == "reference":
             return reference(x, cfg, selection_ranges)
         if path == "sequential":
             return sequential(x, cfg, selection_ranges)
-        if x.q.device.type == "cpu" and not force_sdpa:
+        if not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
             return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
         return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
 
@@ -53,7 +59,7 @@ def attend_grouped(
     force_sdpa: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if path == "batched" and x.q.device.type == "cpu" and not force_sdpa:
+    if path == "batched" and not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
         with torch.autocast("cpu", enabled=False):
             return batched_cpu(x, cfg, selection_ranges)
     return attend(
@@ -122,7 +128,7 @@ def select_blocks(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> Tensor:
     Raises NSAError (a ValueError) for shapes or types that do not fit.
     """
     check_selection_inputs(q, k_cmp, cfg)
-    with torch.autocast(q.device.type, enabled=False):
+    with torch.autocast(q.device.type, enabled=False), full_float32():
         k = compress(k_cmp, cfg).transpose(1, 2)
         grouped = group_queries(q, cfg).to(accumulate_dtype(q.dtype))
         return selected_blocks(grouped, k, cfg).transpose(1, 2).contiguous()
@@ -146,7 +152,8 @@ def choose_path(
     if path != "batched":
         return PathChoice(value=path, reason="asked for by name")
     if device != "cpu":
-        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA by chunks of queries")
+        rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB, window by stretches of {cfg.w}"
+        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")
     full = cfg.n_sel * cfg.l_sel
     if seq_len <= full:
         reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,17 @@ from nsa.config import NSAConfig
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Type for scores and sums: at least float32, float64 stays float64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """No TF32 in products of float32: its 10 bits would choose other blocks than float32's 23."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def mean_pool(x: Tensor, cfg: NSAConfig) -> Tensor:
@@ -26,10 +40,8 @@ def mean_pool(x: Tensor, cfg: NSAConfig) -> Tensor:
         return x[:, :0]
     runs_per_block = cfg.l // cfg.d
     n_runs = n + runs_per_block - 1
-    runs = split_dim(x[:, : n_runs * cfg.d], 1, cfg.d).sum(2)
-    total = runs[:, :n]
-    for shift in range(1, runs_per_block):
-        total = total + runs[:, shift : shift + n]
+    whole = x if x.shape[1] == n_runs * cfg.d else x[:, : n_runs * cfg.d]
+    total = split_dim(whole, 1, cfg.d).sum(2).unfold(1, runs_per_block, 1).sum(-1)
     return total / cfg.l
 
 
@@ -87,10 +99,11 @@ def block_scores(p: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
     step = cfg.l_sel // cfg.d
     lead = -pairs[0][0]
     length = lead + (n_blocks - 1) * step + pairs[-1][0] + 1
+    firsts = [lead + offset for offset, _ in pairs]
     padded = torch.nn.functional.pad(p, (lead, max(0, length - lead - p.shape[-1])))
-    total = torch.zeros((), dtype=p.dtype, device=p.device)
-    for offset, weight in pairs:
-        first = lead + offset
-        term = padded[..., first : first + (n_blocks - 1) * step + 1 : step]
+    terms = [padded[..., first : first + (n_blocks - 1) * step + 1 : step] for first in firsts]
+    # The first block that overlaps shares one unit with it, so its weight is 1.
+    total = terms[0]
+    for term, (_, weight) in zip(terms[1:], pairs[1:], strict=True):
         total = torch.add(total, term, alpha=weight)
     return total

@@ -1,116 +1,216 @@
-"""Batched prefill on any device: masked scaled_dot_product_attention by chunks of queries.
+"""Batched prefill on any device, with few and large operators.
 
-The compressed branch is an explicit softmax, because its probabilities choose the blocks.
+The selected and the window branch are one masked scaled_dot_product_attention each, the compressed
+branch is an explicit softmax. Where all queries' masks exceed the budget of bytes, queries are cut
+into chunks whose masks are built again in the backward pass, so that nothing of size S x S is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from nsa.attention.branches import Branches
-from nsa.attention.compression import compress, compressed_probabilities
-from nsa.attention.selection import block_map, build_ranges, group_queries, pick_blocks
+from nsa.attention.branches import Branches, split_dim
+from nsa.attention.chunks import chunks
+from nsa.attention.compressed import attend_compressed
+from nsa.attention.compression import compress
+from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
+from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
 
-CHUNK = 256
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """SDPA of q [B,H,C,Dk]; without a mask it is causal from position 0."""
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """SDPA of q [M,h,C,Dk]; without a bias it is causal from position 0."""
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+        q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
     )
 
 
-def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """The same by hand, for when fused kernels are switched off."""
-    if mask is None:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    if bias is None:
+        bias = q.new_full((q.shape[2], k.shape[2]), float("-inf")).triu_(1)
     logits = (q @ k.transpose(-1, -2)).float() if q.dtype.itemsize < 4 else q @ k.transpose(-1, -2)
-    logits = (logits * scale).masked_fill(~mask, float("-inf"))
-    return logits.softmax(-1).to(v.dtype) @ v
+    return (logits * scale + bias).softmax(-1).to(v.dtype) @ v
 
 
-def _expand(x: Tensor, cfg: NSAConfig) -> Tensor:
-    """Keys or values [B,T,G,D] as [B,H,T,D], a group's heads sharing memory until they must not."""
+def _by_group(q: Tensor) -> Tensor:
+    """Queries [B,S,G,h,D] as [B*G,h,S,D]: a group is an element of the batch, with one mask."""
+    return q.permute(0, 2, 3, 1, 4).flatten(0, 1)
+
+
+def _by_token(out: Tensor, q: Tensor) -> Tensor:
+    """An output [B*G,h,S,Dv] as [B,S,G,h,Dv], like the queries q."""
+    return split_dim(out, 0, q.shape[2]).permute(0, 3, 1, 2, 4)
+
+
+def _cut(x: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """Part of a dimension; the whole of it without an operator in the backward pass."""
+    return x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
+
+
+def _widen(x: Tensor, cfg: NSAConfig) -> Tensor:
+    """Keys or values [B,T,G,D] as [B*G,h,T,D]: kernels that take masks know no shared heads."""
     wide = x.transpose(1, 2)[:, :, None].expand(-1, -1, cfg.heads_per_group, -1, -1)
-    return wide.flatten(1, 2)
+    return wide.flatten(0, 1)
 
 
-def _compressed(x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Compressed branch [B,S,H,Dv] in the accumulation type, and blocks [B,S,G,n_sel]."""
-    seq_len = x.q.shape[1]
-    k, v = compress(x.k_cmp, cfg).transpose(1, 2), compress(x.v_cmp, cfg).transpose(1, 2)
-    q = group_queries(x.q, cfg).to(k.dtype)
-    outputs, picked = [], []
-    for start in range(0, seq_len, CHUNK):
-        stop = min(start + CHUNK, seq_len)
-        positions = torch.arange(start, stop, device=q.device)
-        with profile_range(CMP_RANGE):
-            p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
-            outputs.append(torch.einsum("bgchn,bgnd->bgchd", p, v))
-        with profile_range(SCORES_RANGE):
-            picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))
-    out = torch.cat(outputs, 2).transpose(1, 2).flatten(2, 3)
-    return out, torch.cat(picked, 2).transpose(1, 2).contiguous()
+def _causal(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, attend: Attend) -> Tensor:
+    """Causal attention [B,S,G,h,Dv] of q [B,S,G,h,Dk] on all of k, v [B,S,G,D]."""
+    out = attend(_by_group(q), _widen(k, cfg), _widen(v, cfg), None, cfg.d_k**-0.5)
+    return _by_token(out, q)
+
+
+def _selected_bias(chosen: Tensor, start: int, stop: int, cfg: NSAConfig) -> Tensor:
+    """Bias [M,1,stop-start,stop] of queries [start, stop): 0 or minus infinity.
+
+    chosen [M,stop-start,NB] holds the same for whole blocks.
+    """
+    width = cfg.n_blocks(stop)
+    key = torch.arange(width * cfg.l_sel, device=chosen.device).view(width, cfg.l_sel)
+    ahead = key > torch.arange(start, stop, device=chosen.device)[:, None, None]
+    bias = chosen[..., :width, None].masked_fill(ahead, float("-inf"))
+    return bias.flatten(-2)[:, None, :, :stop]
+
+
+@contextmanager
+def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
+    """Do not keep `bias` for the backward pass of what runs inside: make it a second time there."""
+    mine = bias.untyped_storage()._cdata
+
+    def pack(x: Tensor) -> Tensor | torch.Size:
+        # A result that is kept with its history would hold itself, until garbage is collected.
+        return x.shape if x.untyped_storage()._cdata == mine else x.detach()
+
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        return kept if isinstance(kept, Tensor) else make().expand(kept)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def _selected(
-    x: Branches, blocks: Tensor, cfg: NSAConfig, version: Ranges, attend: Attend
+    q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, version: Ranges, attend: Attend
 ) -> Tensor:
-    """Selected branch [B,H,S,Dv]."""
-    seq_len, scale = x.q.shape[1], cfg.d_k**-0.5
-    n_blocks = cfg.n_blocks(seq_len)
-    chosen = block_map(build_ranges(blocks, cfg, version), n_blocks, cfg).transpose(1, 2)
-    q, k, v = x.q.transpose(1, 2), _expand(x.k_sel, cfg), _expand(x.v_sel, cfg)
-    place = torch.arange(seq_len, device=q.device)
-    # Early queries see no more than n_sel blocks, so they select everything visible.
-    full = min(seq_len, cfg.n_sel * cfg.l_sel)
+    """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
+    seq_len = q.shape[1]
+    ranges = build_ranges(blocks, cfg, version)
     with profile_range(ATTEND_RANGE):
-        parts = [attend(q[:, :, :full], k[:, :, :full], v[:, :, :full], None, scale)]
-        for start in range(full, seq_len, CHUNK):
-            stop = min(start + CHUNK, seq_len)
-            mask = chosen[:, :, start:stop].repeat_interleave(cfg.l_sel, -1)[..., :stop]
-            mask = mask & (place[:stop] <= place[start:stop, None])
-            mask = mask.repeat_interleave(cfg.heads_per_group, 1)
-            parts.append(attend(q[:, :, start:stop], k[:, :, :stop], v[:, :, :stop], mask, scale))
-    return torch.cat(parts, 2)
+        if seq_len <= cfg.n_sel * cfg.l_sel:
+            # Everything visible is selected.
+            return _causal(q, x.k_sel, x.v_sel, cfg, attend)
+        whole = block_map(ranges, cfg.n_blocks(seq_len), cfg).transpose(1, 2).flatten(0, 1)
+        # What is added to scores: ln 1 = 0 and ln 0 = minus infinity, exactly.
+        chosen = whole.to(q.dtype).log_()
+        rows, k, v = _by_group(q), _widen(x.k_sel, cfg), _widen(x.v_sel, cfg)
+        parts = []
+        for start, stop in chunks(0, seq_len, rows.shape[0] * seq_len * q.itemsize):
+            make = partial(_selected_bias, _cut(chosen, 1, start, stop), start, stop, cfg)
+            bias = make()
+            with _made_again(bias, make):
+                part = _cut(rows, 2, start, stop)
+                seen = _cut(k, 2, 0, stop), _cut(v, 2, 0, stop)
+                parts.append(attend(part, *seen, bias, cfg.d_k**-0.5))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return _by_token(out, q)
 
 
-def _window(x: Branches, cfg: NSAConfig, attend: Attend) -> Tensor:
-    """Sliding-window branch [B,H,S,Dv]: the last w tokens, the current one included."""
-    seq_len, scale = x.q.shape[1], cfg.d_k**-0.5
-    q, k, v = x.q.transpose(1, 2), _expand(x.k_win, cfg), _expand(x.v_win, cfg)
-    place = torch.arange(seq_len, device=q.device)
-    full = min(seq_len, cfg.w)
+def _band(count: int, w: int, q: Tensor) -> Tensor:
+    """Bias [count,1,w,2*w] of `count` stretches of w queries, each on its keys and the w before.
+
+    Query i of a stretch sees keys i + 1 .. i + w of those 2*w; before the first stretch is nothing.
+    """
+    hidden = q.new_full((count, w, 2 * w), float("-inf"))
+    bias = hidden.tril().add_(hidden.triu_(w + 1))
+    bias[0, :, :w] = float("-inf")
+    return bias[:, None]
+
+
+def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend) -> Tensor:
+    """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    scale, w = cfg.d_k**-0.5, cfg.w
     with profile_range(WIN_RANGE):
-        parts = [attend(q[:, :, :full], k[:, :, :full], v[:, :, :full], None, scale)]
-        for start in range(full, seq_len, CHUNK):
-            stop = min(start + CHUNK, seq_len)
-            first = max(0, start + 1 - cfg.w)
-            query, key = place[start:stop, None], place[first:stop]
-            mask = (key <= query) & (key > query - cfg.w)
-            keys, values = k[:, :, first:stop], v[:, :, first:stop]
-            parts.append(attend(q[:, :, start:stop], keys, values, mask, scale))
-    return torch.cat(parts, 2)
+        if seq_len <= w:
+            return _causal(q, x.k_win, x.v_win, cfg, attend)
+        count = -(-seq_len // w)
+        rest = count * w - seq_len
+        rows = pad(q, (0, 0, 0, 0, 0, 0, 0, rest)) if rest else q
+        rows = split_dim(rows, 1, w).flatten(0, 1).flatten(2, 3).transpose(1, 2)
+        k, v = (
+            pad(t, (0, 0, 0, 0, w, rest))
+            .unfold(1, 2 * w, w)
+            .transpose(3, 4)[:, :, :, None]
+            .expand(-1, -1, -1, heads, -1, -1)
+            .reshape(batch * count, groups * heads, 2 * w, t.shape[-1])
+            for t in (x.k_win, x.v_win)
+        )
+        bias = _band(count, w, rows)
+        if batch > 1:
+            bias = bias.repeat(batch, 1, 1, 1)
+        out = split_dim(attend(rows, k, v, bias, scale).transpose(1, 2), 0, count)
+        return split_dim(out.flatten(1, 2)[:, :seq_len], 2, heads)
+
+
+class _Mix(torch.autograd.Function):
+    """Sum of the three branches [B,S,G,h,Dv], each times its gate [B,S,G,h,3] (equation 5).
+
+    Computed in the type of the first branch, the accumulation type, and returned in the gates'.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
+        """One pass over each branch."""
+        ctx.save_for_backward(cmp, sel, win, gates)
+        wide = gates.to(cmp.dtype)
+        mixed = cmp * wide[..., 0:1]
+        mixed = mixed.addcmul_(sel, wide[..., 1:2]).addcmul_(win, wide[..., 2:3])
+        return mixed.to(gates.dtype, memory_format=torch.contiguous_format)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, ...]:
+        """A gate's gradient is <gradient, branch>, a branch's is the gradient times its gate."""
+        *branches, gates = ctx.saved_tensors
+        wide = branches[0].dtype
+        grad = grad_out.to(wide)[..., None, :]
+        d_gates = torch.stack([branch.to(wide) for branch in branches], -2).mul_(grad).sum(-1)
+        parts = (grad * gates.to(wide)[..., None]).unbind(-2)
+        grads = [part.to(x.dtype) for part, x in zip(parts, branches, strict=True)]
+        return *grads, d_gates.to(gates.dtype)
 
 
 def batched_sdpa(
     x: Branches, cfg: NSAConfig, version: Ranges, *, use_flash: bool
 ) -> tuple[Tensor, Tensor]:
-    """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel], a chunk of queries at a time."""
+    """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     attend = _fused if use_flash else _explicit
-    o_cmp, blocks = _compressed(x, cfg)
-    o_sel = _selected(x, blocks, cfg, version, attend).transpose(1, 2)
-    o_win = _window(x, cfg, attend).transpose(1, 2)
+    q = split_dim(x.q, 2, cfg.heads_per_group)
+    if cfg.phi == "avg":
+        # Both are pooled alike: together that is half of the operators.
+        pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
+        k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
+    else:
+        k, v = compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
+    o_cmp, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
+    blocks = blocks.transpose(1, 2).contiguous()
+    o_sel = _selected(q, x, blocks, cfg, version, attend)
+    o_win = _window(q, x, cfg, attend)
     with profile_range(GATE_RANGE):
-        gates = x.gates.to(o_cmp.dtype)
-        out = gates[..., 0:1] * o_cmp + gates[..., 1:2] * o_sel + gates[..., 2:3] * o_win
-    return out.to(x.q.dtype), blocks
+        gates = split_dim(x.gates, 2, cfg.heads_per_group)
+        out = cast(
+            "Tensor",
+            _Mix.apply(o_cmp.transpose(1, 2), o_sel, o_win, gates),  # type: ignore[no-untyped-call]
+        )
+    return out.flatten(2, 3), blocks

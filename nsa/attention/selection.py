@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import split_dim
+from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
+
+# More blocks than any sequence has.
+_FAR = 1 << 32
 
 
 def group_queries(q: Tensor, cfg: NSAConfig) -> Tensor:
@@ -23,25 +27,40 @@ def group_queries(q: Tensor, cfg: NSAConfig) -> Tensor:
     return split_dim(q, 2, cfg.heads_per_group).transpose(1, 2)
 
 
-def top_blocks(scores: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:
+def top_blocks(
+    scores: Tensor, positions: Tensor, cfg: NSAConfig, *, crowded: bool = False
+) -> Tensor:
     """Pick n_sel blocks per query: scores [..., C, NB] at `positions` [C] to [..., C, n_sel].
 
     Block j is visible to t iff j*l_sel <= t. Block 0, the current block and the one before it
     are always taken, inside n_sel; the rest by descending score, ties to the lower index (a
     stable sort). Indices ascend; missing ones are -1, at the end.
+
+    crowded: all positions are at n_sel*l_sel or later, so that none sees too few blocks.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)
     current = torch.div(positions, cfg.l_sel, rounding_mode="floor")[:, None]
-    forced = (block == 0) | ((block <= current) & (block > current - FORCED_LOCAL_BLOCKS))
-    scores = scores.masked_fill(forced, float("inf"))
-    scores = scores.masked_fill(block > current, float("-inf"))
+    age = current - block
+    forced = (block == 0) | (age < FORCED_LOCAL_BLOCKS)
+    scores = scores.masked_fill(forced, float("inf")).masked_fill_(age < 0, float("-inf"))
     taken = min(cfg.n_sel, n_blocks)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :taken]
+    if crowded:
+        return order.sort(-1).values
     # Invisible blocks can only fill places that visible ones left free; they become padding.
     order = order.masked_fill(order > current, n_blocks).sort(-1).values
-    order = order.masked_fill(order == n_blocks, -1)
+    order.masked_fill_(order == n_blocks, -1)
+    if taken == cfg.n_sel:
+        return order
     return torch.nn.functional.pad(order, (0, cfg.n_sel - taken), value=-1)
+
+
+def everything_visible(start: int, stop: int, cfg: NSAConfig, device: torch.device) -> Tensor:
+    """Selection of queries that see at most n_sel blocks: [stop - start, n_sel], -1 padded."""
+    block = torch.arange(cfg.n_sel, device=device)
+    current = torch.arange(start, stop, device=device)[:, None] // cfg.l_sel
+    return block.masked_fill(block > current, -1)
 
 
 @torch.no_grad()
@@ -55,15 +74,14 @@ def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> 
 
 
 @torch.no_grad()
-def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig, *, chunk: int = 256) -> Tensor:
+def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig) -> Tensor:
     """Selected blocks [B,G,S,n_sel] for q [B,G,S,h,Dk] and compressed keys k [B,G,N,Dk].
 
-    Works through `chunk` queries at a time, so that S x N probabilities never exist at once.
+    Works through chunks of queries, so that S x N probabilities never exist at once.
     """
-    seq_len = q.shape[2]
+    batch, _, seq_len = q.shape[:3]
     picked = []
-    for start in range(0, seq_len, chunk):
-        stop = min(start + chunk, seq_len)
+    for start, stop in chunks(0, seq_len, batch * cfg.n_heads * k.shape[2] * k.itemsize):
         positions = torch.arange(start, stop, device=q.device)
         p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
         picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))
@@ -105,20 +123,17 @@ def ranges_v1(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
 def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -> Tensor:
     """Merged token ranges [B,S,G,n,2], vectorized: no host loop, no synchronization."""
     times = _positions(blocks, positions)[None, :, None, None]
-    far = torch.iinfo(torch.int64).max
-    usable = (blocks >= 0) & (blocks * cfg.l_sel <= times)
-    ordered = torch.where(usable, blocks, far).sort(-1).values
-    usable = ordered < far
-    before = torch.nn.functional.pad(ordered[..., :-1], (1, 0), value=-2)
-    opens = usable & (ordered - before > 1)
-    # The k-th opening owns range k; everything unusable is sent to a spare place at the end.
+    # Modulo makes -1 a block far beyond every token: not visible, like any that begins after t.
+    ordered = (blocks % _FAR * cfg.l_sel).sort(-1).values
+    hidden = ordered > times
+    before = torch.nn.functional.pad(ordered[..., :-1], (1, 0), value=-2 * cfg.l_sel)
+    opens = ordered - before > cfg.l_sel
+    # The k-th opening owns range k; everything hidden is sent to a spare place at the end.
     n = blocks.shape[-1]
-    owner = torch.where(usable, opens.cumsum(-1) - 1, n)
-    safe = torch.where(usable, ordered, 0)
-    start_of = torch.where(opens, safe * cfg.l_sel, 0)
-    end_of = torch.where(usable, torch.minimum((safe + 1) * cfg.l_sel, times + 1), 0)
+    owner = (opens.cumsum(-1) - 1).masked_fill_(hidden, n)
+    end_of = torch.minimum(ordered + cfg.l_sel, times + 1)
     empty = torch.zeros((*blocks.shape[:-1], n + 1), dtype=torch.int64, device=blocks.device)
-    starts = empty.scatter_add(-1, owner, start_of)
+    starts = empty.scatter_reduce(-1, owner, ordered, "amin", include_self=False)
     ends = empty.scatter_reduce(-1, owner, end_of, "amax")
     return torch.stack((starts[..., :n], ends[..., :n]), -1)
 
@@ -138,11 +153,9 @@ def block_map(ranges: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
     Ranges start on a block's first token and end on a block's end or inside the current block.
     """
     first = torch.div(ranges[..., 0], cfg.l_sel, rounding_mode="floor")
-    last = torch.div(ranges[..., 1] + cfg.l_sel - 1, cfg.l_sel, rounding_mode="floor")
+    last = torch.div(ranges[..., 1] + (cfg.l_sel - 1), cfg.l_sel, rounding_mode="floor")
     steps = torch.zeros((*ranges.shape[:-2], n_blocks + 1), dtype=torch.int32, device=ranges.device)
-    one = torch.ones((), dtype=torch.int32, device=ranges.device).expand(first.shape)
-    steps.scatter_add_(-1, first, one)
-    steps.scatter_add_(-1, last, -one)
+    steps.scatter_(-1, first, 1, reduce="add").scatter_(-1, last, -1, reduce="add")
     return steps[..., :n_blocks].cumsum(-1) > 0
 
 

@@ -23,7 +23,7 @@ from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
 
-# Operators in one call from which on the ranges are built in torch: v2 needs about 40, v1 makes one
+# Operators in one call from which on the ranges are built in torch: v2 needs about 25, v1 makes one
 # tensor from its lists.
 _VECTORIZED = 10
 _FUSED_KERNEL = "_fused_adamw_"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import nsa
+from nsa.attention import choose_path
 from nsa.config import model_flops_per_token
 from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
 from nsa.train.launch import LaunchPlan
@@ -133,6 +134,8 @@ def effective(
     """What the launch really trains, after every override."""
     train, model = plan.config.train, plan.model_config()
     path, reason = plan.attention_path
+    if path == "batched":
+        reason = f"{reason}; {choose_path(model.attention, train.seq_len, device=device.type)}"
     checkpointing, checkpointing_reason = plan.checkpointing
     return {
         "seq_len": train.seq_len,

@@ -103,11 +103,18 @@ MODEL_DEFECTS: tuple[tuple[str, str, str, str], ...] = (
         "torch.add(source, bias,",
         "torch.add(source, 0 * bias,",
     ),
+    (
+        "gate bias forgotten in SDPA",
+        "projection.py",
+        "(gates.to(wide) + gate_bias.to(wide))",
+        "gates.to(wide)",
+    ),
     # Positions.
     ("queries not turned", "projection.py", _TURNED, _unturned("q")),
     ("compressed keys not turned", "projection.py", _TURNED, _unturned("k_cmp")),
     ("selected keys not turned", "projection.py", _TURNED, _unturned("k_sel")),
     ("sliding keys not turned", "projection.py", _TURNED, _unturned("k_win")),
+    ("nothing turned in SDPA", "projection.py", "(pairs * turns[:, None])", "(pairs * 1)"),
     ("turned the other way", "projection.py", "(angle), angle)", "(angle), -angle)"),
     (
         "another base of the angles",
@@ -127,6 +134,12 @@ MODEL_DEFECTS: tuple[tuple[str, str, str, str], ...] = (
         "layer.py",
         "self.compress_k(parts.k_cmp)",
         _LEARNED_FIRST,
+    ),
+    (
+        "compressed keys and values pooled apart",
+        "attention/sdpa.py",
+        "pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)",
+        "pooled[..., : cfg.d_k], pooled[..., : cfg.d_v]",
     ),
     # Learned compression.
     ("no position inside a block", "layer.py", " + self.position", " + 0 * self.position"),

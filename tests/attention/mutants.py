@@ -102,8 +102,8 @@ MUTANTS = (
     _mutant(
         "the current block is not selected",
         "attention/selection.py",
-        "(block <= current) & (block > current - FORCED_LOCAL_BLOCKS)",
-        "(block < current) & (block >= current - FORCED_LOCAL_BLOCKS)",
+        "(age < FORCED_LOCAL_BLOCKS)",
+        "((age > 0) & (age <= FORCED_LOCAL_BLOCKS))",
     ),
     _mutant(
         "the values of the pieces get no gradient",
@@ -156,6 +156,12 @@ MUTANTS = (
         "+ 2 - cfg.l) // cfg.d + 1",
     ),
     _mutant(
+        "a compressed block is visible one token early in SDPA",
+        "attention/compressed.py",
+        "torch.arange(cfg.l - 1, cfg.l - 1 +",
+        "torch.arange(cfg.l - 2, cfg.l - 2 +",
+    ),
+    _mutant(
         "invisible compressed keys take part in the softmax",
         "attention/compression.py",
         "hidden = ~visible & (count > 0)",
@@ -174,14 +180,14 @@ MUTANTS = (
     _mutant(
         "only one local block is forced",
         "attention/selection.py",
-        "(block > current - FORCED_LOCAL_BLOCKS)",
-        "(block > current - 1)",
+        "(age < FORCED_LOCAL_BLOCKS)",
+        "(age < 1)",
     ),
     _mutant(
         "three local blocks are forced",
         "attention/selection.py",
-        "(block > current - FORCED_LOCAL_BLOCKS)",
-        "(block > current - 3)",
+        "(age < FORCED_LOCAL_BLOCKS)",
+        "(age < 3)",
     ),
     _mutant(
         "the next block fills a free place",
@@ -208,12 +214,18 @@ MUTANTS = (
         "split_dim(p, 1, heads).sum(2)",
         "split_dim(p, 1, heads)[:, :, 0]",
     ),
+    _mutant(
+        "heads of a group are not summed in SDPA",
+        "attention/compressed.py",
+        "p[:, skip:].sum(2)",
+        "p[:, skip:, 0]",
+    ),
     # Ranges.
     _mutant(
         "v2 looks one token ahead",
         "attention/selection.py",
-        "torch.minimum((safe + 1) * cfg.l_sel, times + 1)",
-        "torch.minimum((safe + 1) * cfg.l_sel, times + 2)",
+        "torch.minimum(ordered + cfg.l_sel, times + 1)",
+        "torch.minimum(ordered + cfg.l_sel, times + 2)",
     ),
     _mutant(
         "v1 looks one token ahead",
@@ -224,8 +236,8 @@ MUTANTS = (
     _mutant(
         "v2 merges over gaps",
         "attention/selection.py",
-        "ordered - before > 1",
-        "ordered - before > 2",
+        "ordered - before > cfg.l_sel",
+        "ordered - before > 2 * cfg.l_sel",
     ),
     # Window.
     _mutant(
@@ -243,8 +255,8 @@ MUTANTS = (
     _mutant(
         "the window is one too long in SDPA",
         "attention/sdpa.py",
-        "(key > query - cfg.w)",
-        "(key >= query - cfg.w)",
+        "hidden.tril()",
+        "hidden.tril(-1)",
     ),
     _mutant(
         "the window is one too long on the CPU",
@@ -257,6 +269,36 @@ MUTANTS = (
         "attention/decode.py",
         "[:, -self.cfg.w :]",
         "[:, -self.cfg.w - 1 :]",
+    ),
+    _mutant(
+        "the window reaches before the first token in SDPA",
+        "attention/sdpa.py",
+        'bias[0, :, :w] = float("-inf")',
+        "bias[0, :, :w] += 0",
+    ),
+    _mutant(
+        "selected queries see the rest of their block in SDPA",
+        "attention/sdpa.py",
+        "masked_fill(ahead,",
+        "masked_fill(ahead & False,",
+    ),
+    _mutant(
+        "the mask that is made again hides nothing",
+        "attention/sdpa.py",
+        "make().expand(kept)",
+        "torch.zeros_like(make()).expand(kept)",
+    ),
+    _mutant(
+        "compressed key gradients are not scaled in SDPA",
+        "attention/compressed.py",
+        "dk = dk.mul_(ctx.scale)",
+        "dk = dk.mul_(1)",
+    ),
+    _mutant(
+        "a gate's gradient is the neighboring branch's",
+        "attention/sdpa.py",
+        "return *grads, d_gates.to(gates.dtype)",
+        "return *grads, d_gates.roll(1, -1).to(gates.dtype)",
     ),
     # Arithmetic of the fast path.
     _mutant(

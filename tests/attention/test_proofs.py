@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
-from nsa.attention import KVCache, decode_step, nsa_attention, select_blocks
+from nsa.attention import KVCache, chunks, decode_step, nsa_attention, select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores, overlap_weights
@@ -298,6 +298,26 @@ def test_k_the_cpu_path_is_the_same_however_it_is_cut(monkeypatch: pytest.Monkey
         grads = torch.autograd.grad(out.square().sum(), list(x.values()))
     finally:
         cpu_schedule.schedule.cache_clear()
+    assert gap(out, whole) <= 1e-12
+    assert all(
+        gap(a, b) <= 1e-12 * max(1.0, float(b.abs().max()))
+        for a, b in zip(grads, truth, strict=True)
+    )
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 11, chunks.CHUNK_BYTES])
+@pytest.mark.parametrize("d_v", [6, 8])
+def test_k_the_sdpa_path_is_the_same_however_it_is_cut(
+    d_v: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of a few queries; d_v = d_k is what fused kernels take, which keep their masks."""
+    cfg = nsa.NSAConfig(**{**vars(SMALL), "d_v": d_v})
+    x = inputs(cfg, 131, batch=2)
+    whole = run(x, cfg, "reference")
+    truth = torch.autograd.grad(whole.square().sum(), list(x.values()))
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
+    out = run(x, cfg, "sdpa")
+    grads = torch.autograd.grad(out.square().sum(), list(x.values()))
     assert gap(out, whole) <= 1e-12
     assert all(
         gap(a, b) <= 1e-12 * max(1.0, float(b.abs().max()))

@@ -11,8 +11,8 @@ from nsa.attention.branches import split_dim
 from nsa.attention.compression import block_scores
 from nsa.attention.cpu.blocks import Pairs, backward_blocks, forward_blocks, pair_up
 from nsa.attention.cpu.dense import Piece, Workspace, backward_piece, forward_piece
-from nsa.attention.cpu.schedule import Schedule, everything_visible
-from nsa.attention.selection import top_blocks
+from nsa.attention.cpu.schedule import Schedule
+from nsa.attention.selection import everything_visible, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.contract import CMP_RANGE, SCORES_RANGE
 
@@ -93,7 +93,8 @@ def _pick(summed: Tensor, start: int, stop: int, cut: Schedule) -> Tensor:
     """Blocks [G,tokens,n_sel] from group probabilities [G,tokens,N] of queries [start, stop)."""
     cfg = cut.cfg
     positions = torch.arange(start, stop, device=summed.device)
-    return top_blocks(block_scores(summed, cfg.n_blocks(stop), cfg), positions, cfg)
+    scores = block_scores(summed, cfg.n_blocks(stop), cfg)
+    return top_blocks(scores, positions, cfg, crowded=True)
 
 
 def attend_blocks(

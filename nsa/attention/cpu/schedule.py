@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import Tensor
 
 from nsa.attention.cpu.dense import Edge, Piece, piece_tokens
 from nsa.config import NSAConfig
@@ -106,10 +105,3 @@ def _compressed(
             hidden = torch.arange(least, most) >= count
             edges = (Edge.hiding(hidden, slice(least, most), dtype),)
         yield Piece(start=start, stop=stop, first=0, last=most, edges=edges)
-
-
-def everything_visible(start: int, stop: int, cfg: NSAConfig, device: torch.device) -> Tensor:
-    """Selection of queries that see at most n_sel blocks: [stop - start, n_sel], -1 padded."""
-    block = torch.arange(cfg.n_sel, device=device)
-    current = torch.arange(start, stop, device=device)[:, None] // cfg.l_sel
-    return torch.where(block <= current, block, -1)

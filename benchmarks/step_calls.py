@@ -1,0 +1,121 @@
+"""What one micro-batch of the production model costs a host that feeds a CUDA device.
+
+    PYTHONPATH=. python benchmarks/step_calls.py [--lengths 2048] [--layers 12] [--operators N]
+
+Counts the operator calls that are not views (each is at least one launch), forward and backward, of
+the path that a CUDA device takes, in bf16 autocast, and the most bytes that are alive at a time,
+weights and gradients included. The same for the model with dense causal attention. No GPU is
+needed: shapes, types and devices are real, the numbers are not (`tests/attention/fake_cuda.py`).
+Memory is what tensors hold, without what an allocator loses between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+from nsa.config import ModelConfig, NSAConfig
+from nsa.model import NSALanguageModel
+from nsa.projection import rotations
+from tests.attention.fake_cuda import Watched, fake_cuda
+
+
+class DenseAttention(nn.Module):
+    """Dense causal attention with rotary positions and grouped keys: x [B,S,dim] to [B,S,dim]."""
+
+    def __init__(self, cfg: NSAConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.in_proj = nn.Linear(cfg.dim, (cfg.n_heads + 2 * cfg.n_kv_groups) * cfg.d_k, bias=False)
+        self.out_proj = nn.Linear(cfg.n_heads * cfg.d_v, cfg.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn queries and keys, attend, project."""
+        cfg, seq_len = self.cfg, x.shape[1]
+        y = self.in_proj(x).unflatten(-1, (-1, cfg.d_k))
+        turned, v = y.split([cfg.n_heads + cfg.n_kv_groups, cfg.n_kv_groups], 2)
+        turns = rotations(torch.arange(seq_len, device=x.device), cfg.d_k, 1e4, torch.float32)
+        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2))) * turns[:, None]
+        turned = torch.view_as_real(pairs).flatten(-2).to(v.dtype)
+        q, k = turned.split([cfg.n_heads, cfg.n_kv_groups], 2)
+        k, v = (t.repeat_interleave(cfg.heads_per_group, 2).transpose(1, 2) for t in (k, v))
+        out = scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Calls by operator, bytes at the peak, and seconds of the host (of the tracing one, here)."""
+
+    calls: dict[str, int]
+    peak_bytes: int
+    host_s: float
+
+    @property
+    def total(self) -> int:
+        """All calls."""
+        return sum(self.calls.values())
+
+
+def build(cfg: ModelConfig, *, dense: bool, device: str) -> nn.Module:
+    """The model, or the same with dense attention, its weights on the device."""
+    with torch.device(device):
+        model = NSALanguageModel(cfg)
+        if dense:
+            for layer in model.layers:
+                layer.attention = DenseAttention(cfg.attention)
+    return model
+
+
+def micro_batch(model: nn.Module, tokens: Tensor) -> None:
+    """Forward and backward, as the trainer's engine runs them in bf16."""
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = model(tokens[:, :-1])
+    cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+
+def measure(cfg: ModelConfig, seq_len: int, *, dense: bool = False, batch: int = 1) -> Cost:
+    """One micro-batch on a CUDA device that is not there; a first one makes what is kept."""
+    with fake_cuda(), Watched() as watched:
+        model = build(cfg, dense=dense, device="cuda")
+        tokens = torch.zeros(batch, seq_len + 1, dtype=torch.int64, device="cuda")
+        micro_batch(model, tokens)
+        model.zero_grad()
+        watched.calls.clear()
+        watched.peak = watched.live
+        start = time.perf_counter()
+        micro_batch(model, tokens)
+        seconds = time.perf_counter() - start
+    return Cost(calls=dict(watched.calls), peak_bytes=watched.peak, host_s=seconds)
+
+
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--lengths", type=whole, default=[2048])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--operators", type=int, default=0, metavar="N")
+    args = parser.parse_args()
+    cfg = replace(ModelConfig(vocab_size=256, n_layers=args.layers), gradient_checkpointing=False)
+    print("| S | attention | calls | peak MiB | of dense |\n|---:|---|---:|---:|---:|")
+    for seq_len in args.lengths:
+        dense = measure(cfg, seq_len, dense=True, batch=args.batch)
+        found = measure(cfg, seq_len, batch=args.batch)
+        for name, cost in (("dense", dense), ("nsa", found)):
+            ratio = cost.peak_bytes / dense.peak_bytes
+            mib = cost.peak_bytes / 2**20
+            print(f"| {seq_len} | {name} | {cost.total} | {mib:.0f} | {ratio:.2f} |")
+        for name, count in sorted(found.calls.items(), key=lambda pair: -pair[1])[: args.operators]:
+            print(f"    {count:6} {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

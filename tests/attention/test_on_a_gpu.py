@@ -1,0 +1,85 @@
+"""What only a device can show: its kernels compute the equations, and a real step never waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention.api import attend
+from nsa.attention.branches import Branches
+from nsa.data.source import Batch
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+from nsa.train.launch import plan_launch
+from nsa.train.ranks import Ranks
+from tests.attention.test_proofs import NAMES, SMALL, inputs
+from tests.attention.test_step_on_cuda import PRODUCTION
+
+# float32 is the project's bound for paths. In bfloat16 the inputs are the same, and each kernel
+# rounds probabilities, a branch and the sum to 8 bits: five roundings of the largest value. A
+# gradient of a key is a sum over all queries that read it, so the largest value scales it too.
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
+
+
+def compare(cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Largest errors of the SDPA path against float64, as shares of the largest true value.
+
+    Queries for which rounding chose other blocks take no part; there may be one in a hundred.
+    """
+    given = inputs(cfg, seq_len, batch=2, dtype=dtype)
+    x = {name: value.detach().to(device).requires_grad_() for name, value in given.items()}
+    wide = {name: value.detach().double().requires_grad_() for name, value in x.items()}
+    truth, theirs = attend(Branches(**wide), cfg, path="reference")
+    out, mine = attend(Branches(**x), cfg, path="batched", force_sdpa=True)
+    same = (theirs == mine).all(-1).all(-1)
+    assert float(same.double().mean()) > 0.99
+    # Gradients stay comparable only where every query that has one read the same blocks.
+    weight = torch.linspace(-1, 1, cfg.d_v, device=device) * same[..., None, None]
+    found: list[list[Tensor]] = []
+    for result, leaves in ((truth, wide), (out, x)):
+        total = (result.double() * weight).sum()
+        found.append([result * same[..., None, None], *torch.autograd.grad(total, leaves.values())])
+    return {
+        name: float((a - b.double()).detach().abs().max() / a.detach().abs().max())
+        for name, a, b in zip(("out", *NAMES), *found, strict=True)
+    }
+
+
+def test_the_comparison_itself() -> None:
+    """On a CPU, with every seam crossed: rounding of float32, and a wrong window that is seen."""
+    small = nsa.NSAConfig(**{**vars(SMALL), "d_v": 8})
+    assert max(compare(small, 131, torch.float32, "cpu").values()) <= BOUND[torch.float32]
+    assert max(compare(small, 131, torch.bfloat16, "cpu").values()) > BOUND[torch.float32]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seq_len", [512, 2048, 2050])
+def test_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None:
+    """At the production shape: outputs, and gradients of everything."""
+    errors = compare(nsa.NSAConfig(), seq_len, dtype, "cuda")
+    assert max(errors.values()) <= BOUND[dtype], errors
+
+
+@pytest.mark.gpu
+def test_a_real_step_never_waits() -> None:
+    """CUDA itself raises at every synchronization of the second step."""
+    words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
+    toggles = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1"}
+    plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **toggles})
+    device = torch.device("cuda", 0)
+    precision = torch.get_float32_matmul_precision()
+    engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+    engine.configure(plan.toggles)
+    clock = StepClock(device)
+    batches = [Batch(tokens=torch.randint(256, (1, 2049)).pin_memory()) for _ in range(2)]
+    try:
+        for number, mode in ((1, "default"), (2, "error")):
+            torch.cuda.set_sync_debug_mode(mode)
+            engine.compute(batches, clock)
+            engine.update(number, clock)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.set_float32_matmul_precision(precision)

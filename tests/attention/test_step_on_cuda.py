@@ -1,0 +1,206 @@
+"""The step on a CUDA device, proven without one: operator calls, memory, host waits, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from unittest.mock import MagicMock, patch
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nsa
+from benchmarks.step_calls import Cost, build, measure
+from nsa.attention import sdpa
+from nsa.config import ModelConfig
+from nsa.data.source import Batch
+from nsa.model import NSALanguageModel
+from nsa.train.agree import post
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+from nsa.train.launch import plan_launch
+from nsa.train.ranks import Ranks
+from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
+
+PRODUCTION = Path(__file__).parents[2] / "configs/m7c_125m_2xa100_production.yaml"
+MODEL = ModelConfig(vocab_size=256, n_layers=12)
+TINY = nsa.NSAConfig(
+    dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7
+)
+
+
+@cache
+def cost(*, dense: bool) -> Cost:
+    """One micro-batch of one rank of the production run."""
+    return measure(MODEL, 2048, dense=dense)
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    """The engine sets it for its process; other tests must not see it."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_walking_back_is_what_the_engine_does() -> None:
+    """The same operators, as often, and the same gradients, bit by bit."""
+    torch.manual_seed(0)
+    model = NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=TINY))
+    for layer in model.layers:
+        layer.attention.force_sdpa = True
+    tokens, found = torch.randint(11, (2, 40)), []
+    model(tokens)  # makes the rotations, which are kept
+    for backward in (Tensor.backward, walk_back):
+        model.zero_grad()
+        with Watched() as watched:
+            backward(model(tokens).square().mean())
+        found.append((watched.calls, [p.grad.clone() for p in model.parameters()]))
+    (engine, theirs), (walk, mine) = found
+    assert walk == engine and engine.total() > 300
+    assert all(torch.equal(a, b) for a, b in zip(theirs, mine, strict=True))
+
+
+def test_a_micro_batch_is_few_operator_calls() -> None:
+    assert cost(dense=False).total <= 2400
+    # A build without CUDA takes fused operators apart; then the figure would be another.
+    calls = cost(dense=False).calls
+    assert calls["_fused_rms_norm"] == 2 * MODEL.n_layers + 1
+    kernels = {name: count for name, count in calls.items() if "_scaled_dot_product" in name}
+    assert sum(kernels.values()) == 4 * MODEL.n_layers, "two branches, forward and backward"
+
+
+def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
+    monkeypatch.setattr("nsa.attention.chunks.CHUNK_BYTES", 2 << 20)
+    assert measure(MODEL, 2048).total > 4000
+
+
+def test_memory_is_near_that_of_dense_attention() -> None:
+    assert cost(dense=False).peak_bytes <= 1.3 * cost(dense=True).peak_bytes
+
+
+def kept(seq_len: int) -> int:
+    """Bytes that one layer holds for its backward pass."""
+    with fake_cuda(), Watched() as watched:
+        model = build(ModelConfig(vocab_size=256, n_layers=1), dense=False, device="cuda")
+        x = torch.zeros(1, seq_len, 768, device="cuda", requires_grad=True)
+        before = watched.live
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = model.layers[0].attention(x)
+        assert out.requires_grad
+        return watched.live - before
+
+
+def test_nothing_quadratic_is_kept() -> None:
+    """Twice the tokens, twice the memory, and 12 layers far from 80 GiB.
+
+    The part that grows faster says which blocks a query reads: S x S / l_sel, 8 % of the memory.
+    """
+    assert kept(32_768) <= 2.1 * kept(16_384)
+    one, two = (measure(ModelConfig(vocab_size=256, n_layers=n), 32_768) for n in (1, 2))
+    assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < 80 << 30
+
+
+def test_a_kept_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made to fail on purpose: masks that stay."""
+    monkeypatch.setattr(sdpa, "_made_again", lambda *_: nullcontext())
+    assert kept(32_768) > 2.5 * kept(16_384)
+
+
+def production() -> Engine:
+    """The engine of rank 0 of the production run, without a process group.
+
+    Recomputation is off, as under DDP; weights are made where they stay, because fake ones cannot
+    be moved.
+    """
+    words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
+    toggles = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1"}
+    plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **toggles})
+    device = torch.device("cuda", 0)
+    with device, patch.object(NSALanguageModel, "to", lambda self, _: self):
+        engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+        engine.configure(plan.toggles)
+    return engine
+
+
+def step(engine: Engine, number: int) -> None:
+    """Two micro-batches, clipping, the collective's start, fused AdamW, and the statistics."""
+    plan = engine.plan
+    shape = (plan.per_rank_batch, plan.config.train.seq_len + 1)
+    batches = [Batch(tokens=torch.zeros(shape, dtype=torch.int64)) for _ in range(2)]
+    clock = StepClock(torch.device("cpu"))
+    outcome = engine.compute(batches, clock)
+    # Pinned memory and events are the driver's; nothing of them waits.
+    with (
+        patch("torch.cuda.Event", MagicMock()),
+        patch.object(Tensor, "pin_memory", lambda self: self),
+    ):
+        post(
+            engine.ranks,
+            loss=outcome.loss,
+            norm=outcome.norm,
+            strict_norm=True,
+            halt=False,
+            terminate=False,
+        )
+    engine.update(number, clock)
+    torch.stack([layer.attention.gate_numbers() for layer in engine.model.layers]).mean(0)
+
+
+def test_the_whole_step_never_waits(precision: None) -> None:
+    """A fake tensor raises where a number is read; copies that wait are counted."""
+    with fake_cuda(), Watched() as watched:
+        engine = production()
+        for number in (1, 2):
+            watched.waits.clear()
+            watched.calls.clear()
+            step(engine, number)
+            assert watched.waits == []
+        assert watched.calls["_fused_adamw_"] == 2
+        assert watched.total <= 2 * 2400 + 700
+
+
+def test_a_wait_would_be_seen(precision: None) -> None:
+    """Made to fail on purpose: a number that is read, and a copy in either direction."""
+    with fake_cuda(), Watched() as watched:
+        x = torch.ones(3, device="cuda")
+        with pytest.raises(DataDependentOutputException):
+            x.sum().item()
+        x.to("cpu", non_blocking=True)
+        assert watched.waits == []
+        x.to("cpu")
+        torch.zeros(3).to("cuda:0")
+        assert watched.waits == ["aten::_to_copy"] * 2
+
+
+class _Precision(TorchDispatchMode):
+    """Under which policy each product of float32 runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("bmm", "baddbmm_") and args[0].dtype is torch.float32:
+            self.seen.append(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+
+def test_scores_have_all_of_float32(precision: None) -> None:
+    """Whatever the process allows: forward, backward, and `select_blocks`."""
+    torch.set_float32_matmul_precision("high")
+    layer = nsa.NSAAttention(TINY)
+    layer.force_sdpa = True
+    with _Precision() as policy:
+        layer(torch.randn(1, 40, 16)).sum().backward()
+        q, k = torch.randn(1, 40, 4, 6), torch.randn(1, 40, 2, 6)
+        nsa.attention.select_blocks(q, k, TINY)
+    # Two products forward, five back, one in the choice alone.
+    assert policy.seen == ["highest"] * 8
+    assert torch.get_float32_matmul_precision() == "high"
