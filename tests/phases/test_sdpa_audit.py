@@ -23,7 +23,21 @@ def kernels(**found: str) -> spoil.Change:
 def test_an_unexpected_fallback_fails() -> None:
     check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
     assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "sel: math, expected triton or flash" in check.reason and check.remedy
+    assert "sel: math, expected only triton or flash" in check.reason and check.remedy
+
+
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "h200x1"])
+@pytest.mark.parametrize("kernel", ["efficient+flash", "flash+efficient", "cudnn+efficient"])
+def test_kernels_are_a_set_whatever_their_order(profile: str, kernel: str) -> None:
+    where = builder.context(profile)
+    found = builder.evidence("sdpa_audit", where, change=kernels(sel=kernel, win=kernel))
+    check = builder.row("sdpa_audit", "kernels", found, where)
+    assert check.outcome is Outcome.PASS and kernel in check.reason
+
+
+@pytest.mark.parametrize("kernel", ["flash+math", "efficient+flash+math", "none", ""])
+def test_one_fallback_among_right_kernels_is_still_one(kernel: str) -> None:
+    assert get(audited(kernels(win=kernel)), "sdpa_audit.kernels").outcome is not Outcome.PASS
 
 
 def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
