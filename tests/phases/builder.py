@@ -42,9 +42,13 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "trainer.imports": (True, "host.json"),
     "torch.version": ("2.13.0", "collect_env.txt"),
     "torch.cuda_available": (True, "collect_env.txt"),
+    "torch.device_count": (2.0, "collect_env.txt"),
+    "torch.cuda": ("13.0", "collect_env.txt"),
+    "gpu.installed": (2.0, "nvidia_smi.xml"),
     "gpu.count": (2.0, "nvidia_smi.xml"),
     "gpu.names": ("NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", "nvidia_smi.xml"),
-    "gpu.driver": ("580.1", "nvidia_smi.xml"),
+    "gpu.driver": ("580.95.05", "nvidia_smi.xml"),
+    "gpu.mig": (False, "nvidia_smi.xml"),
     "gpu.pcie_gen_max": (4.0, "nvidia_smi.xml"),
     "gpu.pcie_width": (16.0, "nvidia_smi.xml"),
     "gpu.memory_total_mib": (81_920.0, "nvidia_smi.xml"),
@@ -71,7 +75,13 @@ def facts(**changes: Any) -> dict[str, Fact]:
     }
 
 
-H200_FACTS = {"gpu_count": 1.0, "gpu_names": "NVIDIA H200", "gpu_memory_total_mib": 143_771.0}
+H200_FACTS = {
+    "torch_device_count": 1.0,
+    "gpu_installed": 1.0,
+    "gpu_count": 1.0,
+    "gpu_names": "NVIDIA H200",
+    "gpu_memory_total_mib": 143_771.0,
+}
 
 
 def evidence(

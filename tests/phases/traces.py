@@ -196,10 +196,11 @@ _TESTS = {
 }
 
 
-def junit(name: str, run_dir: str) -> JUnitReport:
+def junit(name: str, run_dir: str, device: str) -> JUnitReport:
     """All of a test launch's tests passed."""
     cases = tuple(
-        JUnitCase(name=test, classname=module, status="passed") for module, test in _TESTS[name]
+        JUnitCase(name=test, classname=module, status="passed", properties={"device": device})
+        for module, test in _TESTS[name]
     )
     return JUnitReport(path=f"{run_dir}/junit.xml", sha256=SHA, cases=cases)
 
@@ -216,7 +217,8 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         console_lines=("[ddp] gradient compression enabled: bf16",),
     )
     if launch.kind == "pytest":
-        return replace(base, junit=junit(launch.name, where))
+        device = "cuda" if profile.has_gpu else "cpu"
+        return replace(base, junit=junit(launch.name, where, device))
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
     samples = gpu_samples(launch.nproc) if profile.has_gpu else None
