@@ -135,6 +135,8 @@ class RankFiles:
 
 HEARTBEATS = RankFiles(stem="heartbeat_rank", suffix=".jsonl")
 FLIGHTS = RankFiles(stem="flight_rank", suffix=".json")
+# Written by NCCL's watchdog before it aborts a process: torch appends the rank to the stem.
+NCCL_FLIGHTS = RankFiles(stem="nccl_flight_rank", suffix="")
 # The tag is the process id, or a word for stacks that were taken from outside.
 STACKDUMPS = RankFiles(stem="stackdump_rank", suffix=".txt", tagged=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from typing import Any
 
 import torch
 
+from nsa import torch_env
 from nsa.attention import tracing
-from nsa.contract import Event, ExitCode, Phase
+from nsa.contract import NCCL_FLIGHTS, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
@@ -179,6 +181,10 @@ class _Session:
                 f"{Path(error.filename).name}; give every launch a directory of its own"
             ) from error
         self._stackdump = open_stackdump(run_dir, self.plan.place.rank)
+        if self.plan.ddp:
+            # torch looks when it makes the process group, or when it dumps.
+            prefix = str(run_dir / NCCL_FLIGHTS.stem)
+            os.environ.update(torch_env.flight_dumps(prefix, torch_version=torch.__version__))
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan
