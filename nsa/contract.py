@@ -264,7 +264,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
         "missing", "norm_told", "norm_before", "norm_after", "oracle",
     ),
-    Event.STEP_END: ("embedded", "data", "mem_mib"),
+    Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib"),
     Event.PROFILER: ("active",),
     Event.PROGRESS: (
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",

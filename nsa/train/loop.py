@@ -22,7 +22,7 @@ from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
 from nsa.train.clock import StepClock
-from nsa.train.ddp import peak_cuda_mib
+from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
@@ -229,7 +229,9 @@ class Loop:
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
         self._memory_dump("post")
-        beat.write(Event.STEP_END, **self.meter.take(), mem_mib=round(mem_mib, 1))
+        reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
+        told = {"mem_mib": round(mem_mib, 1), "reserved_mib": reserved}
+        beat.write(Event.STEP_END, **self.meter.take(), **told)
         if evidence.step_done():
             clock.restart()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
-_MEMORY = ("mem_mib", "rss_mib", "cuda_mib")
+_MEMORY = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib")
 _STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", *_MEMORY)
 _SAID = ("loss", "toks_per_s", "grad_norm")
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")

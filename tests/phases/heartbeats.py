@@ -90,6 +90,7 @@ def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
             "embedded": table["tokens"] / nproc,
             "data": [f"{sum(step * 64 + row for row in rows):016x}" for step in table["step"]],
             "mem_mib": table["mem_mib"],
+            "reserved_mib": table["mem_mib"] * 1.1,
             "rss_mib": table["mem_mib"],
             "cuda_mib": table["mem_mib"],
             "loss": table["loss"],
