@@ -290,6 +290,10 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
 COMPRESSION_LINE = "[ddp] gradient compression enabled: "
 # How the message begins that lists why a launch cannot start.
 REFUSAL = "this launch cannot start"
+# What a rank says of an end, or of a refused arm, that is not its own doing.
+ELSEWHERE = "another rank"
+# How the reason of an end, or of a refused arm, begins where memory ran out.
+OUT_OF_MEMORY = "out of memory: "
 # How a line of the console begins that one rank writes for itself.
 RANK_LINE = re.compile(r"^\[rank\s?(\d+)\]")
 

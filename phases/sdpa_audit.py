@@ -168,7 +168,8 @@ def _arm(case: Case, arm: str) -> Finding:
     if fault is None or fault.arm != arm:
         fault = refused(launch, [arm])
     if fault is not None:
-        return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
+        reason = f"not usable: {fault.reason}"
+        return warned(reason, evidence=fault.evidence, topic=fault.topic)
     table = None if launch.training is None else launch.training.frame
     rows = 0 if table is None or "arm" not in table else int((table["arm"] == arm).sum())
     if rows == 0:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa.contract import RANK_LINE, ExitCode
+from nsa.contract import ELSEWHERE, RANK_LINE, ExitCode
 from runbook.launch.ranks import RankState
 from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
 from runbook.records import LaunchStatus, RankExit
@@ -20,7 +20,6 @@ _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.PREEMPTED: LaunchStatus.PREEMPTED,
 }
 _AGREED = (ExitCode.HALTED, ExitCode.NONFINITE)
-_ELSEWHERE = "another rank"
 # torchrun says at once which of its children ended first, and how.
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _COMMUNICATION = re.compile(
@@ -194,7 +193,7 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
     refusing = [e for e in bad if e.code == ExitCode.CONFIG][:1]
     for group in (refusing, named, bad, [e for e in exits if e.code == ExitCode.PREEMPTED]):
         if group:
-            return min(group, key=lambda e: (_ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
+            return min(group, key=lambda e: (ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import WARNED, WHERE, get, said
@@ -69,6 +70,20 @@ def test_one_unusable_setting_is_an_answer() -> None:
     flash = get(judgement, "sdpa_audit.flash_only")
     assert said(flash) == WARNED and "no kernel for this mask" in flash.reason
     assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
+
+
+def test_an_arm_that_ran_out_of_memory_says_so() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        errors = ("another rank could not run it", "out of memory: CUDA out of memory. Tried 2 GiB")
+        for rank, error in enumerate(errors):
+            failures = ({"arm": "no_flash", "error": error},)
+            made = spoil.rank(rank, arm_failures=failures)(made)
+        return made
+
+    check = get(audited(change), "sdpa_audit.no_flash")
+    assert said(check) == WARNED and "out of memory: CUDA" in check.reason
+    assert "train.seq_len" in check.remedy
+    assert "heartbeat_rank1" in check.evidence[0]
 
 
 def test_two_unusable_settings_are_a_no_go() -> None:
