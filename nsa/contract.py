@@ -225,6 +225,7 @@ class Phase(StrEnum):
     STEP = "step"
     EVAL = "eval"
     CHECKPOINT = "checkpoint"
+    PROFILE = "profile"
     EXIT = "exit"
 
 
@@ -238,6 +239,7 @@ class Event(StrEnum):
     STEP_START = "step_start"
     FETCHED = "fetched"
     PROFILER = "profiler"
+    PROFILE_SAVE = "profile_save"
     PROGRESS = "progress"
     STEP_END = "step_end"
     EVAL_START = "eval_start"

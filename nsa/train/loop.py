@@ -232,7 +232,11 @@ class Loop:
                 mem_mib=mem_mib,
             )
         )
+        if self.profiler and self.profiler.about_to_save:
+            beat.phase = Phase.PROFILE
+            beat.write(Event.PROFILE_SAVE)
         if self.profiler and self.profiler.after_step():
+            beat.phase = Phase.STEP
             beat.write(Event.PROFILER, active=False)
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
