@@ -47,7 +47,12 @@ FUSED_MARGIN = _gate(
     "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
 )
 LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW", LimitUse.RULE)
-PYTHON_SHARE = _gate("python_share", "<=", "", "share of the profiled time spent in Python")
+PYTHON_SHARE = _gate(
+    "python_share",
+    "<=",
+    "",
+    "share of a step that Python costs; on a GPU: that it waits for Python",
+)
 PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
 DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
 STALL_SHARE = _gate(

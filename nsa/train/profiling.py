@@ -18,7 +18,8 @@ from nsa.train.output import write_json
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
 # Kinds of Kineto's events on a device's timeline; all others are the host's.
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_ON_DEVICE = (*_WORK, "gpu_user_annotation")
 _TOP = 10
 _COPY_BYTES = 1 << 20
 _SETTLE_S = 0.1
@@ -126,7 +127,7 @@ def save_trace(profiler: Any, path: Path) -> None:
 
 
 def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
-    """Times per `nsa.` range, and the share of wall time outside every operator."""
+    """Times per `nsa.` range, the share of wall time outside every operator, and the device's."""
     own = [event for event in events if event.kind not in _ON_DEVICE]
     begin = min((event.begin_us for event in own), default=0.0)
     wall_us = max((event.end_us for event in own), default=0.0) - begin
@@ -138,6 +139,34 @@ def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
         "top_python": [],
         "steps": steps,
         "wall_us": round(wall_us, 1),
+        "gpu": _device_time(events),
+    }
+
+
+def _device_time(events: Sequence[Recorded]) -> dict[str, float] | None:
+    """From the first to the last work on the device: how long it was busy, and what it waited for.
+
+    It waits for Python where it is idle and no thread of the host is inside an operator. None if
+    nothing ran on a device.
+    """
+    work = [(e.begin_us, e.end_us) for e in events if e.kind in _WORK]
+    if not work:
+        return None
+    begin, end = min(span[0] for span in work), max(span[1] for span in work)
+    host = [
+        (max(begin, e.begin_us), min(end, e.end_us))
+        for e in events
+        if e.kind not in _ON_DEVICE
+        and e.name.startswith(_OPERATORS)
+        and e.end_us > begin
+        and e.begin_us < end
+    ]
+    window, busy = end - begin, covered(work)
+    return {
+        "window_us": round(window, 1),
+        "busy_us": round(busy, 1),
+        "idle_us": round(window - busy, 1),
+        "python_wait_us": round(window - covered([*work, *host]), 1),
     }
 
 

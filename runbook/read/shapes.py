@@ -154,6 +154,14 @@ PROFILE = Fields(
         "top_python": Items(Fields({"name": is_text, "share": is_number})),
         "steps": is_count,
         "wall_us": is_number,
+        "gpu": Fields(
+            {
+                "window_us": is_number,
+                "busy_us": is_number,
+                "idle_us": is_number,
+                "python_wait_us": is_number,
+            }
+        ),
     }
 )
 _SPOTS = (

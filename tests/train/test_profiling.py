@@ -43,6 +43,25 @@ def test_python_is_what_is_in_no_operator_of_the_host() -> None:
     assert summarize([], 1)["python_share"] == 0
 
 
+def test_what_the_device_waits_for() -> None:
+    """Idle from 95 to 120 and from 130 to 150; operators are in 97-99, 118-135 and 145-150."""
+    more = [
+        event(97, 99, "aten::add"),
+        event(118, 135, "aten::mm"),
+        event(120, 130, "gemm", "kernel"),
+        event(122, 125, "other stream", "gpu_memcpy"),
+        event(145, 170, "aten::mm"),
+        event(150, 160, "gemm", "kernel"),
+    ]
+    assert summarize([*STEP, *more], 1)["gpu"] == {
+        "window_us": 125,
+        "busy_us": 80,
+        "idle_us": 45,
+        "python_wait_us": 45 - 2 - 2 - 5 - 5,
+    }
+    assert summarize([STEP[1]], 1)["gpu"] is None
+
+
 def test_a_real_trace_is_kept_and_read(tmp_path: Path) -> None:
     with torch.profiler.profile() as profiler:
         for _ in range(3):
