@@ -28,7 +28,8 @@ _FIELDS = (
 )
 # What drivers before 535 call a field. One unknown name, and nvidia-smi answers nothing at all.
 _OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
-_EVERY_MS = 1000
+# The steps of a fast trainer are over in seconds.
+_EVERY_MS = 200
 _HELP_TIMEOUT_S = 10.0
 _NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
 
@@ -40,7 +41,7 @@ def _fields(tool: str) -> tuple[str, ...]:
 
 
 class GpuSampler:
-    """Writes `gpu_samples.csv` once a second until stopped; does nothing without nvidia-smi."""
+    """Writes `gpu_samples.csv` five times a second until stopped, where there is an nvidia-smi."""
 
     def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
         self._path = run_dir / GPU_SAMPLES_CSV

@@ -115,7 +115,9 @@ ENV = Fields(
         "config_sha256": is_text,
         "git": Fields({}),
         "versions": Fields({}),
-        "device": Fields({"type": is_text, "name": is_text, "count": is_count}),
+        "device": Fields(
+            {"type": is_text, "name": is_text, "count": is_count, "uuids": Items(is_text)}
+        ),
         "config": Fields(
             {
                 "train": Fields(
