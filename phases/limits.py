@@ -42,7 +42,7 @@ GPU_IMBALANCE = _gate(
     "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
 )
 MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
-SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same global batch")
+SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU")
 FUSED_MARGIN = _gate(
     "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from runbook import registry
 from runbook.config import Profile, load_profile
-from runbook.records import Check
+from runbook.records import Check, Launch
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases.heartbeats import SHA, told
@@ -96,7 +96,7 @@ def evidence(
     """Healthy launches of a phase's plan; `change` spoils those named in `only` (all if None)."""
     found: dict[str, LaunchEvidence] = {}
     for launch in PHASES[phase].plan(where):
-        made = healthy(launch, where.profile, **speed)
+        made = healthy(launch, batch_of(launch, where.profile), **speed)
         if change is not None and (only is None or launch.name in only):
             made = _changed(made, change)
         found[launch.name] = made
@@ -106,6 +106,15 @@ def evidence(
         facts=facts(**machine) if phase == "preflight" else {},
         earlier=earlier or {},
     )
+
+
+def batch_of(launch: Launch, profile: Profile) -> Profile:
+    """The profile with the batch that the phase itself plans for this launch."""
+    batch = launch.config_overrides.get("train.batch_size")
+    if batch is None:
+        return profile
+    workload = profile.workload.model_copy(update={"global_batch": batch})
+    return profile.model_copy(update={"workload": workload})
 
 
 def _changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
