@@ -75,13 +75,24 @@ def facts(**changes: Any) -> dict[str, Fact]:
     }
 
 
-H200_FACTS = {
-    "torch_device_count": 1.0,
-    "gpu_installed": 1.0,
-    "gpu_count": 1.0,
-    "gpu_names": "NVIDIA H200",
-    "gpu_memory_total_mib": 143_771.0,
-}
+_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0}
+_NAMES = {"A100": "NVIDIA A100 80GB PCIe"}
+
+
+def machine(profile: Profile) -> dict[str, Any]:
+    """The facts of the machine that a profile is for."""
+    hardware = profile.hardware
+    if not hardware.gpu_name:
+        return {}
+    count = float(hardware.gpus)
+    name = _NAMES.get(hardware.gpu_name, f"NVIDIA {hardware.gpu_name}")
+    return {
+        **dict.fromkeys(("torch_device_count", "gpu_installed", "gpu_count"), count),
+        "gpu_names": ", ".join([name] * hardware.gpus),
+        "gpu_memory_total_mib": _MEMORY_MIB[hardware.gpu_name[:4]],
+        "gpu_pcie_gen_max": float(hardware.pcie_gen or 4),
+        "gpu_nvlink": bool(hardware.nvlink),
+    }
 
 
 def evidence(
@@ -100,10 +111,9 @@ def evidence(
         if change is not None and (only is None or launch.name in only):
             made = _changed(made, change)
         found[launch.name] = made
-    machine = H200_FACTS if where.profile.name == "h200x1" else {}
     return PhaseEvidence(
         launches=found,
-        facts=facts(**machine) if phase == "preflight" else {},
+        facts=facts(**machine(where.profile)) if phase == "preflight" else {},
         earlier=earlier or {},
     )
 

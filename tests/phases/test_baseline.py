@@ -110,8 +110,10 @@ def test_a_floor_under_half_of_the_measured_is_stale() -> None:
 def test_mfu_is_held_against_what_is_physical() -> None:
     # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
     assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
+    # 4.8 %: 1,500 times the floor of B3, and still no healthy pair of A100.
     low = run("mfu", 6e4, 6e4, 6e4)
-    assert (low.outcome, low.code) == (Outcome.PASS, Reason.WARNING)
+    assert (low.outcome, low.code, low.limit) == (Outcome.FAIL, Reason.BELOW_LIMIT, 0.05)
+    assert run("throughput", 6e4, 6e4, 6e4).outcome is Outcome.PASS
     for rate in (23.0, 39.0, 847.0, 1.2e4):
         idle = run("mfu", rate, rate, rate)
         assert (idle.outcome, idle.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
