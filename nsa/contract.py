@@ -135,6 +135,8 @@ class RankFiles:
 
 HEARTBEATS = RankFiles(stem="heartbeat_rank", suffix=".jsonl")
 FLIGHTS = RankFiles(stem="flight_rank", suffix=".json")
+# Written by NCCL's watchdog before it aborts a process: torch appends the rank to the stem.
+NCCL_FLIGHTS = RankFiles(stem="nccl_flight_rank", suffix="")
 # The tag is the process id, or a word for stacks that were taken from outside.
 STACKDUMPS = RankFiles(stem="stackdump_rank", suffix=".txt", tagged=True)
 
@@ -223,6 +225,7 @@ class Phase(StrEnum):
     STEP = "step"
     EVAL = "eval"
     CHECKPOINT = "checkpoint"
+    PROFILE = "profile"
     EXIT = "exit"
 
 
@@ -236,6 +239,7 @@ class Event(StrEnum):
     STEP_START = "step_start"
     FETCHED = "fetched"
     PROFILER = "profiler"
+    PROFILE_SAVE = "profile_save"
     PROGRESS = "progress"
     STEP_END = "step_end"
     EVAL_START = "eval_start"
@@ -262,7 +266,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
         "missing", "norm_told", "norm_before", "norm_after", "oracle",
     ),
-    Event.STEP_END: ("embedded", "data", "mem_mib"),
+    Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib"),
     Event.PROFILER: ("active",),
     Event.PROGRESS: (
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
@@ -288,6 +292,10 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
 COMPRESSION_LINE = "[ddp] gradient compression enabled: "
 # How the message begins that lists why a launch cannot start.
 REFUSAL = "this launch cannot start"
+# What a rank says of an end, or of a refused arm, that is not its own doing.
+ELSEWHERE = "another rank"
+# How the reason of an end, or of a refused arm, begins where memory ran out.
+OUT_OF_MEMORY = "out of memory: "
 # How a line of the console begins that one rank writes for itself.
 RANK_LINE = re.compile(r"^\[rank\s?(\d+)\]")
 

@@ -66,6 +66,23 @@ def plan(environ: Mapping[str, str], *, uses_nccl: bool) -> tuple[list[Passed], 
     return rows, problems
 
 
+def flight_dumps(prefix: str, *, torch_version: str) -> dict[str, str]:
+    """Variables by which NCCL's watchdog dumps the last collectives to `prefix` + rank.
+
+    Without a prefix the dumps go to ~/.cache/torch. torch 2.10 has names of its own for them and
+    warns of those that older ones read.
+    """
+    old, new = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
+    old_file, new_file = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
+    major, minor = (int(number) for number in torch_version.split(".")[:2])
+    renamed = (major, minor) >= (2, 10)
+    return {
+        new if renamed else old: "2000",
+        new_file if renamed else old_file: prefix,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+
+
 def changes(rows: list[Passed], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The variables to set and the ones to remove so that torch reads what was meant."""
     setting: dict[str, str] = {}

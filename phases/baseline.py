@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nsa.contract import COMPRESSION_LINE
-from phases.common.case import Case, Finding, invalid, missing, passed, skipped
+from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
-from phases.common.measure import against, in_file, rank_value
+from phases.common.gpu_samples import balance, headroom, utilisation
+from phases.common.measure import rank_value
 from phases.common.plausible import alike
 from phases.common.proofs import effect_problem, proof_text
 from phases.common.rates import (
@@ -35,12 +35,8 @@ from phases.limits import (
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
 )
-from runbook.records import Launch, Measurement, Reason
-from runbook.records.evidence import LaunchEvidence
+from runbook.records import Launch, Reason
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _COMPRESS = "NSA_DDP_COMPRESS"
 
@@ -100,19 +96,19 @@ class Baseline(RowPhase):
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
-                self.over(_on_gpus(_utilisation)),
+                self.over(utilisation),
                 topic="throughput",
             ),
             Row(
                 "gpu_balance",
                 "Are the GPUs equally busy?",
-                self.over(_on_gpus(_balance)),
+                self.over(balance),
                 topic="balance",
             ),
             Row(
                 "memory_headroom",
                 "Is enough GPU memory left?",
-                self.over(_on_gpus(_headroom)),
+                self.over(_on_gpus(headroom)),
                 topic="memory",
             ),
             Row(
@@ -162,69 +158,3 @@ def _on_gpus(answer: Callable[[Case, str], Finding]) -> Callable[[Case, Sequence
         return first_problem(answer, case, names)
 
     return judged
-
-
-def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
-    launch = case.completed(name)
-    frame = launch.gpu_samples
-    if frame is None or frame.empty:
-        raise missing(f"{name}: no samples of nvidia-smi were taken")
-    wanted = ("index", "utilization_percent", "memory_used_mib", "memory_total_mib")
-    if absent := [column for column in wanted if column not in frame]:
-        reason = f"{launch.gpu_samples_path}: the header lacks {', '.join(absent)}"
-        raise missing(reason, launch.gpu_samples_path)
-    seen = frame["index"].nunique()
-    if seen < launch.launch.nproc:
-        reason = f"{name}: samples of {seen} GPU(s) for {launch.launch.nproc} ranks"
-        raise missing(reason, launch.gpu_samples_path)
-    return launch, frame
-
-
-def _means(frame: pd.DataFrame) -> dict[int, float]:
-    """Mean utilization per GPU over the later half of the samples: start-up is not training."""
-    means = {}
-    for index, rows in frame.groupby("index"):
-        later = rows["utilization_percent"].to_numpy(dtype=float)[len(rows) // 2 :]
-        means[int(str(index))] = float(later.mean())
-    return means
-
-
-def _value(
-    launch: LaunchEvidence, frame: pd.DataFrame, name: str, value: float, unit: str
-) -> Measurement:
-    path, sha256 = launch.gpu_samples_path, launch.gpu_samples_sha256
-    return in_file(path, sha256, name, value, unit, n=len(frame))
-
-
-def _utilisation(case: Case, name: str) -> Finding:
-    """Mean utilization of the least busy GPU over the later half of the launch."""
-    launch, frame = _samples(case, name)
-    means = _means(frame)
-    least = min(means, key=lambda index: means[index])
-    value = _value(launch, frame, "gpu_utilisation", means[least], "%")
-    text = f"{name}: least busy is GPU {least} with {means[least]:.0f} %"
-    return against(value, case.limit(GPU_UTILISATION), text)
-
-
-def _balance(case: Case, name: str) -> Finding:
-    """Difference of mean utilization between the busiest and the least busy GPU."""
-    launch, frame = _samples(case, name)
-    means = _means(frame)
-    if len(means) < 2:
-        return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
-    spread = max(means.values()) - min(means.values())
-    value = _value(launch, frame, "gpu_imbalance", spread, "percentage points")
-    each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
-    return against(value, case.limit(GPU_IMBALANCE), each)
-
-
-def _headroom(case: Case, name: str) -> Finding:
-    """Share of memory that was free on the fullest GPU at its fullest moment."""
-    launch, frame = _samples(case, name)
-    used = frame["memory_used_mib"].to_numpy(dtype=float)
-    total = frame["memory_total_mib"].to_numpy(dtype=float)
-    fullest = int((used / total).argmax())
-    free = 100.0 * (1.0 - used[fullest] / total[fullest])
-    value = _value(launch, frame, "memory_headroom", float(free), "%")
-    text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
-    return against(value, case.limit(MEMORY_HEADROOM), text)

@@ -151,7 +151,7 @@ class FusedAdamW(AbPhase):
         fault = self._fault(case)
         if fault is not None:
             reason = f"DROP: {fault.reason}"
-            return warned(reason, evidence=fault.evidence, topic="fused")
+            return warned(reason, evidence=fault.evidence, topic=fault.topic or "fused")
         effect = self._took_effect(case)
         if effect.outcome is not Outcome.PASS:
             return effect

@@ -42,12 +42,17 @@ GPU_IMBALANCE = _gate(
     "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
 )
 MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
-SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same global batch")
+SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU")
 FUSED_MARGIN = _gate(
     "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
 )
 LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW", LimitUse.RULE)
-PYTHON_SHARE = _gate("python_share", "<=", "", "share of the profiled time spent in Python")
+PYTHON_SHARE = _gate(
+    "python_share",
+    "<=",
+    "",
+    "share of a step that Python costs; on a GPU: that it waits for Python",
+)
 PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
 DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
 STALL_SHARE = _gate(

@@ -227,14 +227,26 @@ def _plateau(case: Case, rank: RankLog) -> Finding:
 
 
 def _memory_limit(case: Case) -> Finding:
-    """On CUDA the allocator's peak, activations included; on a CPU the resident memory."""
+    """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
     launch = _with_memory(case)
-    peaks = {rank.rank: float(_readings(rank)["mem_mib"].max()) for rank in launch.ranks}
+    peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
     rank = max(launch.ranks, key=lambda log: peaks[log.rank])
     peak = peaks[rank.rank]
     value = rank_value(rank, "peak_memory", peak / _MIB_PER_GIB, "GiB")
-    text = f"rank {rank.rank} uses most: {peak:.0f} MiB"
+    tensors = float(_readings(rank)["mem_mib"].max())
+    held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
+    text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
     return against(value, case.limit(MEMORY), text)
+
+
+def _peak_mib(case: Case, rank: RankLog) -> float:
+    rows = _readings(rank)
+    if not case.profile.has_gpu:
+        return float(rows["mem_mib"].max())
+    held = rows["reserved_mib"].max() if "reserved_mib" in rows else math.nan
+    if not held >= 0:
+        raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
+    return max(float(held), float(rows["mem_mib"].max()))
 
 
 def _curves(case: Case) -> tuple[Series, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.case import Case, Finding, failed, invalid, missing, passed
+from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.measure import against, in_file
 from phases.common.rates import optional
@@ -19,6 +20,8 @@ from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "profiled"
 _RANGE = "nsa.sel.ranges_v2"
+# Each number of the summary is rounded by itself.
+_ROUNDING_US = 0.3
 _ENV = {"NSA_NVTX": "1", "NSA_TB_DISABLE": "1", "NSA_DISABLE_AUX_STATS": "1"}
 
 
@@ -56,7 +59,7 @@ class Nvtx(RowPhase):
             Row("trace_kept", "Is the profiler's trace kept?", _trace_kept, topic="nvtx"),
             Row(
                 "python_share",
-                "What share of the step is spent in Python?",
+                "What share of the step does Python cost (on a GPU: does it wait for Python)?",
                 _python_share,
                 topic="python",
             ),
@@ -127,6 +130,10 @@ def _trace_kept(case: Case) -> Finding:
 
 
 def _python_share(case: Case) -> Finding:
+    if case.profile.has_gpu:
+        value = _waited_for(case)
+        text = f"the GPU waits for Python in {float(value.value):.0%} of a step; {value.note}"
+        return _shares(case, value, PYTHON_SHARE, text)
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
@@ -135,14 +142,51 @@ def _python_share(case: Case) -> Finding:
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
 
 
+def _waited_for(case: Case) -> Measurement:
+    """Share of an ordinary step in which the GPU has nothing to do because Python is busy.
+
+    The profiler slows the host and not the kernels: what the device is busy for in a profiled step
+    is held against the middle step of the launch, and of the rest Python has the part that it has
+    of the device's idle time in the trace.
+    """
+    launch, profile = _profile(case)
+    gpu = profile.get("gpu") or {}
+    names = ("window_us", "busy_us", "idle_us", "python_wait_us")
+    window, busy, idle, python = (float(gpu.get(name, math.nan)) for name in names)
+    steps = int(profile.get("steps") or 0)
+    if math.isnan(window + busy + idle + python) or steps < 1:
+        raise missing("the trace shows no work on the GPU", launch.profile_path)
+    if not (0 <= python <= idle + _ROUNDING_US and 0 < busy <= window + _ROUNDING_US):
+        text = f"the GPU is busy for {busy:g} us of {window:g}, idle for {idle:g}, {python:g} of it"
+        raise Unanswerable(
+            invalid(Reason.NOT_PLAUSIBLE, text, evidence=(launch.profile_path,), topic="plausible")
+        )
+    log = case.log(_LAUNCH)
+    step_us = 1e6 * float(log.frame["dt_s"].median())
+    waits = max(0.0, 1 - busy / steps / step_us)
+    share = waits * (python / idle if idle > 0 else 0.0)
+    note = (
+        f"busy {busy / steps / 1000:.1f} ms of {step_us / 1000:.1f} ms; "
+        f"of the rest Python has {python / idle if idle > 0 else 0.0:.0%}"
+    )
+    value = _value(launch, "python_wait_share", share, n=steps)
+    return value.model_copy(update={"note": note})
+
+
 def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
         raise missing("the profile has no Python function", launch.profile_path)
     share = float(top[0].get("share") or 0.0)
+    text = f"{top[0].get('name')}: {share:.0%}"
+    if case.profile.has_gpu:
+        # No function costs the GPU more than all of Python does.
+        waits = float(_waited_for(case).value)
+        text += f" of the host's time, and the GPU waits for Python in {waits:.0%} of a step"
+        share = min(share, waits)
     value = _value(launch, "python_hotspot", share, n=len(top))
-    return _shares(case, value, PYTHON_HOTSPOT, f"{top[0].get('name')}: {share:.0%}")
+    return _shares(case, value, PYTHON_HOTSPOT, text)
 
 
 def _shares(case: Case, value: Measurement, spec: LimitSpec, text: str) -> Finding:

@@ -106,8 +106,27 @@ BY_TOPIC: dict[str, str] = {
         "local cache (--dataset local --local-path)"
     ),
     "sanity": "read the failing assertion in junit.xml; do not train until it passes",
+    "test_device": (
+        "let torch see the GPU (row preflight.cuda), then run the phase again: on a CPU these "
+        "tests run other kernels than training does"
+    ),
     "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
     "hardware": "choose the profile of this machine (runbook profiles), or run on the right one",
+    "cuda": (
+        "install a torch that was built for CUDA and a driver that can run it, and leave the GPUs "
+        "visible (CUDA_VISIBLE_DEVICES); `python -c 'import torch; torch.cuda.init()'` says more"
+    ),
+    "driver": (
+        "update the driver to the version that the row names, or install a torch that was built "
+        "for an older CUDA (pytorch.org, previous versions)"
+    ),
+    "mig": (
+        "pin whole GPUs with CUDA_VISIBLE_DEVICES, or switch MIG off on an idle GPU with "
+        "`sudo nvidia-smi -i INDEX -mig 0`"
+    ),
+    "extra_gpus": (
+        "pin the GPUs of the profile, such as CUDA_VISIBLE_DEVICES=0,1, so that no other one counts"
+    ),
     "gpu_state": (
         "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
         "with CUDA_VISIBLE_DEVICES"

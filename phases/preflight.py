@@ -7,17 +7,22 @@ from functools import partial
 
 from phases.common.case import Case, Finding, failed, invalid, passed
 from phases.common.commands import pytest_launch
+from phases.common.devices import (
+    cuda,
+    driver,
+    extra_gpus,
+    gpu_memory,
+    gpu_names,
+    gpu_state,
+    mig,
+    nvlink,
+    pcie,
+)
 from phases.common.facts import (
-    answered,
     artifacts,
     branch,
     clean_tree,
     count_is_zero,
-    gpu_memory,
-    gpu_names,
-    gpu_state,
-    nvlink,
-    pcie,
     recorded,
     sequential_prefill,
     variables,
@@ -120,8 +125,16 @@ def _checkout_rows() -> tuple[Row, ...]:
 
 def _hardware_rows() -> tuple[Row, ...]:
     return (
+        Row("cuda", "Does torch see the GPUs that the profile uses?", cuda, topic="cuda"),
         Row("gpus", "Are these the GPUs of the profile?", gpu_names, topic="hardware"),
-        Row("gpu_driver", "Which driver is installed?", lambda case: answered(case, "gpu.driver")),
+        Row("extra_gpus", "Are only these GPUs visible?", extra_gpus, topic="extra_gpus"),
+        Row(
+            "gpu_driver",
+            "Can the driver run the CUDA that torch was built for?",
+            driver,
+            topic="driver",
+        ),
+        Row("mig", "Are the GPUs whole, without MIG?", mig, topic="mig"),
         Row(
             "gpu_memory",
             "Do the GPUs have the memory of the profile?",

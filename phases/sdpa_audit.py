@@ -127,6 +127,11 @@ def _kernel_map(case: Case, arm: str) -> dict[str, str]:
     return found
 
 
+def _kernels_of(*joined: str) -> set[str]:
+    """The kernels of a branch, whose chunks may each have another one, in any order."""
+    return {kernel for names in joined for kernel in names.split("+")}
+
+
 def _said(kernels: Mapping[str, str]) -> str:
     return ", ".join(f"{branch}: {kernel}" for branch, kernel in kernels.items())
 
@@ -146,9 +151,9 @@ def _kernels(case: Case) -> Finding:
     expected = case.profile.kernels
     value = _measured(launch, "kernels", _said(kernels))
     wrong = [
-        f"{branch}: {kernel}, expected {' or '.join(expected[branch])}"
+        f"{branch}: {kernel}, expected only {' or '.join(expected[branch])}"
         for branch, kernel in kernels.items()
-        if branch in expected and kernel not in expected[branch]
+        if branch in expected and not _kernels_of(kernel) <= _kernels_of(*expected[branch])
     ]
     if wrong:
         reason = f"unexpected fallback: {'; '.join(wrong)}"
@@ -163,7 +168,8 @@ def _arm(case: Case, arm: str) -> Finding:
     if fault is None or fault.arm != arm:
         fault = refused(launch, [arm])
     if fault is not None:
-        return warned(f"not usable: {fault.reason}", evidence=fault.evidence)
+        reason = f"not usable: {fault.reason}"
+        return warned(reason, evidence=fault.evidence, topic=fault.topic)
     table = None if launch.training is None else launch.training.frame
     rows = 0 if table is None or "arm" not in table else int((table["arm"] == arm).sum())
     if rows == 0:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
@@ -19,29 +21,43 @@ from phases.common.rates import (
     optional,
     rate_table,
 )
-from phases.common.rows import Row, RowPhase
+from phases.common.rows import Row, RowPhase, answered
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
 from runbook.read.accounts import union_of_data
-from runbook.records import Launch, Reason, Table
+from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
-# What may differ between N ranks and one: how the same global batch is spread, and DDP itself.
-_SPREAD = (
+if TYPE_CHECKING:
+    from runbook.stats import Decision
+
+# What may differ between N ranks and one: the number of ranks, and DDP itself.
+_RANKS = (
     "world_size",
-    "effective.per_rank_batch",
     "effective.world_size",
     "versions.nccl",
     *(f"toggles.{name}" for name in TOGGLES if name.startswith("NSA_DDP_")),
 )
+# At one global batch: how it is spread. At one batch per GPU: the global one, and what follows.
+_SPREAD = (*_RANKS, "effective.per_rank_batch")
+_GROWN = (
+    *_RANKS,
+    "effective.global_batch",
+    "effective.tokens_per_step",
+    "config.train.batch_size",
+    "config_sha256",
+)
+_BATCH = "train.batch_size"
+_SHARE = "share"
 
 
 class SingleGpu(RowPhase):
     """Requirements S1 to S5.
 
-    The production config fixes the *global* batch, so one GPU runs all of it: E = T_N / (N * T_1)
-    is efficiency at the same global batch (strong scaling). One GPU gains from the larger batch
-    per device, so this E is a lower estimate of that at equal batch per GPU.
+    E = T_N / (N * T_1) is gated at the same batch for each GPU (weak scaling): each GPU does the
+    same work on both sides, so what E lacks is the cost of working together. The production config
+    fixes the *global* batch: one GPU that runs all of it has N times the work per launch of a
+    kernel, so that E (strong scaling) also falls where the host is slow. It is shown beside.
     """
 
     name = "single_gpu"
@@ -55,14 +71,52 @@ class SingleGpu(RowPhase):
     limits = (SCALING, FLAKY_LAUNCHES)
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """As many launches without DDP as the baseline has with it: they form pairs."""
+        """As many launches without DDP as the baseline has with it: they form pairs.
+
+        Where throughput decides, each is followed by one with a single GPU's share of the batch.
+        """
         purpose = "the same global batch on one device"
-        return repeated(context, phase=self.name, purpose=purpose, ddp=False)
+        whole = repeated(context, phase=self.name, purpose=purpose, ddp=False)
+        if not self._has_shares(context):
+            return whole
+        return [launch for one in whole for launch in (one, _share_of(one, context))]
+
+    @staticmethod
+    def _has_shares(context: PlanContext) -> bool:
+        return context.profile.throughput_gated and context.profile.ranks > 1
+
+    def names(self, case: Case) -> Sequence[str]:
+        """The launches with the whole global batch."""
+        return [name for name in super().names(case) if not name.startswith(_SHARE)]
+
+    def shares(self, case: Case) -> tuple[Case, Sequence[str]]:
+        """The launches with one GPU's share, and the case in which that is the whole batch."""
+        names = [name for name in super().names(case) if name.startswith(_SHARE)]
+        work = case.profile.workload
+        smaller = work.model_copy(update={"global_batch": work.global_batch // case.profile.ranks})
+        profile = case.profile.model_copy(update={"workload": smaller})
+        context = replace(case.context, profile=profile)
+        return Case(phase=self.name, evidence=case.evidence, context=context), names
+
+    def _with_shares(self, row: Row) -> Row:
+        """The row over both kinds of launches; the worse answer counts."""
+        (alone,) = (
+            one for one in training_rows(lambda case: self.shares(case)[1]) if one.what == row.what
+        )
+
+        def answer(case: Case) -> Finding:
+            whole = answered(row, case)
+            shares, names = self.shares(case)
+            if not names:
+                return whole
+            return min((whole, answered(alone, shares)), key=lambda found: found.outcome.rank)
+
+        return replace(row, answer=answer)
 
     def rows(self) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
-            *training_rows(self.names),
+            *(self._with_shares(row) for row in training_rows(self.names)),
             Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
             toggles_row(self.names),
             Row(
@@ -73,25 +127,40 @@ class SingleGpu(RowPhase):
             ),
             Row(
                 "scaling",
-                "Is scaling near-linear: E = T_N / (N x T_1) at one global batch?",
+                "Is scaling near-linear: E = T_N / (N x T_1) at one batch per GPU?",
                 self._scaling,
+                topic="scaling",
+            ),
+            Row(
+                "scaling_global_batch",
+                "How large is E at one global batch?",
+                self._strong,
                 topic="scaling",
             ),
         )
 
     def _same_as_baseline(self, case: Case) -> Finding:
         if case.profile.ranks < 2:
-            return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
-        before, names = case.earlier("baseline"), self.names(case)
+            return _one_rank(case)
+        unlike = self._unlike(case, self.names(case), but=_SPREAD)
+        return (
+            unlike
+            or self._same_data(case.earlier("baseline"), case)
+            or passed(
+                "config, checkout, versions, device, data and first loss are those of the baseline"
+            )
+        )
+
+    def _unlike(self, case: Case, names: Sequence[str], *, but: Sequence[str]) -> Finding | None:
+        """In what the first of these launches differs from the baseline's, but for `but`."""
+        before = case.earlier("baseline")
         for first in before.evidence.launches:
-            unlike = differences(before.env(first), case.env(names[0]), but=_SPREAD)
+            unlike = differences(before.env(first), case.env(names[0]), but=but)
             paths = (before.launch(first).env_path, case.launch(names[0]).env_path)
             if unlike:
                 reason = f"baseline against one device: {'; '.join(unlike)}"
                 return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-        return self._same_data(before, case) or passed(
-            "config, checkout, versions, device, data and first loss are those of the baseline"
-        )
+        return None
 
     def _same_data(self, before: Case, case: Case) -> Finding | None:
         """All ranks together read what one rank reads, and begin with the loss that it has."""
@@ -113,22 +182,43 @@ class SingleGpu(RowPhase):
         return None
 
     def _scaling(self, case: Case) -> Finding:
+        """At one batch per GPU; where no throughput decides, E at one global batch is shown."""
+        limit = case.limit(SCALING)
+        if case.profile.ranks < 2:
+            return _one_rank(case)
+        if not case.gates_throughput(limit):
+            value, _ = self._efficiency(case, case, self.names(case))
+            return shown_only(value, limit, f"efficiency at the same global batch: {value}")
+        shares, names = self.shares(case)
+        value, decision = self._efficiency(case, shares, names)
+        if unlike := self._unlike(case, names, but=_GROWN):
+            return invalid(Reason.NOT_COMPARABLE, unlike.reason, measurement=value)
+        return with_limit(decided(decision, value), value, limit)
+
+    def _strong(self, case: Case) -> Finding:
+        if case.profile.ranks < 2:
+            return _one_rank(case)
+        value, _ = self._efficiency(case, case, self.names(case))
+        text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
+        return skipped(Reason.NOT_GATED, text, measurement=value)
+
+    def _efficiency(
+        self, case: Case, one: Case, names: Sequence[str]
+    ) -> tuple[Measurement, Decision]:
+        """E of the baseline's launches against these of one device, and what it decides."""
         from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
-        if ranks < 2:
-            return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
-        require_sound(case, self.names(case))
-        alone = launch_rates(case, self.names(case))
+        require_sound(one, names)
+        alone = launch_rates(one, names)
         before = case.earlier("baseline")
         together = launch_rates(before, list(before.evidence.launches))
         pairs = min(len(alone), len(together))
-        limit = case.limit(SCALING)
         decision = scaling(
             [float(rate.value) for rate in alone[:pairs]],
             [float(rate.value) for rate in together[:pairs]],
             ranks,
-            limit=limit.value,
+            limit=case.limit(SCALING).value,
             plan=SCALING_PLAN,
         )
         value = derived(
@@ -138,31 +228,30 @@ class SingleGpu(RowPhase):
             unit="",
             n=pairs,
             interval=decision.interval,
-            note=f"T_{ranks} from the baseline phase, T_1 from this one",
+            note=f"T_{ranks} from the baseline phase, T_1 from {', '.join(names[:pairs])}",
             also=[*together[:pairs], *alone[:pairs]],
         )
-        if not case.gates_throughput(limit):
-            return shown_only(value, limit, f"efficiency at the same global batch: {value}")
-        same = self._same_as_baseline(case)
-        if same.code is Reason.NOT_COMPARABLE:
-            return invalid(
-                Reason.NOT_COMPARABLE, same.reason, measurement=value, evidence=same.evidence
-            )
-        paths = [rate.path for rate in (*together[:pairs], *alone[:pairs])]
-        return with_limit(decided(decision, value, evidence=paths), value, limit)
+        return value, decision
 
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
         names = self.names(case)
-        tables = (rate_table(case, names, title="Throughput on one device"), self._sides(case))
-        return Judgement(checks=(), tables=gather(tables), measurements=last50s(case, names))
+        shares = self.shares(case)[1]
+        tables = (
+            rate_table(case, [*names, *shares], title="Throughput on one device"),
+            self._sides(case, shares, "batch per GPU") if shares else None,
+            self._sides(case, names, "global batch"),
+        )
+        return Judgement(
+            checks=(), tables=gather(tables), measurements=last50s(case, [*names, *shares])
+        )
 
-    def _sides(self, case: Case) -> Table | None:
+    def _sides(self, case: Case, names: Sequence[str], same: str) -> Table | None:
         before = optional(lambda: case.earlier("baseline"))
         if before is None:
             return None
         rows = []
-        for first, second in zip(before.evidence.launches, self.names(case), strict=False):
+        for first, second in zip(before.evidence.launches, names, strict=False):
             many = optional(partial(launch_rate, before, first))
             one = optional(partial(launch_rate, case, second))
             if many and one:
@@ -177,8 +266,26 @@ class SingleGpu(RowPhase):
                     )
                 )
         return Table(
-            title="All ranks against one, pair by pair",
+            title=f"All ranks against one at the same {same}, pair by pair",
             columns=("pair", "all ranks", "per rank", "one device", "E"),
             rows=tuple(rows),
-            note="tok/s, tokens / time after warm-up; the same global batch on both sides",
+            note=f"tok/s, tokens / time after warm-up; the same {same} on both sides",
         )
+
+
+def _share_of(launch: Launch, context: PlanContext) -> Launch:
+    """The same launch with the batch that each GPU has in the baseline."""
+    whole = context.config_overrides.get(_BATCH, context.profile.workload.global_batch)
+    share = int(whole) // context.profile.ranks
+    name = launch.name.replace("run", _SHARE)
+    changed = {
+        "name": name,
+        "run_dir": f"{launch.phase}/{name}",
+        "config_overrides": {**launch.config_overrides, _BATCH: share},
+        "purpose": launch.purpose.replace("the same global batch", "one GPU's share of the batch"),
+    }
+    return launch.model_copy(update=changed)
+
+
+def _one_rank(case: Case) -> Finding:
+    return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")

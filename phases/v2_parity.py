@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.common.case import Case, Finding, invalid, skipped
+from phases.common.case import Case, Finding, skipped
 from phases.common.commands import pytest_launch
 from phases.common.measure import derived
 from phases.common.proofs import judge_cases, report_of
@@ -88,10 +88,6 @@ def _with_ratio(case: Case, finding: Finding) -> Finding:
     tests = [test for test in report_of(case, _SPEED).cases if _is_speed(test)]
     bounds = [float(test.properties[_BOUND]) for test in tests if _BOUND in test.properties]
     devices = {test.properties["device"] for test in tests if "device" in test.properties}
-    strangers = sorted(device for device in devices if not device.startswith("cuda"))
-    if case.profile.has_gpu and strangers:
-        reason = f"measured on {', '.join(strangers)}, not on the GPU"
-        return invalid(Reason.WRONG_ENVIRONMENT, reason, evidence=finding.evidence)
     if not bounds or finding.measurement is None:
         return finding
     value = derived(

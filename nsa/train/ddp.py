@@ -147,5 +147,10 @@ class Wrapped:
 
 
 def peak_cuda_mib() -> float:
-    """Most memory that tensors took on the GPU so far, MiB."""
+    """Most memory that tensors took on the GPU so far, activations included, MiB."""
     return torch.cuda.max_memory_allocated() / MIB
+
+
+def peak_reserved_mib() -> float:
+    """Most memory that the allocator held on the GPU so far, its gaps included, MiB."""
+    return torch.cuda.max_memory_reserved() / MIB

@@ -21,6 +21,8 @@ from nsa.train.ranks import Ranks
 
 # The cosine ends at this share of the learning rate.
 FINAL_LR_SHARE = 0.1
+# What the CPU's allocator says.
+_CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -222,3 +224,10 @@ class Engine:
             entry["step"] = entry["step"].to(self.device if fused else "cpu")
         self.optimizer = self._new_optimizer(fused=fused)
         self.optimizer.load_state_dict(state)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Did memory run out, on the device or on the host?"""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _CPU_OOM)

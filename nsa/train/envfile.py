@@ -107,13 +107,16 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def device_facts(device: torch.device) -> dict[str, Any]:
-    """Type, name and count of the devices."""
+def device_facts(device: torch.device, *, ranks: int) -> dict[str, Any]:
+    """Type, name and count of the devices; of GPUs the UUIDs of those that ranks train on."""
     if device.type == "cuda":
+        count = torch.cuda.device_count()
+        used = [torch.cuda.get_device_properties(index) for index in range(min(ranks, count))]
         return {
             "type": "cuda",
             "name": torch.cuda.get_device_name(device),
-            "count": torch.cuda.device_count(),
+            "count": count,
+            "uuids": [str(gpu.uuid) for gpu in used],
         }
     return {"type": "cpu", "name": _cpu_name(), "count": torch.get_num_threads()}
 
@@ -198,7 +201,7 @@ def write_env(
         "git": git_state(),
         "versions": versions(),
         "world_size": plan.place.world_size,
-        "device": device_facts(device),
+        "device": device_facts(device, ranks=plan.place.world_size),
         "config": plan.config.model_dump(),
         "config_file": plan.loaded.path,
         "config_sources": dict(plan.loaded.sources),

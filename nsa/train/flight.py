@@ -46,37 +46,42 @@ def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path |
 
 
 def _entries() -> list[list[Any]] | None:
-    dump = _recorder()
-    if dump is None:
-        return None
-    try:
-        record = json.loads(dump())
-    except (ValueError, RuntimeError):
-        return None
+    """The entries of the first recorder that has any; None if there is no recorder."""
+    found = None
+    for dump in _recorders():
+        try:
+            record = json.loads(dump())
+        except (ValueError, RuntimeError):
+            continue
+        found = [_row(entry) for entry in record.get("entries", []) if not entry.get("is_p2p")]
+        if found:
+            return found
+    return found
+
+
+def _row(entry: dict[str, Any]) -> list[Any]:
     return [
-        [
-            entry.get("collective_seq_id"),
-            str(entry.get("profiling_name", "")).partition(":")[2],
-            entry.get("input_sizes", []),
-            entry.get("input_dtypes", []),
-            entry.get("time_created_ns"),
-            bool(entry.get("retired")),
-        ]
-        for entry in record.get("entries", [])
-        if not entry.get("is_p2p")
+        entry.get("collective_seq_id"),
+        str(entry.get("profiling_name", "")).partition(":")[2],
+        entry.get("input_sizes", []),
+        entry.get("input_dtypes", []),
+        entry.get("time_created_ns"),
+        bool(entry.get("retired")),
     ]
 
 
-def _recorder() -> Callable[[], bytes] | None:
-    """NCCL's recorder where the build has it and it is in use, else the generic one."""
+def _recorders() -> list[Callable[[], bytes]]:
+    """NCCL's recorder where the build has it, and the generic one, which gloo writes to.
+
+    On a machine with GPUs a launch may use either.
+    """
     import torch
     import torch._C._distributed_c10d as c10d
     import torch.distributed as dist
 
     if not dist.is_available():
-        return None
+        return []
     names = ["_dump_fr_trace_json"]
     if torch.cuda.is_available():
         names.insert(0, "_dump_nccl_trace_json")
-    found = [getattr(c10d, name) for name in names if hasattr(c10d, name)]
-    return found[0] if found else None
+    return [getattr(c10d, name) for name in names if hasattr(c10d, name)]

@@ -6,11 +6,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from nsa.contract import (
     CHECKPOINTS_DIR,
     COMPRESSION_LINE,
+    ELSEWHERE,
     ENOUGH_FILE,
     HALT_FILE,
+    OUT_OF_MEMORY,
     Event,
     ExitCode,
     Phase,
@@ -23,8 +27,8 @@ from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
 from nsa.train.clock import StepClock
-from nsa.train.ddp import peak_cuda_mib
-from nsa.train.engine import Engine, StepOutcome
+from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
+from nsa.train.engine import Engine, StepOutcome, is_out_of_memory
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
@@ -108,7 +112,7 @@ class Loop:
         error = self._probe(block)
         if not self.ranks.any(error is not None):
             return True
-        text = error or "another rank could not run it"
+        text = error or f"{ELSEWHERE} could not run it"
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
         say(f"[arms] {block.arm} cannot run: {text}", rank=self.ranks.rank)
         return False
@@ -144,7 +148,11 @@ class Loop:
         try:
             self.engine.probe(self._early)
         except RuntimeError as error:
-            return " ".join(str(error).split())
+            text = " ".join(str(error).split())
+            if not is_out_of_memory(error):
+                return text
+            torch.cuda.empty_cache()  # what was taken in vain is not the next arm's
+            return OUT_OF_MEMORY + text
         return None
 
     def watcher(self, block: Block) -> BlockEvidence:
@@ -225,12 +233,18 @@ class Loop:
                 mem_mib=mem_mib,
             )
         )
+        if self.profiler and self.profiler.about_to_save:
+            beat.phase = Phase.PROFILE
+            beat.write(Event.PROFILE_SAVE)
         if self.profiler and self.profiler.after_step():
+            beat.phase = Phase.STEP
             beat.write(Event.PROFILER, active=False)
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
         self._memory_dump("post")
-        beat.write(Event.STEP_END, **self.meter.take(), mem_mib=round(mem_mib, 1))
+        reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
+        told = {"mem_mib": round(mem_mib, 1), "reserved_mib": reserved}
+        beat.write(Event.STEP_END, **self.meter.take(), **told)
         if evidence.step_done():
             clock.restart()
 

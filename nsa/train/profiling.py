@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import cProfile
+import gzip
 import pstats
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,11 @@ from nsa.train.launch import PROFILE_WARMUP_STEPS
 from nsa.train.output import write_json
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
+# Kinds of Kineto's events on a device's timeline; all others are the host's.
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_ON_DEVICE = (*_WORK, "gpu_user_annotation")
 _TOP = 10
+_COPY_BYTES = 1 << 20
 _SETTLE_S = 0.1
 
 
@@ -54,16 +61,22 @@ class StepProfiler:
             self._python.enable()
         return False
 
+    @property
+    def about_to_save(self) -> bool:
+        """Will the end of this step close the trace? Many events take a while to write."""
+        return self.active and self._done + 1 == PROFILE_WARMUP_STEPS + self.steps
+
     def after_step(self) -> bool:
         """Count a step, and close what ends with it; says whether that took time."""
+        saves = self.about_to_save
         self._done += 1
-        if self._torch is not None and self._done == PROFILE_WARMUP_STEPS + self.steps:
+        if saves:
             # gloo's thread may still be inside the record of a collective that has just ended;
             # closing the profiler under it corrupts the heap.
             time.sleep(_SETTLE_S)
             self._torch.__exit__(None, None, None)
-            self._torch.export_chrome_trace(str(self.run_dir / TRACE_FILE))
-            self.summary = summarize(self._torch, self.steps)
+            save_trace(self._torch, self.run_dir / TRACE_FILE)
+            self.summary = summarize(recorded(self._torch), self.steps)
             self._torch = None
             return True
         if self._python is not None:
@@ -77,29 +90,99 @@ class StepProfiler:
         return False
 
 
-def summarize(profiler: Any, steps: int) -> dict[str, Any]:
-    """Times per `nsa.` range, and the share of wall time outside every operator."""
-    ranges = {
-        row.key: {
-            "count": row.count,
-            "cpu_us": round(row.cpu_time_total, 1),
-            "cuda_us": round(getattr(row, "device_time_total", 0.0), 1),
-        }
-        for row in profiler.key_averages()
-        if row.key.startswith("nsa.")
-    }
-    spans = [
-        (event.time_range.start, event.time_range.end, event.name) for event in profiler.events()
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One event of the profiler: times in microseconds, `kind` as Kineto names it."""
+
+    begin_us: float
+    end_us: float
+    name: str
+    kind: str
+
+
+def recorded(profiler: Any) -> list[Recorded]:
+    """What the profiler recorded, as Kineto has it.
+
+    torch's own list of the same events (`profiler.events()`) is built in Python, 0.1 ms for each
+    of them: minutes for ten steps of many small operators.
+    """
+    return [
+        Recorded(
+            begin_us=event.start_ns() / 1000,
+            end_us=event.end_ns() / 1000,
+            name=event.name(),
+            kind=event.activity_type(),
+        )
+        for event in profiler.profiler.kineto_results.events()
     ]
-    wall_us = max(s[1] for s in spans) - min(s[0] for s in spans) if spans else 0.0
-    inside = covered((b, e) for b, e, name in spans if name.startswith(_OPERATORS))
+
+
+def save_trace(profiler: Any, path: Path) -> None:
+    """Write the Chrome trace, compressed for speed: torch itself takes ten times as long."""
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=1) as target:
+        shutil.copyfileobj(source, target, _COPY_BYTES)
+    plain.unlink()
+
+
+def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
+    """Times per `nsa.` range, the share of wall time outside every operator, and the device's."""
+    own = [event for event in events if event.kind not in _ON_DEVICE]
+    begin = min((event.begin_us for event in own), default=0.0)
+    wall_us = max((event.end_us for event in own), default=0.0) - begin
+    inside = covered((e.begin_us, e.end_us) for e in own if e.name.startswith(_OPERATORS))
     share = 1 - inside / wall_us if wall_us else 0.0
     return {
-        "ranges": ranges,
+        "ranges": _ranges(events),
         "python_share": round(min(1.0, max(0.0, share)), 4),
         "top_python": [],
         "steps": steps,
         "wall_us": round(wall_us, 1),
+        "gpu": _device_time(events),
+    }
+
+
+def _device_time(events: Sequence[Recorded]) -> dict[str, float] | None:
+    """From the first to the last work on the device: how long it was busy, and what it waited for.
+
+    It waits for Python where it is idle and no thread of the host is inside an operator. None if
+    nothing ran on a device.
+    """
+    work = [(e.begin_us, e.end_us) for e in events if e.kind in _WORK]
+    if not work:
+        return None
+    begin, end = min(span[0] for span in work), max(span[1] for span in work)
+    host = [
+        (max(begin, e.begin_us), min(end, e.end_us))
+        for e in events
+        if e.kind not in _ON_DEVICE
+        and e.name.startswith(_OPERATORS)
+        and e.end_us > begin
+        and e.begin_us < end
+    ]
+    window, busy = end - begin, covered(work)
+    return {
+        "window_us": round(window, 1),
+        "busy_us": round(busy, 1),
+        "idle_us": round(window - busy, 1),
+        "python_wait_us": round(window - covered([*work, *host]), 1),
+    }
+
+
+def _ranges(events: Sequence[Recorded]) -> dict[str, dict[str, float]]:
+    """Count and host time of each range, and from its first to its last kernel on the device."""
+    ranges: dict[str, dict[str, float]] = {}
+    for event in events:
+        if not event.name.startswith("nsa."):
+            continue
+        row = ranges.setdefault(event.name, {"count": 0, "cpu_us": 0.0, "cuda_us": 0.0})
+        on_device = event.kind in _ON_DEVICE
+        row["count"] += not on_device
+        row["cuda_us" if on_device else "cpu_us"] += event.end_us - event.begin_us
+    return {
+        name: {kind: round(number, 1) for kind, number in row.items()}
+        for name, row in ranges.items()
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 
+from nsa import torch_env
 from nsa.attention import tracing
-from nsa.contract import Event, ExitCode, Phase
+from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
 from nsa.train import checkpoint
-from nsa.train.engine import Engine
+from nsa.train.engine import Engine, is_out_of_memory
 from nsa.train.envfile import announce, effective, write_env
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
@@ -28,8 +30,6 @@ from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
 from nsa.train.rundir import by_hand, claim, link_latest, new_token
 from nsa.train.settle import End
-
-_CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 
 
 @dataclass(kw_only=True)
@@ -73,11 +73,8 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
 
 def _crash(error: Exception) -> End:
     text = f"{type(error).__name__}: {error}"
-    oom = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(part in text for part in _CPU_OOM)
-    )
-    if oom:
-        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"out of memory: {text}")
+    if is_out_of_memory(error):
+        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY}{text}")
     if isinstance(error, DataStallError):
         return End(code=ExitCode.CRASH, reason=f"data_stall: {error}")
     return End(code=ExitCode.CRASH, reason=text)
@@ -179,6 +176,10 @@ class _Session:
                 f"{Path(error.filename).name}; give every launch a directory of its own"
             ) from error
         self._stackdump = open_stackdump(run_dir, self.plan.place.rank)
+        if self.plan.ddp:
+            # torch looks when it makes the process group, or when it dumps.
+            prefix = str(run_dir / NCCL_FLIGHTS.stem)
+            os.environ.update(torch_env.flight_dumps(prefix, torch_version=torch.__version__))
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan

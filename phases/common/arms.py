@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nsa.contract import ELSEWHERE, OUT_OF_MEMORY
 from phases.common.case import Case, Finding, Unanswerable, ending, incomplete, skipped, warned
 from phases.common.commands import INTERLEAVED, launches_per_arm
 from phases.common.measure import effective_rate, last50
@@ -37,6 +38,11 @@ class ArmFault:
     code: Reason
     reason: str
     evidence: tuple[str, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """The playbook's entry, where another one than the row's own fits."""
+        return "memory" if self.code is Reason.OUT_OF_MEMORY else ""
 
 
 def launch_name(arm: str, number: int) -> str:
@@ -111,15 +117,18 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
 
 
 def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
-    """The first of the arms that the trainer refused."""
-    for rank in launch.ranks:
-        for failure in rank.arm_failures:
-            if failure.get("arm") in arms:
-                reason = f"arm {failure['arm']} failed: {failure.get('error', 'no error recorded')}"
-                return ArmFault(
-                    arm=str(failure["arm"]), code=Reason.CRASH, reason=reason, evidence=(rank.path,)
-                )
-    return None
+    """The first of the arms that the trainer refused, by the word of the rank that could not."""
+    found = [
+        (str(failure.get("error") or "no error recorded"), str(failure["arm"]), rank.path)
+        for rank in launch.ranks
+        for failure in rank.arm_failures
+        if failure.get("arm") in arms
+    ]
+    if not found:
+        return None
+    error, arm, path = min(found, key=lambda item: (item[1] != found[0][1], ELSEWHERE in item[0]))
+    code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY) else Reason.CRASH
+    return ArmFault(arm=arm, code=code, reason=f"arm {arm} failed: {error}", evidence=(path,))
 
 
 def _turn(schedule: ArmSchedule, rows: int) -> str | None:

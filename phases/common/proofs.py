@@ -18,6 +18,7 @@ from phases.common.case import (
     ending,
     failed,
     incomplete,
+    invalid,
     missing,
     passed,
     skipped,
@@ -111,12 +112,18 @@ def report_of(case: Case, launch: str) -> JUnitReport:
 
 
 def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase], bool]) -> Finding:
-    """PASS only if at least one such test ran and all of them passed."""
+    """PASS only if at least one such test ran, all of them passed, and on the profile's device."""
     report = report_of(case, launch)
     tests = [test for test in report.cases if wanted(test)]
     if not tests:
         reason = f"{launch}: no test of {what} was collected"
         return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=(report.path,))
+    elsewhere = sorted({device for test in tests if (device := _other_device(test))})
+    if case.profile.has_gpu and elsewhere:
+        reason = f"the tests of {what} ran on {', '.join(elsewhere)}, not on the GPU"
+        return invalid(
+            Reason.WRONG_ENVIRONMENT, reason, evidence=(report.path,), topic="test_device"
+        )
     broken = [test for test in tests if test.status in ("failed", "error")]
     if broken:
         text = "; ".join(f"{test.name}: {_first_line(test.message)}" for test in broken)
@@ -129,6 +136,13 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     value = _count(report, "tests_passed", len(tests), n=len(tests))
     plural = "" if len(tests) == 1 else "s"
     return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
+
+
+def _other_device(test: JUnitCase) -> str:
+    """Where a test ran if not on a GPU; a test that could not even begin names no device."""
+    unnamed = "a device that they do not name" if test.status == "passed" else ""
+    device = test.properties.get("device", unnamed)
+    return "" if device.startswith("cuda") else device
 
 
 def _skipped(

@@ -64,7 +64,7 @@ class RowPhase(Phase):
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
-        checks = [self._check(row, _answer(row, case), context) for row in self.rows()]
+        checks = [self._check(row, answered(row, case), context) for row in self.rows()]
         try:
             details = self.details(case)
         except (Unanswerable, *_IMPOSSIBLE) as missing:
@@ -88,7 +88,8 @@ class RowPhase(Phase):
         )
 
 
-def _answer(row: Row, case: Case) -> Finding:
+def answered(row: Row, case: Case) -> Finding:
+    """The row's answer; what keeps it from having one is an answer too."""
     try:
         return row.answer(case)
     except Unanswerable as unanswerable:

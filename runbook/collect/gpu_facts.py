@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.collect.probe import Draft, run_tool
+from runbook.collect.visible import VARIABLE, visible_gpus
 from runbook.errors import RunbookError
 from runbook.read.redact import redact_text
 
@@ -18,9 +20,17 @@ _Read = Callable[[str, NvidiaSmi], Draft]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
 
 
-def collect_gpus(run_root: Path, *, torch_count: int | None, host_file: str) -> list[Draft]:
+def collect_gpus(
+    run_root: Path,
+    *,
+    torch_count: int | None,
+    torch_uuids: Sequence[str],
+    environment: Mapping[str, str],
+    host_file: str,
+) -> list[Draft]:
     """Write nvidia_smi.xml and nvidia_topo.txt where there is an nvidia-smi; return the facts.
 
+    The files tell of all GPUs, the facts of those that a launch in `environment` can see.
     `torch_count` is torch's number of devices; without nvidia-smi it is the number of GPUs.
     """
     program = shutil.which("nvidia-smi")
@@ -37,7 +47,15 @@ def collect_gpus(run_root: Path, *, torch_count: int | None, host_file: str) -> 
         return no_gpu_drafts(str(error), file=_XML, torch_count=torch_count)
     topology = run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
-    return gpu_drafts(smi, parse_topology(topology.stdout), topology_problem=topology.problem)
+    shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
+    chosen = environment.get(VARIABLE)
+    return gpu_drafts(
+        smi,
+        parse_topology(topology.stdout),
+        topology_problem=topology.problem,
+        visible=shown,
+        chosen_by="" if chosen is None else f"{VARIABLE}={chosen}",
+    )
 
 
 def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Draft]:
@@ -50,15 +68,32 @@ def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Draf
 
 
 def gpu_drafts(
-    smi: NvidiaSmi, links: Mapping[tuple[int, int], str], *, topology_problem: str = ""
+    smi: NvidiaSmi,
+    links: Mapping[tuple[int, int], str],
+    *,
+    topology_problem: str = "",
+    visible: Sequence[GpuState] | None = None,
+    chosen_by: str = "",
 ) -> list[Draft]:
-    """Facts of a machine with an nvidia-smi. Of several GPUs the worst one speaks."""
-    drafts = [_fact("gpu.count", len(smi.gpus))]
+    """Facts of a machine with an nvidia-smi: of the visible GPUs (all if None) the worst speaks.
+
+    `chosen_by` says what hides the others.
+    """
+    shown = smi.gpus if visible is None else tuple(visible)
+    indices = ", ".join(str(gpu.index) for gpu in shown) or "none"
+    hidden = len(shown) < len(smi.gpus)
+    why = (
+        f"GPU {indices} of {len(smi.gpus)}, {chosen_by or 'all that torch sees'}" if hidden else ""
+    )
+    drafts = [_fact("gpu.count", len(shown), note=why)]
+    seen = replace(smi, gpus=shown)
     for name, read in _FACTS.items():
-        if read is None:
-            drafts.append(_nvlink(name, len(smi.gpus), links, topology_problem))
+        if name == "gpu.installed":
+            drafts.append(_fact(name, len(smi.gpus)))
+        elif read is None:
+            drafts.append(_nvlink(name, [gpu.index for gpu in shown], links, topology_problem))
         else:
-            drafts.append(read(name, smi))
+            drafts.append(read(name, seen))
     return drafts
 
 
@@ -103,13 +138,19 @@ def _processes(name: str, smi: NvidiaSmi) -> Draft:
     return _fact(name, len(busy), note=redact_text(note))
 
 
-def _throttle(name: str, smi: NvidiaSmi) -> Draft:
-    slowed = [f"GPU {gpu.index}: {', '.join(gpu.throttle)}" for gpu in smi.gpus if gpu.throttle]
-    return _fact(name, "; ".join(slowed))
+def _reasons(read: Callable[[GpuState], tuple[str, ...]]) -> _Read:
+    def draft(name: str, smi: NvidiaSmi) -> Draft:
+        found = [f"GPU {gpu.index}: {', '.join(read(gpu))}" for gpu in smi.gpus if read(gpu)]
+        return _fact(name, "; ".join(found))
+
+    return draft
 
 
-def _nvlink(name: str, count: int, links: Mapping[tuple[int, int], str], problem: str) -> Draft:
-    if count < 2:
+def _nvlink(
+    name: str, shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str
+) -> Draft:
+    links = {pair: link for pair, link in every.items() if set(pair) <= set(shown)}
+    if len(shown) < 2:
         value, note = False, "one GPU: no link between GPUs"
     elif problem or not links:
         value, note = None, problem or "nvidia-smi topo -m lists no pair of GPUs"
@@ -119,8 +160,9 @@ def _nvlink(name: str, count: int, links: Mapping[tuple[int, int], str], problem
     return Draft(name=name, value=value, file=_TOPOLOGY, note=note)
 
 
-# In the order of the record; None stands for the one fact that the topology tells.
+# In the order of the record; None stands for what other files or all GPUs tell.
 _FACTS: dict[str, _Read | None] = {
+    "gpu.installed": None,
     "gpu.names": lambda name, smi: _fact(name, ", ".join(gpu.name for gpu in smi.gpus)),
     "gpu.driver": lambda name, smi: _fact(
         name, smi.driver, note=f"CUDA {smi.cuda}" if smi.cuda else ""
@@ -136,6 +178,7 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.nvlink": None,
     "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.ecc_uncorrected, max),
     "gpu.remap_pending": _any(lambda gpu: gpu.remap_pending),
-    "gpu.throttle": _throttle,
+    "gpu.throttle": _reasons(lambda gpu: gpu.throttle),
+    "gpu.caps": _reasons(lambda gpu: gpu.caps),
     "gpu.mig": _any(lambda gpu: gpu.mig),
 }

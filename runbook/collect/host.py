@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ _MIB = 1024**2
 _PROBE_MIB = 64
 _TIMEOUT_S = 180.0
 _MARK = "@@runbook@@"
+_NOTHING: Mapping[str, str] = {}
 
 
 def count_cpus() -> int:
@@ -219,9 +220,11 @@ def say(**answer):
 try:
     import torch
     from torch.utils.collect_env import get_pretty_env_info
+    count = torch.cuda.device_count()
     say(version=torch.__version__, cuda_available=torch.cuda.is_available(),
-        device_count=torch.cuda.device_count(), cuda=torch.version.cuda,
-        collect_env=get_pretty_env_info())
+        device_count=count, cuda=torch.version.cuda, collect_env=get_pretty_env_info())
+    cards = [torch.cuda.get_device_properties(index) for index in range(count)]
+    say(uuids=[str(card.uuid) for card in cards if hasattr(card, "uuid")])
 except Exception as error:
     say(torch_error=f"{type(error).__name__}: {error}")
 try:
@@ -234,22 +237,33 @@ except Exception as error:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchFacts:
-    """The answers; None and a `problem` where torch could not be asked."""
+    """The answers; None and a `problem` where torch could not be asked.
+
+    `cuda` is the CUDA that torch was built for, None for a build without.
+    """
 
     version: str | None
     cuda_available: bool | None
     device_count: int | None
+    uuids: tuple[str, ...]
+    cuda: str | None
     collect_env: str
     trainer_imports: bool
     trainer_error: str
     problem: str
 
 
-def ask_torch(*, trainer: str = "nsa.train", cwd: Path | None = None) -> TorchFacts:
-    """Describe torch as `python -m torch.utils.collect_env` does, and import the trainer."""
+def ask_torch(
+    *, trainer: str = "nsa.train", cwd: Path | None = None, variables: Mapping[str, str] = _NOTHING
+) -> TorchFacts:
+    """Describe torch as `python -m torch.utils.collect_env` does, and import the trainer.
+
+    `variables` are set as in a launch, so that torch sees the devices that a launch would see.
+    """
     script = f"MARK = {_MARK!r}\nTRAINER = {trainer!r}\n{_SCRIPT}"
     # -P: the current folder must not be able to stand in for a package.
-    result = run_tool([sys.executable, "-P", "-c", script], timeout_s=_TIMEOUT_S, cwd=cwd)
+    command = [sys.executable, "-P", "-c", script]
+    result = run_tool(command, timeout_s=_TIMEOUT_S, cwd=cwd, variables=variables)
     answer: dict[str, Any] = {}
     for line in result.stdout.splitlines():
         if line.startswith(_MARK):
@@ -261,6 +275,8 @@ def ask_torch(*, trainer: str = "nsa.train", cwd: Path | None = None) -> TorchFa
         version=answer.get("version"),
         cuda_available=answer.get("cuda_available"),
         device_count=answer.get("device_count"),
+        uuids=tuple(answer.get("uuids", ())),
+        cuda=answer.get("cuda"),
         collect_env=str(answer.get("collect_env", "")),
         trainer_imports=bool(answer.get("trainer", False)),
         trainer_error=str(answer.get("trainer_error") or "")

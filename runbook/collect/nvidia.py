@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runbook.errors import RunbookError
@@ -15,6 +16,9 @@ _THROTTLES = {
     "hw_thermal_slowdown": "hardware thermal slowdown",
     "hw_power_brake_slowdown": "power brake",
     "sw_thermal_slowdown": "software thermal slowdown",
+}
+# Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
+_CAPS = {
     "sw_power_cap": "power cap",
     "applications_clocks_setting": "applications clocks set",
 }
@@ -39,6 +43,7 @@ class GpuState:
     """
 
     index: int
+    uuid: str
     name: str
     pcie_gen: int | None
     pcie_gen_max: int | None
@@ -48,6 +53,7 @@ class GpuState:
     memory_used_mib: float | None
     performance_state: str | None
     throttle: tuple[str, ...]
+    caps: tuple[str, ...]
     ecc_uncorrected: int | None
     remap_pending: bool | None
     mig: bool | None
@@ -101,6 +107,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
     link = "pci/pci_gpu_link_info/"
     return GpuState(
         index=index,
+        uuid=_text(node, "uuid") or "",
         name=_text(node, "product_name") or "",
         pcie_gen=_whole(node, f"{link}pcie_gen/current_link_gen"),
         pcie_gen_max=_whole(node, f"{link}pcie_gen/max_link_gen"),
@@ -109,10 +116,11 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
         memory_total_mib=_number(node, "fb_memory_usage/total"),
         memory_used_mib=_number(node, "fb_memory_usage/used"),
         performance_state=_text(node, "performance_state"),
-        throttle=_throttle(node),
+        throttle=_clock_reasons(node, _THROTTLES),
+        caps=_clock_reasons(node, _CAPS),
         ecc_uncorrected=_ecc_uncorrected(node),
         remap_pending=_says(node, "remapped_rows/remapped_row_pending", "Yes"),
-        mig=_says(node, "mig_mode/current_mig", "Enabled"),
+        mig=_mig(node),
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )
 
@@ -126,11 +134,17 @@ def _process(node: ET.Element) -> GpuProcess:
     )
 
 
-def _throttle(node: ET.Element) -> tuple[str, ...]:
+def _mig(node: ET.Element) -> bool | None:
+    """Is the GPU cut into instances? One that cannot be says N/A."""
+    mode = (node.findtext("mig_mode/current_mig") or "").strip()
+    return None if not mode else mode == "Enabled"
+
+
+def _clock_reasons(node: ET.Element, reasons: Mapping[str, str]) -> tuple[str, ...]:
     # The element was renamed from "throttle" to "event" with driver 535.
     found = []
     for kind in ("event", "throttle"):
-        for key, words in _THROTTLES.items():
+        for key, words in reasons.items():
             if _text(node, f"clocks_{kind}_reasons/clocks_{kind}_reason_{key}") == "Active":
                 found.append(words)
     return tuple(found)

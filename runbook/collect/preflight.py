@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from runbook.collect import git, host
@@ -16,6 +16,7 @@ from runbook.read.redact import recorded_environment, redact_diff, redact_text
 from runbook.records.evidence import Fact
 
 _HOST = "host.json"
+_NOTHING: Mapping[str, str] = {}
 # Processes that a note names one by one; a busy machine has dozens, and the count says how many.
 _LISTED = 3
 _COLLECT_ENV = "collect_env.txt"
@@ -30,20 +31,28 @@ def collect_preflight(
     expected_branch: str | None,
     note: Callable[[str], None],
     trainer: str = "nsa.train",
+    variables: Mapping[str, str] = _NOTHING,
 ) -> dict[str, Fact]:
     """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
 
-    A fact that this machine does not have is there with value None and a note that says why.
+    `variables` are those of CUDA that every launch will get: they decide which GPUs count. A fact
+    that this machine does not have is there with value None and a note that says why.
     `note` is told what is being asked, which takes seconds.
     Raises OSError if `run_root` cannot be written.
     """
     note("preflight: checkout")
     drafts = _git_drafts(run_root, expected_branch)
     note("preflight: torch and trainer (imports both, takes seconds)")
-    answers = ask_torch(trainer=trainer, cwd=run_root)
+    answers = ask_torch(trainer=trainer, cwd=run_root, variables=variables)
     drafts += _torch_drafts(run_root, answers)
     note("preflight: GPUs, disk, ports, processes")
-    drafts += collect_gpus(run_root, torch_count=answers.device_count, host_file=_HOST)
+    drafts += collect_gpus(
+        run_root,
+        torch_count=answers.device_count,
+        torch_uuids=answers.uuids,
+        environment={**os.environ, **variables},
+        host_file=_HOST,
+    )
     drafts += _host_drafts(run_root)
     drafts += _process_drafts(find_token_processes())
     drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
@@ -86,10 +95,16 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
 def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
     _write(run_root / _COLLECT_ENV, redact_text(answers.collect_env or answers.problem) + "\n")
     note = redact_text(answers.problem)
-    torch = {"torch.version": answers.version, "torch.cuda_available": answers.cuda_available}
+    torch = {
+        "torch.version": answers.version,
+        "torch.cuda_available": answers.cuda_available,
+        "torch.device_count": answers.device_count,
+    }
+    without = note or ("" if answers.cuda else "this torch was built without CUDA")
     return [
         _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
         *(Draft(name=n, value=value, file=_COLLECT_ENV, note=note) for n, value in torch.items()),
+        Draft(name="torch.cuda", value=answers.cuda, file=_COLLECT_ENV, note=without),
     ]
 
 

@@ -10,12 +10,14 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsa.contract import is_secret_name
 from runbook.records.evidence import Fact
+
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,19 @@ class ToolResult:
 
 
 def run_tool(
-    argv: Sequence[str], *, timeout_s: float, cwd: Path | None = None, errors: str = "replace"
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    errors: str = "replace",
+    variables: Mapping[str, str] = _NOTHING,
 ) -> ToolResult:
-    """Run `argv` in a session of its own; on a timeout the whole session is killed."""
+    """Run `argv` in a session of its own; on a timeout the whole session is killed.
+
+    `variables` are set besides those of this process.
+    """
     environment = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    environment |= variables
     try:
         process = subprocess.Popen(
             list(argv),

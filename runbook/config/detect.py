@@ -6,6 +6,8 @@ without a profile, or a driver that does not answer, is for a person to decide.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,7 +15,12 @@ from pathlib import Path
 from runbook.errors import UsageError
 
 _QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIMEOUT_S = 20.0
+# Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
+# of them without PCI in the name are modules that NVLink joins.
+_KINDS = {"a100": r"A100.*80GB", "h100": r"H100 80GB HBM3", "h200": r"H200"}
+_PROFILES = {1: "{}x1", 2: "{}x2_nvlink"}
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"  # VGA and 3D controllers; the sound function of a card has another
 
@@ -30,9 +37,17 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
+    visible = os.environ.get(_VISIBLE)
+    if visible == "":
+        raise _refused([f"{_VISIBLE} is empty, which hides all GPUs", *signs])
+    chosen = ("-i", visible) if visible else ()
     try:
         done = subprocess.run(
-            [program, *_QUERY], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            [program, *_QUERY, *chosen],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _refused([f"nvidia-smi could not be asked: {error}", *signs]) from error
@@ -59,8 +74,9 @@ def profile_for(listing: str) -> tuple[str, str]:
         older = generations != {"4"}
         found = "a100x2_pcie3" if older else "a100x2_pcie4"
         return found, f"found {seen}, PCIe generation {'/'.join(sorted(generations))}"
-    if len(names) == 1 and "H200" in names[0]:
-        return "h200x1", f"found {seen}"
+    for kind, part in _KINDS.items():
+        if len(names) in _PROFILES and all(re.search(part, name) for name in names):
+            return _PROFILES[len(names)].format(kind), f"found {seen}"
     raise _refused([f"{seen}, for which no shipped profile has limits"])
 
 

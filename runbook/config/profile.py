@@ -105,7 +105,8 @@ class Profile(Record):
 
     `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
     the module that is started with `-m` and keeps the trainer's contract. `required` lists the
-    checks that a GO needs. What a verdict is about is derived from what ran, never written here.
+    checks that a GO needs. `kernels` lists what each branch may use, one of them or several. What a
+    verdict is about is derived from what ran, never written here.
     """
 
     schema_version: Literal[1] = 1

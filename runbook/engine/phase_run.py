@@ -34,7 +34,7 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase
+from runbook.records.phase import Judgement, Phase, PlanContext
 from runbook.records.run import Ran
 
 
@@ -119,6 +119,7 @@ class PhaseRun:
             expected_branch=profile.branch,
             note=state.observer.note,
             trainer=profile.trainer,
+            variables=_of_cuda(self.context),
         )
         with state.stop.deferred():
             state.facts |= facts
@@ -213,3 +214,9 @@ class PhaseRun:
             duration_s=time.monotonic() - self.began,
             ran=self.ran,
         )
+
+
+def _of_cuda(context: PlanContext) -> dict[str, str]:
+    """What a launch of this run sets for CUDA itself, such as the visible devices."""
+    given = {name: setting.value for name, setting in context.profile.env.items()}
+    return {k: v for k, v in {**given, **context.toggles}.items() if k.startswith("CUDA_")}

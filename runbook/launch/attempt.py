@@ -16,9 +16,10 @@ from runbook.files import utc_text, write_atomic
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
 from runbook.launch.detectors import Monitor
+from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
 from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.processes import GpuSampler, Reaper, build_environment, oom_kills, spawn
+from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
 from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog

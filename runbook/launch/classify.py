@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa.contract import RANK_LINE, ExitCode
+from nsa.contract import ELSEWHERE, RANK_LINE, ExitCode
 from runbook.launch.ranks import RankState
 from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
 from runbook.records import LaunchStatus, RankExit
@@ -20,14 +20,19 @@ _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.PREEMPTED: LaunchStatus.PREEMPTED,
 }
 _AGREED = (ExitCode.HALTED, ExitCode.NONFINITE)
-_ELSEWHERE = "another rank"
 # torchrun says at once which of its children ended first, and how.
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _COMMUNICATION = re.compile(
     r"nccl(System|Internal|Remote|UnhandledCuda)Error|NCCL error|NCCL communicator was aborted"
     r"|Watchdog caught collective operation timeout|EADDRINUSE|[Aa]ddress already in use"
-    r"|DistNetworkError|client socket has timed out"
+    r"|DistNetworkError|client socket has timed out|watchdog got stuck for"
 )
+# What NCCL's watchdog thread says before it aborts the process, of a timeout or a CUDA error.
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|watchdog got stuck for"
+    r"|watchdog thread terminated with exception"
+)
+_OF_RANK = re.compile(r"\bRank (\d+)\]")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
 _NOT_ITS_OWN = re.compile(r"ChildFailedError|failed \(exitcode|torch\.distributed\.elastic")
 _TAIL_LINES = 400
@@ -101,7 +106,7 @@ def classify_trainer(
     if culprit is None:
         return _without_culprit(exits, child_code, wanted, console)
     if culprit.signal is not None:
-        return _ended_by_signal(culprit, oom)
+        return _ended_by_signal(culprit, oom, console)
     refused = _refused(culprit, exits, console)
     if refused is not None:
         return refused
@@ -188,7 +193,7 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
     refusing = [e for e in bad if e.code == ExitCode.CONFIG][:1]
     for group in (refusing, named, bad, [e for e in exits if e.code == ExitCode.PREEMPTED]):
         if group:
-            return min(group, key=lambda e: (_ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
+            return min(group, key=lambda e: (ELSEWHERE in e.reason, when.get(e.rank, 0.0)))
     return None
 
 
@@ -204,8 +209,24 @@ def _wordless(culprit: RankExit, console: Sequence[str]) -> str:
     return f"{code}: {word}" if word else code
 
 
-def _ended_by_signal(culprit: RankExit, oom: tuple[int | None, int | None]) -> End:
+def said_by_watchdog(console: Sequence[str], rank: int | None) -> str:
+    """What NCCL's watchdog of a rank (of any, if None) said first; empty if it said nothing."""
+    for line in console:
+        found = _WATCHDOG.search(line)
+        teller = RANK_LINE.match(line) or _OF_RANK.search(line)
+        if found and (rank is None or teller is None or int(teller.group(1)) == rank):
+            return one_line(line[found.start() :])[:500]
+    return ""
+
+
+def _ended_by_signal(
+    culprit: RankExit, oom: tuple[int | None, int | None], console: Sequence[str]
+) -> End:
     rank = f"rank {culprit.rank} was ended by {culprit.signal} at step {culprit.steps_done}"
+    watchdog = said_by_watchdog(console, culprit.rank) if culprit.signal == "SIGABRT" else ""
+    if watchdog:
+        cause = f"{rank}, by NCCL's watchdog: {watchdog}"
+        return End(status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit.rank)
     before, after = oom
     if culprit.signal == "SIGKILL" and before is not None and after is not None and after > before:
         return End(

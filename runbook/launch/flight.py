@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import FLIGHTS
+from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
 
 _LARGEST_BYTES = 64 << 20
 _LONGEST_PERIOD = 256
@@ -94,17 +95,31 @@ def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
     flights = {}
     for rank, path in flight_files(run_dir).items():
         try:
-            if path.stat().st_size > _LARGEST_BYTES:
-                continue
-            document = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            document = json.loads(_bytes(path))
+        except (ValueError, RecursionError):
             continue
         if isinstance(document, dict) and document.get("token") == token:
             entries = document.get("entries")
-            rows = entries if isinstance(entries, list) else []
-            read = tuple(c for c in map(_collective, rows) if c is not None)
-            flights[rank] = Flight(rank=rank, path=path, collectives=read)
-    return flights
+            flights[rank] = _flight(rank, path, entries if isinstance(entries, list) else [])
+    for rank, path in nccl_flight_files(run_dir).items():
+        # An aborted rank has no record of its own.
+        rows = None if rank in flights else read_nccl_rows(_bytes(path))
+        if rows is not None:
+            flights[rank] = _flight(rank, path, rows)
+    return dict(sorted(flights.items()))
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's bytes; none of one that cannot be read or is far too large."""
+    try:
+        return b"" if path.stat().st_size > _LARGEST_BYTES else path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _flight(rank: int, path: Path, rows: Sequence[Any]) -> Flight:
+    read = tuple(c for c in map(_collective, rows) if c is not None)
+    return Flight(rank=rank, path=path, collectives=read)
 
 
 def _collective(row: Any) -> Collective | None:

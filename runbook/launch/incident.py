@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
-from runbook.launch.classify import End
+from runbook.launch.classify import End, said_by_watchdog
 from runbook.launch.flight import (
     Flight,
     find_desync,
@@ -26,6 +26,7 @@ from runbook.launch.flight import (
     left_the_pattern,
     read_flights,
 )
+from runbook.launch.nccl_flight import nccl_flight_files
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog, process_state
@@ -239,7 +240,7 @@ def bundle(
         return end, [], (straggler.text(),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
-    files += flight_files(run_dir).values()
+    files += [*flight_files(run_dir).values(), *nccl_flight_files(run_dir).values()]
     files += [p for name in (ANOMALY_TYPE, ANOMALIES_JSONL) if (p := run_dir / name).is_file()]
     summary = run_dir / INCIDENT_JSON
     if end.status in _NO_INCIDENT:
@@ -256,10 +257,23 @@ def _exact(end: End, flights: dict[int, Flight], run_dir: Path, console: Sequenc
     if desync is not None:
         culprit = end.culprit_rank if desync.rank is None else desync.rank
         return replace(end, cause=f"{desync.text()} ({end.cause})", culprit_rank=culprit)
+    if said_by_watchdog([end.cause], None):
+        return _waited_for(end, flights)
     said = next((m for line in console if (m := _TOO_LARGE.search(line))), None)
     if said is None or end.culprit_rank is None or end.culprit_rank in flights:
         return end
     return _aborted(end, end.culprit_rank, flights, run_dir, f"{said[1]} for {said[2]}")
+
+
+def _waited_for(end: End, flights: dict[int, Flight]) -> End:
+    """NCCL's watchdog aborts the rank that waits; the records say which one did not come."""
+    last = last_numbers(flights)
+    behind = [rank for rank, number in last.items() if number == min(last.values())]
+    if len(behind) != 1 or len(last) < 2:
+        return end
+    (late,) = behind
+    cause = f"rank {late} did not come to collective {last[late] + 1} ({end.cause})"
+    return replace(end, cause=cause, culprit_rank=late)
 
 
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:

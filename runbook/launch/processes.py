@@ -1,7 +1,7 @@
 """Processes with a known environment that cannot outlive the harness, and how they ended.
 
-Beside a launch two more run: a reaper, and where there is an nvidia-smi, a sampler of the GPUs.
-Of an end the kernel knows the exit code, and whether something was killed for lack of memory.
+Beside a launch runs a reaper. Of an end the kernel knows the exit code, and whether something was
+killed for lack of memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.config.settings import VARIABLE_FAMILIES, may_be_set
 from runbook.errors import UsageError
 from runbook.launch.reaper import GOOD_BYE, kill_all
-from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 _HERE = Path(__file__).parent
 _BARE = (sys.executable, "-I", "-S")
@@ -132,64 +130,6 @@ class Reaper:
             self._process.stdin.close()
         if not left:
             self._process.wait(timeout=5)
-
-
-_QUERY = (
-    "timestamp,index,utilization.gpu,memory.used,memory.total,power.draw,temperature.gpu,"
-    "clocks.sm,clocks_throttle_reasons.active,pcie.link.gen.current,pcie.link.width.current"
-)
-_EVERY_MS = 1000
-_NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
-
-
-class GpuSampler:
-    """Writes `gpu_samples.csv` once a second until stopped; does nothing without nvidia-smi."""
-
-    def __init__(self, run_dir: Path, environment: Mapping[str, str]) -> None:
-        self._path = run_dir / GPU_SAMPLES_CSV
-        self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Begin to sample. The sampler carries the launch's token, so it cannot be left over."""
-        tool = shutil.which("nvidia-smi")
-        if tool is None:
-            return
-        command = [
-            tool,
-            f"--query-gpu={_QUERY}",
-            "--format=csv,noheader,nounits",
-            f"--loop-ms={_EVERY_MS}",
-        ]
-        with self._path.open("wb") as stream:
-            stream.write((",".join(GPU_SAMPLES.columns) + "\n").encode())
-            stream.flush()
-            self._process = spawn(command, self._environment, output=stream)
-
-    def stop(self) -> None:
-        """End the sampler; rows already written stay."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-        self._tidy()
-
-    def _tidy(self) -> None:
-        """nvidia-smi pads its fields, writes words for what a device lacks, and errors as lines."""
-        head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
-        rows, said = [], []
-        for line in lines:
-            fields = [field.strip() for field in line.split(",")]
-            if not line.endswith("\n"):
-                continue
-            if len(fields) == len(GPU_SAMPLES.columns):
-                rows.append(",".join("" if f in _NO_VALUE else f for f in fields) + "\n")
-            else:
-                said.append(line)
-        self._path.write_text(head + "".join(rows), encoding="utf-8")
-        if said:
-            self._path.with_name(GPU_SAMPLER_TXT).write_text("".join(said), encoding="utf-8")
 
 
 # linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.

@@ -17,9 +17,10 @@ from runbook.launch.ranks import RankState
 from runbook.records import Launch
 
 _LEARNED_FACTOR = 5.0
-_SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT)
+_SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.PROFILE)
 _PHASE_ORDER: tuple[str, ...] = (
-    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.EXIT,
+    Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.PROFILE, Phase.EVAL,
+    Phase.CHECKPOINT, Phase.EXIT,
 )  # fmt: skip
 _EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
@@ -83,8 +84,8 @@ class Budgets:
     """Seconds without a sign of life that mean a hang, for each phase of a rank.
 
     One flat number gives false alarms in every healthy run: a first step compiles, a checkpoint
-    writes. An ordinary step has what the toggle of the watchdog says. `silence_s` is for a launch
-    that prints nothing and has no heartbeat at all.
+    writes, a profile has a million events. An ordinary step has what the toggle of the watchdog
+    says. `silence_s` is for a launch that prints nothing and has no heartbeat at all.
     """
 
     init_s: float = 300.0
@@ -93,6 +94,7 @@ class Budgets:
     step_s: float = Thresholds.heartbeat_stall_s
     eval_s: float = 600.0
     checkpoint_s: float = 600.0
+    profile_s: float = 600.0
     exit_s: float = 60.0
     silence_s: float = 300.0
 
@@ -120,6 +122,7 @@ class Budgets:
             Phase.DATA: self.data_s,
             Phase.EVAL: self.eval_s,
             Phase.CHECKPOINT: self.checkpoint_s,
+            Phase.PROFILE: self.profile_s,
             Phase.EXIT: self.exit_s,
         }
         if phase in budgets:
@@ -233,7 +236,7 @@ def blame(
         return (
             states.get(state.rank, "") not in STOPPED,
             state.step,
-            _PHASE_ORDER.index(state.phase) if state.phase in _PHASE_ORDER else 3,
+            _PHASE_ORDER.index(state.phase if state.phase in _PHASE_ORDER else Phase.STEP),
             _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
             told.get(state.rank, 0),
             state.rank not in busy,

@@ -42,9 +42,10 @@ GPU_SAMPLES = RowSpec(
         "throttle_reasons",
         "pcie_gen",
         "pcie_width",
+        "uuid",
     ),
     key="timestamp",
-    text=frozenset({"timestamp", "throttle_reasons"}),
+    text=frozenset({"timestamp", "throttle_reasons", "uuid"}),
     filled=frozenset({"index"}),
     whole=frozenset({"index"}),
 )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
-_MEMORY = ("mem_mib", "rss_mib", "cuda_mib")
-_STEP_COLUMNS = ("step", "mono", "alone", "embedded", "data", *_MEMORY)
+_MEMORY = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib")
+_STEP_COLUMNS = ("step", "mono", "ts", "alone", "embedded", "data", *_MEMORY)
 _SAID = ("loss", "toks_per_s", "grad_norm")
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -60,7 +60,8 @@ class RankHistory(RankFold):
             if when is not None and not math.isfinite(when):
                 when = None  # no clock reads that
             digest = self._digest(record)
-            self.ended.append((self.step, when, self._alone, embedded, digest, *memory))
+            wall = self._number(record, "ts")
+            self.ended.append((self.step, when, wall, self._alone, embedded, digest, *memory))
             self._alone = True
         elif self.event == Event.PROGRESS:
             said = (self._number(record, name) for name in _SAID)
@@ -105,7 +106,7 @@ class RankHistory(RankFold):
             return None
         ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
         said = pd.DataFrame(self.progress, columns=("step", *_SAID))
-        for name in ("mono", "embedded", *_MEMORY):
+        for name in ("mono", "ts", "embedded", *_MEMORY):
             ended[name] = ended[name].astype(float)
         for name in _SAID:
             said[name] = said[name].astype(float)

@@ -115,7 +115,9 @@ ENV = Fields(
         "config_sha256": is_text,
         "git": Fields({}),
         "versions": Fields({}),
-        "device": Fields({"type": is_text, "name": is_text, "count": is_count}),
+        "device": Fields(
+            {"type": is_text, "name": is_text, "count": is_count, "uuids": Items(is_text)}
+        ),
         "config": Fields(
             {
                 "train": Fields(
@@ -154,6 +156,14 @@ PROFILE = Fields(
         "top_python": Items(Fields({"name": is_text, "share": is_number})),
         "steps": is_count,
         "wall_us": is_number,
+        "gpu": Fields(
+            {
+                "window_us": is_number,
+                "busy_us": is_number,
+                "idle_us": is_number,
+                "python_wait_us": is_number,
+            }
+        ),
     }
 )
 _SPOTS = (

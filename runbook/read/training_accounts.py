@@ -152,7 +152,10 @@ def _warmup_problems(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
 
 
 def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """On a CPU every step's memory is what the process has; on CUDA it is no less than in use."""
+    """On a CPU every step's memory is what the process has.
+
+    On CUDA it is a peak: no less than what is in use, and no more than what the allocator held.
+    """
     problems = []
     for rank in ranks:
         if rank.steps is None or "rss_mib" not in rank.steps:
@@ -164,11 +167,14 @@ def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         wrong = apart.abs() > MEMORY_TOLERANCE_MIB
         if work.device == "cuda":
             wrong = steps["mem_mib"] < steps["cuda_mib"] - MEMORY_TOLERANCE_MIB
+            if "reserved_mib" in steps:
+                wrong |= steps["reserved_mib"] < steps["mem_mib"] - MEMORY_TOLERANCE_MIB
         if wrong.any():
             row = steps[wrong].iloc[-1]
             problems.append(
                 f"rank {rank.rank}: memory of step {row['step']:.0f} is {row['mem_mib']:.0f} MiB, "
-                f"but its process has {row['rss_mib']:.0f} and its device {row['cuda_mib']} MiB"
+                f"but its process has {row['rss_mib']:.0f} and its device {row['cuda_mib']} MiB, "
+                f"of {row.get('reserved_mib')} MiB reserved at most"
             )
     return problems
 

@@ -50,9 +50,10 @@ class Effect:
 class RankLog:
     """A heartbeat file of one rank.
 
-    `steps` has a row for each optimizer step that the rank ended: step, mono (s), alone (nothing
-    but the step since the one before), embedded (tokens), data (digest), mem_mib, rss_mib,
-    cuda_mib, and, where the step reported progress, loss, toks_per_s and grad_norm.
+    `steps` has a row for each optimizer step that the rank ended: step, mono and ts (s), alone
+    (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
+    reserved_mib, rss_mib, cuda_mib, and, where the step reported progress, loss, toks_per_s and
+    grad_norm.
     """
 
     rank: int

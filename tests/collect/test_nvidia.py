@@ -28,6 +28,7 @@ def test_two_healthy_a100_on_pcie_4() -> None:
     found = {name: draft.value for name, draft in facts("a100x2_pcie4").items()}
     assert found == {
         "gpu.count": 2,
+        "gpu.installed": 2,
         "gpu.names": "NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe",
         "gpu.driver": "550.90.07",
         "gpu.pcie_gen": 4,
@@ -42,6 +43,7 @@ def test_two_healthy_a100_on_pcie_4() -> None:
         "gpu.ecc_uncorrected": 0,
         "gpu.remap_pending": False,
         "gpu.throttle": "",
+        "gpu.caps": "",
         "gpu.mig": False,
     }
 
@@ -68,7 +70,8 @@ def test_a_busy_and_a_sick_gpu() -> None:
     assert found["gpu.processes"].value == 1, "Xorg draws, it does not compute"
     assert found["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
     assert found["gpu.memory_used_mib"].value == 49152
-    assert found["gpu.throttle"].value == "GPU 0: power cap", "driver 525 says throttle, not event"
+    assert found["gpu.throttle"].value == "GPU 0: software thermal slowdown", "driver 525's names"
+    assert found["gpu.caps"].value == "GPU 0: power cap", "a limit that was set is no fault"
     assert found["gpu.ecc_uncorrected"].value == 3, "since boot; the lifetime count is not a fault"
     assert found["gpu.remap_pending"].value is True
 
@@ -175,7 +178,9 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
         f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
         f"exec cat {FIXTURES}/a100x2_busy.xml",
     )
-    drafts = collect_gpus(run_root, torch_count=2, host_file="host.json")
+    drafts = collect_gpus(
+        run_root, torch_count=2, torch_uuids=(), environment={}, host_file="host.json"
+    )
     facts = {draft.name: draft for draft in drafts}
     assert facts["gpu.processes"].value == 1
     assert facts["gpu.nvlink"].value is True
@@ -197,7 +202,9 @@ def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     stand_in_nvidia_smi(tmp_path, monkeypatch, script)
     facts = {
         draft.name: draft
-        for draft in collect_gpus(tmp_path, torch_count=None, host_file="host.json")
+        for draft in collect_gpus(
+            tmp_path, torch_count=None, torch_uuids=(), environment={}, host_file="host.json"
+        )
     }
     assert facts["gpu.count"].value is None
     assert all(note in draft.note for draft in facts.values())

@@ -25,6 +25,12 @@ A100 = "NVIDIA A100 80GB PCIe, 4\n"
         (A100.replace(", 4", ", 3") * 2, "a100x2_pcie3", "generation 3"),
         (A100 + A100.replace(", 4", ", 3"), "a100x2_pcie3", "generation 3/4"),
         ("NVIDIA H200, 5\n", "h200x1", "1 x NVIDIA H200"),
+        ("NVIDIA H200, 5\n" * 2, "h200x2_nvlink", "2 x NVIDIA H200"),
+        ("NVIDIA H100 80GB HBM3, 5\n", "h100x1", "1 x NVIDIA H100"),
+        ("NVIDIA H100 80GB HBM3, 5\n" * 2, "h100x2_nvlink", "2 x NVIDIA H100"),
+        ("NVIDIA A100-SXM4-80GB, 4\n" * 2, "a100x2_nvlink", "2 x NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-80GB, 4\n", "a100x1", "1 x NVIDIA A100"),
+        (A100, "a100x1", "1 x NVIDIA A100 80GB PCIe"),
     ],
 )
 def test_profile_by_cards(listing: str, profile: str, reason: str) -> None:
@@ -45,9 +51,10 @@ def fake(folder: Path, script: str) -> None:
 @pytest.mark.parametrize(
     ("listing", "seen"),
     [
-        (A100, "1 x NVIDIA A100 80GB PCIe"),
         (A100 * 4, "4 x NVIDIA A100"),
-        ("NVIDIA A100-SXM4-80GB, 4\n" * 2, "2 x NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-40GB, 4\n" * 2, "2 x NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA H100 PCIe, 5\n", "1 x NVIDIA H100 PCIe"),
+        ("NVIDIA H200, 5\nNVIDIA H100 80GB HBM3, 5\n", "NVIDIA H200 + NVIDIA H100"),
         ("Tesla T4, 3\n", "1 x Tesla T4"),
         ("Tesla T4, 3\nNVIDIA H200, 5\n", "Tesla T4 + NVIDIA H200"),
     ],
@@ -112,6 +119,21 @@ def test_the_program_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert detect_profile(tmp_path) == ("h200x1", "found 1 x NVIDIA H200")
     fake(tmp_path, "echo 'driver mismatch' >&2; exit 9")
     with pytest.raises(UsageError, match="nvidia-smi ended with 9: driver mismatch"):
+        detect_profile(tmp_path)
+
+
+def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fake(
+        tmp_path, 'if [ "$3 $4" = "-i 1" ]; then echo "NVIDIA H200, 5"; else echo "Tesla T4, 3"; fi'
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert detect_profile(tmp_path)[0] == "h200x1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES is empty"):
+        detect_profile(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UsageError, match="Tesla T4"):
         detect_profile(tmp_path)
 
 

@@ -31,8 +31,20 @@ DEMANDED = {
 }
 
 
-def test_the_four_profiles_are_shipped() -> None:
-    assert profile_names() == ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
+def test_these_profiles_are_shipped() -> None:
+    pairs = {"a100x2_pcie3", "a100x2_pcie4", "a100x2_nvlink", "h100x2_nvlink", "h200x2_nvlink"}
+    assert set(profile_names()) == pairs | {"a100x1", "h100x1", "h200x1", "cpu"}
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
+def test_beside_a_toy_floor_stands_a_physical_one_that_decides(name: str) -> None:
+    """39 tok/s are 0.005 % of an A100; the second floor is a share of the device's own peak."""
+    profile = load_profile(name)
+    floor = profile.limits["mfu_floor"]
+    assert floor.gated and floor.value >= 0.03 and "baseline.mfu" in profile.required
+    assert profile.hardware.peak_tflops and profile.hardware.peak_source
+    toy = profile.limits["throughput"].value * 5e8 / (profile.hardware.peak_tflops * 1e12)
+    assert toy < floor.value / 100
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -59,6 +71,15 @@ def test_generation_3_changes_the_link_and_the_throughput_only() -> None:
     same = {name for name in new.limits if old.limits[name] == new.limits[name]}
     assert set(new.limits) - same == {"throughput", "throughput_aim_low", "throughput_aim_high"}
     assert old.required == new.required and old.phases == new.phases
+
+
+def test_pairs_on_nvlink_require_the_link_and_scaling_but_no_pcie() -> None:
+    pcie = set(load_profile("a100x2_pcie4").required)
+    for name in ("a100x2_nvlink", "h100x2_nvlink", "h200x2_nvlink"):
+        profile = load_profile(name)
+        assert profile.hardware.nvlink is True and profile.hardware.gpus == profile.ranks == 2
+        assert pcie - set(profile.required) == {"preflight.branch", "preflight.pcie"}
+        assert not {"NCCL_ALGO", "NCCL_PROTO"} & set(profile.env)
 
 
 def test_only_lower_bounds_of_throughput_gate() -> None:

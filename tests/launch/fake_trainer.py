@@ -153,6 +153,10 @@ class Rank:
             return self.leave(1, "ValueError: injected")
         elif kind == "nccl":
             return self.leave(1, "DistBackendError: NCCL error: unhandled system error")
+        elif kind == "watchdog":
+            words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, ALLREDUCE)"
+            print(f"[rank{self.rank}]:[E ProcessGroupNCCL.cpp:632] {words}", flush=True)
+            os.abort()
         elif kind == "oom":
             return self.leave(12, "out of memory: injected")
         return None

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.classify import classify_trainer, is_communication_failure, rank_exits
+from runbook.launch.classify import (
+    End,
+    classify_trainer,
+    is_communication_failure,
+    rank_exits,
+)
 from runbook.launch.ranks import RankState
 from runbook.records import LaunchStatus
 from tests.launch.helpers import rank
@@ -64,3 +69,55 @@ def test_the_error_line_of_a_rank_without_an_exit_event_is_its_own() -> None:
         ranks, rank_exits(ranks, 1, console), child_code=1, wanted=2, oom=(0, 0), console=console
     )
     assert end.cause == "rank 0 ended: exit code 7: [rank0]: OSError: mine"
+
+
+def aborted(*lines: str) -> End:
+    """Rank 0 of two was ended by SIGABRT; torchrun says so after these lines."""
+    told = "x failed (exitcode: -6) local_rank: 0 (pid: 12) of binary: python"
+    ranks = [rank(0, age=0), rank(1, age=0)]
+    ranks[0].died_at = 999.0
+    console = [*lines, told]
+    exits = rank_exits(ranks, 1, console)
+    return classify_trainer(ranks, exits, child_code=1, wanted=2, oom=(0, 0), console=console)
+
+
+TIMED_OUT = (
+    "[rank0]:[E626 06:24:44.903 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, NumelIn=9801523, "
+    "NumelOut=9801523, Timeout(ms)=600000) ran for 600020 milliseconds before timing out."
+)
+THEN = (
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated "
+    "with exception: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808)",
+)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (TIMED_OUT, *THEN),
+        THEN,
+        ("[rank0]:[F ProcessGroupNCCL.cpp:1200] ProcessGroupNCCL's watchdog got stuck for 480 s",),
+    ],
+)
+def test_an_abort_by_nccls_watchdog_is_a_failure_of_communication(lines: tuple[str, ...]) -> None:
+    end = aborted(*lines)
+    assert (end.status, end.culprit_rank) == (LaunchStatus.CRASHED, 0)
+    assert "by NCCL's watchdog: " in end.cause and "\n" not in end.cause
+    assert is_communication_failure(end, lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank0]: [PG ID 0 Rank 0] Process group watchdog thread terminated with exception: CUDA "
+        "error: an illegal memory access was encountered",
+        "terminate called after throwing an instance of 'c10::Error'",
+        TIMED_OUT.replace("rank0", "rank1").replace("Rank 0", "Rank 1"),
+    ],
+)
+def test_another_abort_is_a_crash_and_not_tried_again(line: str) -> None:
+    end = aborted(line)
+    assert "SIGABRT" in end.cause and not is_communication_failure(end, [line])
+    assert ("CUDA error: an illegal" in end.cause) == ("CUDA" in line)

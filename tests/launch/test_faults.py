@@ -186,7 +186,9 @@ def test_two_stalls_are_a_hang(tmp_path: Path) -> None:
     assert "attempt 1: hang" in result.cause and "attempt 2: hang" in result.cause
 
 
-@pytest.mark.parametrize(("fault", "attempts"), [("nccl", 2), ("nan", 1), ("raise", 1), ("oom", 1)])
+@pytest.mark.parametrize(
+    ("fault", "attempts"), [("nccl", 2), ("watchdog", 2), ("nan", 1), ("raise", 1), ("oom", 1)]
+)
 def test_only_stalls_and_communication_failures_are_tried_again(
     tmp_path: Path, fault: str, attempts: int
 ) -> None:

@@ -81,3 +81,15 @@ def test_a_hung_checkpoint_is_found_too() -> None:
     watchdog = Watchdog(Budgets(step_s=3, checkpoint_s=10), wanted=2)
     ranks = [rank(0, age=11, phase="checkpoint"), rank(1, age=12)]
     assert watchdog.find_hang(ranks, now=1000.0) is not None
+
+
+@pytest.mark.parametrize(("age", "hangs"), [(170, False), (599, False), (601, True)])
+def test_saving_a_profile_has_a_budget_of_its_own(age: float, hangs: bool) -> None:
+    """Rank 0 writes its trace; rank 1 waits in the collective of the next step."""
+    watchdog = Watchdog(Budgets(step_s=3), wanted=2)
+    ranks = [rank(0, age=age, phase="profile", step=13), rank(1, age=age, step=14)]
+    hang = watchdog.find_hang(ranks, now=1000.0)
+    assert (hang is not None) is hangs
+    assert hang is None or (hang.rank == 0 and "phase profile" in hang.cause)
+    silent = [rank(0, age=age, step=13), rank(1, age=age, step=14)]
+    assert Watchdog(Budgets(step_s=3), wanted=2).find_hang(silent, now=1000.0) is not None

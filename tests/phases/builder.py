@@ -9,7 +9,7 @@ from typing import Any
 
 from runbook import registry
 from runbook.config import Profile, load_profile
-from runbook.records import Check
+from runbook.records import Check, Launch
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases.heartbeats import SHA, told
@@ -42,9 +42,13 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "trainer.imports": (True, "host.json"),
     "torch.version": ("2.13.0", "collect_env.txt"),
     "torch.cuda_available": (True, "collect_env.txt"),
+    "torch.device_count": (2.0, "collect_env.txt"),
+    "torch.cuda": ("13.0", "collect_env.txt"),
+    "gpu.installed": (2.0, "nvidia_smi.xml"),
     "gpu.count": (2.0, "nvidia_smi.xml"),
     "gpu.names": ("NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", "nvidia_smi.xml"),
-    "gpu.driver": ("580.1", "nvidia_smi.xml"),
+    "gpu.driver": ("580.95.05", "nvidia_smi.xml"),
+    "gpu.mig": (False, "nvidia_smi.xml"),
     "gpu.pcie_gen_max": (4.0, "nvidia_smi.xml"),
     "gpu.pcie_width": (16.0, "nvidia_smi.xml"),
     "gpu.memory_total_mib": (81_920.0, "nvidia_smi.xml"),
@@ -71,7 +75,24 @@ def facts(**changes: Any) -> dict[str, Fact]:
     }
 
 
-H200_FACTS = {"gpu_count": 1.0, "gpu_names": "NVIDIA H200", "gpu_memory_total_mib": 143_771.0}
+_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0}
+_NAMES = {"A100": "NVIDIA A100 80GB PCIe"}
+
+
+def machine(profile: Profile) -> dict[str, Any]:
+    """The facts of the machine that a profile is for."""
+    hardware = profile.hardware
+    if not hardware.gpu_name:
+        return {}
+    count = float(hardware.gpus)
+    name = _NAMES.get(hardware.gpu_name, f"NVIDIA {hardware.gpu_name}")
+    return {
+        **dict.fromkeys(("torch_device_count", "gpu_installed", "gpu_count"), count),
+        "gpu_names": ", ".join([name] * hardware.gpus),
+        "gpu_memory_total_mib": _MEMORY_MIB[hardware.gpu_name[:4]],
+        "gpu_pcie_gen_max": float(hardware.pcie_gen or 4),
+        "gpu_nvlink": bool(hardware.nvlink),
+    }
 
 
 def evidence(
@@ -86,16 +107,24 @@ def evidence(
     """Healthy launches of a phase's plan; `change` spoils those named in `only` (all if None)."""
     found: dict[str, LaunchEvidence] = {}
     for launch in PHASES[phase].plan(where):
-        made = healthy(launch, where.profile, **speed)
+        made = healthy(launch, batch_of(launch, where.profile), **speed)
         if change is not None and (only is None or launch.name in only):
             made = _changed(made, change)
         found[launch.name] = made
-    machine = H200_FACTS if where.profile.name == "h200x1" else {}
     return PhaseEvidence(
         launches=found,
-        facts=facts(**machine) if phase == "preflight" else {},
+        facts=facts(**machine(where.profile)) if phase == "preflight" else {},
         earlier=earlier or {},
     )
+
+
+def batch_of(launch: Launch, profile: Profile) -> Profile:
+    """The profile with the batch that the phase itself plans for this launch."""
+    batch = launch.config_overrides.get("train.batch_size")
+    if batch is None:
+        return profile
+    workload = profile.workload.model_copy(update={"global_batch": batch})
+    return profile.model_copy(update={"workload": workload})
 
 
 def _changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:

@@ -17,6 +17,8 @@ from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
+# 2026-01-01 00:00:00 UTC: the first step begins.
+BEGAN_AT = 1_767_225_600.0
 
 
 def digest_of(text: str) -> str:
@@ -86,10 +88,12 @@ def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
         {
             "step": table["step"],
             "mono": 1000.0 + table["dt_s"].cumsum(),
+            "ts": BEGAN_AT + table["dt_s"].cumsum(),
             "alone": True,
             "embedded": table["tokens"] / nproc,
             "data": [f"{sum(step * 64 + row for row in rows):016x}" for step in table["step"]],
             "mem_mib": table["mem_mib"],
+            "reserved_mib": table["mem_mib"] * 1.1,
             "rss_mib": table["mem_mib"],
             "cuda_mib": table["mem_mib"],
             "loss": table["loss"],

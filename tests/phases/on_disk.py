@@ -65,7 +65,7 @@ def records(log: RankLog) -> list[Record]:
     for row in log.steps.to_dict("records"):
         now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
         said = {name: row[name] for name in ("loss", "toks_per_s")}
-        told = {name: row[name] for name in ("embedded", "data", "mem_mib")}
+        told = {name: row[name] for name in ("embedded", "data", "mem_mib", "reserved_mib")}
         made += [
             {**now, "event": Event.PROGRESS, **said},
             {**now, "event": Event.STEP_END, **told},

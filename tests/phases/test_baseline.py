@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -109,8 +110,10 @@ def test_a_floor_under_half_of_the_measured_is_stale() -> None:
 def test_mfu_is_held_against_what_is_physical() -> None:
     # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
     assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
+    # 4.8 %: 1,500 times the floor of B3, and still no healthy pair of A100.
     low = run("mfu", 6e4, 6e4, 6e4)
-    assert (low.outcome, low.code) == (Outcome.PASS, Reason.WARNING)
+    assert (low.outcome, low.code, low.limit) == (Outcome.FAIL, Reason.BELOW_LIMIT, 0.05)
+    assert run("throughput", 6e4, 6e4, 6e4).outcome is Outcome.PASS
     for rate in (23.0, 39.0, 847.0, 1.2e4):
         idle = run("mfu", rate, rate, rate)
         assert (idle.outcome, idle.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
@@ -182,6 +185,55 @@ def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
     assert builder.row("baseline", "gpu_balance", found, WHERE).outcome is Outcome.FAIL
     busy = builder.row("baseline", "gpu_utilisation", found, WHERE)
     assert busy.outcome is Outcome.FAIL and "least busy is GPU 1" in busy.reason
+
+
+def test_starting_up_and_other_cards_do_not_count() -> None:
+    """11 s of start are idle, and so are the six cards that no rank uses."""
+    samples = traces.gpu_samples(8)
+    samples.loc[samples["index"] > 1, "utilization_percent"] = 0.0
+    samples.loc[samples["index"] > 1, "memory_used_mib"] = 81_000.0
+    found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
+    for what in ("gpu_utilisation", "gpu_balance", "memory_headroom"):
+        check = builder.row("baseline", what, found, WHERE)
+        assert check.outcome is Outcome.PASS, check.reason
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert check.measurement is not None and check.measurement.value == 95.0
+    assert len(check.measurement.sources) == 3, "samples of all three launches"
+
+
+@pytest.mark.parametrize("zone_h", [-11.0, 1.0, 5.75])
+def test_the_zone_of_nvidia_smis_clock_does_not_matter(zone_h: float) -> None:
+    assert gpus("gpu_utilisation", zone_h=zone_h).outcome is Outcome.PASS
+    assert gpus("gpu_utilisation", zone_h=zone_h, busy=70.0).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("rate", "code"), [(4e5, Reason.OK), (4e6, Reason.WARNING)])
+def test_a_trainer_never_fails_for_being_fast(rate: float, code: Reason) -> None:
+    """100 steps in 2 s, and in 0.2 s, of a launch of 14 s."""
+    found = builder.evidence("baseline", WHERE, rate=rate)
+    for what in ("gpu_utilisation", "gpu_balance"):
+        check = builder.row("baseline", what, found, WHERE)
+        assert (check.outcome, check.code) == (Outcome.PASS, code), check.reason
+        assert code is Reason.OK or "too few to tell" in check.reason
+
+
+def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
+    for column, whats in (
+        ("utilization_percent", ("gpu_utilisation", "gpu_balance")),
+        ("memory_used_mib", ("memory_headroom",)),
+    ):
+        samples = traces.gpu_samples(2).assign(**{column: math.nan})
+        found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
+        for what in whats:
+            check = builder.row("baseline", what, found, WHERE)
+            assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+
+
+def test_without_uuids_only_samples_of_as_many_gpus_count() -> None:
+    for number, outcome in ((2, Outcome.PASS), (8, Outcome.INCOMPLETE)):
+        samples = traces.gpu_samples(number).drop(columns="uuid")
+        found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
+        assert builder.row("baseline", "gpu_utilisation", found, WHERE).outcome is outcome
 
 
 def test_samples_of_one_gpu_say_nothing_about_two() -> None:

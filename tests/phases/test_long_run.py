@@ -98,12 +98,21 @@ COLLAPSED = (Outcome.FAIL, Reason.BELOW_LIMIT)
             second_rank(mem_mib=math.nan),
             NOTHING,
         ),
+        ("memory_limit", second_rank(reserved_mib=70_000.0, cuda_mib=5_000.0), TOO_MUCH),
+        ("memory_limit", second_rank(reserved_mib=math.nan), NOTHING),
     ],
 )
 def test_long_run_rows(what: str, change: spoil.Change, expected: tuple[Outcome, Reason]) -> None:
     assert row("long_run", what).outcome is Outcome.PASS
     check = row("long_run", what, change)
     assert said(check) == expected, check.reason
+
+
+def test_the_memory_limit_is_for_the_peak_and_not_for_what_is_left_between_steps() -> None:
+    check = row("long_run", "memory_limit", second_rank(reserved_mib=70_000.0, cuda_mib=5_000.0))
+    assert "70000 MiB held by the allocator at most, 30000 MiB of it by tensors" in check.reason
+    cpu = row("long_run", "memory_limit", second_rank(reserved_mib=9e9), builder.context("cpu"))
+    assert cpu.outcome is Outcome.PASS
 
 
 def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:

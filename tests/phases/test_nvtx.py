@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import spoil
+from tests.phases import builder, spoil
 from tests.phases.answers import FEW, NOTHING, TOO_MUCH, row, said
 
 
@@ -20,6 +21,20 @@ def profiled(**values: Any) -> spoil.Change:
         return replace(made, profile={**(made.profile or {}), **values})
 
     return change
+
+
+def on_gpu(**values: float) -> spoil.Change:
+    """What the device did in the profiled steps, changed."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.profile is not None
+        return profiled(gpu={**made.profile["gpu"], **values})(made)
+
+    return change
+
+
+def chained(first: spoil.Change, second: spoil.Change) -> spoil.Change:
+    return lambda made: second(first(made))
 
 
 V1 = {"ranges": {"nsa.sel.ranges_v1": {"count": 9}}}
@@ -41,16 +56,18 @@ V1 = {"ranges": {"nsa.sel.ranges_v1": {"count": 9}}}
             NOTHING,
         ),
         ("trace_kept", spoil.parts(trace_path=""), NOTHING),
-        ("python_share", profiled(python_share=0.6), TOO_MUCH),
-        ("python_share", profiled(python_share=1.2), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
-        (
-            "python_share",
-            profiled(python_share=None),
-            NOTHING,
-        ),
+        ("python_share", on_gpu(busy_us=2e5, idle_us=8e5, python_wait_us=7e5), TOO_MUCH),
+        ("python_share", on_gpu(python_wait_us=4e5), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
+        ("python_share", on_gpu(busy_us=2e6), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
+        ("python_share", profiled(gpu=None), NOTHING),
+        ("python_share", profiled(steps=None), NOTHING),
+        ("python_share", on_gpu(idle_us=math.nan), NOTHING),
         (
             "python_hotspot",
-            profiled(top_python=[{"name": "loop", "share": 0.5}]),
+            chained(
+                on_gpu(busy_us=2e5, idle_us=8e5, python_wait_us=7e5),
+                profiled(top_python=[{"name": "loop", "share": 0.5}]),
+            ),
             TOO_MUCH,
         ),
         ("python_hotspot", profiled(top_python=[]), NOTHING),
@@ -61,14 +78,67 @@ def test_nvtx_rows(what: str, change: spoil.Change, expected: tuple[Outcome, Rea
     assert said(row("nvtx", what, change)) == expected
 
 
+CPU = builder.context("cpu")
+# 81.92 ms a step: 8,192 tokens at 100,000 tok/s.
+STEP_US = 81_920.0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (profiled(python_share=1.2), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
+        (profiled(python_share=None), NOTHING),
+        (profiled(gpu=None), (Outcome.SKIPPED, Reason.NOT_GATED)),
+    ],
+)
+def test_on_a_cpu_it_is_the_share_of_the_time(
+    change: spoil.Change, expected: tuple[Outcome, Reason]
+) -> None:
+    assert said(row("nvtx", "python_share", change, CPU)) == expected
+
+
+def test_host_time_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
+    """Launching takes Python 44 % of the host's time, and the GPU is busy all the same."""
+    busy = on_gpu(busy_us=9.9e5, idle_us=1e4, python_wait_us=1e4)
+    top = profiled(python_share=0.44, top_python=[{"name": "loop", "share": 0.4}])
+    for what in ("python_share", "python_hotspot"):
+        assert row("nvtx", what, chained(busy, top)).outcome is Outcome.PASS
+
+
+def test_what_the_profiler_itself_costs_is_not_pythons() -> None:
+    """Half of a profiled step is idle, and hardly any of an ordinary one."""
+    profiler = on_gpu(
+        window_us=20 * STEP_US,
+        busy_us=9.5 * STEP_US,
+        idle_us=10.5 * STEP_US,
+        python_wait_us=10.5 * STEP_US,
+    )
+    check = row("nvtx", "python_share", profiler)
+    assert check.outcome is Outcome.PASS and check.measurement is not None
+    assert check.measurement.value == pytest.approx(0.05)
+    assert "busy 77.8 ms of 81.9 ms; of the rest Python has 100%" in check.reason
+
+
+def test_waiting_inside_operators_is_not_waiting_for_python() -> None:
+    bound = on_gpu(busy_us=2e5, idle_us=8e5, python_wait_us=1e5)
+    check = row("nvtx", "python_share", bound)
+    assert check.outcome is Outcome.PASS and "Python has 12%" in check.reason
+
+
 def test_the_hotspot_is_named() -> None:
     top = [{"name": "a", "share": 0.01}, {"name": "sequential_prefill", "share": 0.4}]
-    check = row("nvtx", "python_hotspot", profiled(top_python=top))
+    slow = on_gpu(busy_us=2e5, idle_us=8e5, python_wait_us=7e5)
+    check = row("nvtx", "python_hotspot", chained(slow, profiled(top_python=top)))
     assert "sequential_prefill: 40%" in check.reason and "NSA_PREFILL_BATCHED=1" in check.remedy
 
 
 @FEW
 @given(st.floats(0.0, 1.0))
 def test_pythons_share_may_be_a_quarter(share: float) -> None:
-    check = row("nvtx", "python_share", profiled(python_share=share))
-    assert (check.outcome is Outcome.PASS) == (share <= 0.25)
+    """All of the idle time is Python's."""
+    idle = share * 10 * STEP_US
+    busy = 10 * STEP_US - idle
+    gpu = {"window_us": 10 * STEP_US, "busy_us": busy, "idle_us": idle, "python_wait_us": idle}
+    check = row("nvtx", "python_share", on_gpu(**gpu))
+    if abs(share - 0.25) > 1e-9 and busy > 0:
+        assert (check.outcome is Outcome.PASS) == (share < 0.25)

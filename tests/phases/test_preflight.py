@@ -29,7 +29,11 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
         ("branch", {"git_branch": "topic"}),
         ("clean_tree", {"git_dirty": True}),
         ("gpus", {"gpu_count": 1.0}),
-        ("gpus", {"torch_cuda_available": False}),
+        ("gpus", {"gpu_count": 0.0}),
+        ("cuda", {"torch_cuda_available": False}),
+        ("cuda", {"torch_device_count": 1.0}),
+        ("gpu_driver", {"gpu_driver": "570.133.20", "torch_cuda_available": False}),
+        ("mig", {"gpu_mig": True}),
         ("gpus", {"gpu_names": "NVIDIA A100 80GB PCIe, Tesla T4"}),
         ("gpu_memory", {"gpu_memory_total_mib": 40_960.0}),
         ("pcie", {"gpu_pcie_gen_max": 3.0}),
@@ -55,13 +59,28 @@ def test_a_trainer_that_does_not_import_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["sha", "torch", "gpus", "gpu_driver", "gpu_memory", "pcie", "nvlink", "gpu_clean"]
+    "what",
+    [
+        "sha",
+        "torch",
+        "cuda",
+        "gpus",
+        "extra_gpus",
+        "gpu_driver",
+        "mig",
+        "gpu_memory",
+        "pcie",
+        "nvlink",
+        "gpu_clean",
+    ],
 )
 def test_what_is_not_known_is_incomplete(what: str) -> None:
     nothing = {
         "git_sha": None,
         "torch_version": None,
+        "torch_cuda_available": None,
         "gpu_count": None,
+        "gpu_mig": None,
         "gpu_driver": None,
         "gpu_memory_total_mib": None,
         "gpu_pcie_gen_max": None,
@@ -110,7 +129,8 @@ def test_an_installed_package_has_no_commit_which_only_a_branch_forbids(what: st
 
 
 def test_a_cpu_has_no_gpu_rows_but_all_of_them_stand_there() -> None:
-    for what in ("gpus", "gpu_driver", "gpu_memory", "pcie", "nvlink", "gpu_clean"):
+    of_gpus = ("cuda", "gpus", "extra_gpus", "gpu_driver", "mig", "gpu_memory", "pcie", "nvlink")
+    for what in (*of_gpus, "gpu_clean"):
         assert said(row(what, builder.context("cpu"))) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
 
 
@@ -118,6 +138,64 @@ def test_generation_3_is_right_on_its_own_profile_and_4_is_not() -> None:
     where = builder.context("a100x2_pcie3")
     assert row("pcie", where, gpu_pcie_gen_max=3.0).outcome is Outcome.PASS
     assert said(row("pcie", where, gpu_pcie_gen_max=4.0)) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"torch_cuda": None}, "torch 2.13.0 was built without CUDA"),
+        ({"gpu_count": None}, "as seen"),
+        ({"gpu_count": 0.0}, "all GPUs are hidden"),
+        ({"gpu_count": 0.0, "gpu_installed": 0.0}, "nvidia-smi lists no GPU"),
+        ({"gpu_driver": "550.90.07"}, "driver 550.90.07, but CUDA 13.0 of this torch needs 580.65"),
+        ({}, "see collect_env.txt"),
+    ],
+)
+def test_why_torch_sees_no_gpu(facts: dict[str, Any], why: str) -> None:
+    check = row("cuda", torch_cuda_available=False, **facts)
+    assert said(check) == WRONG and why in check.reason
+    assert "CUDA_VISIBLE_DEVICES" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "new_enough"),
+    [
+        ("535.183.01", "13.0", False),
+        ("570.133.20", "13.2", False),
+        ("580.65.05", "13.0", False),
+        ("580.65.06", "13.0", True),
+        ("610.1", "13.0", True),
+        ("535.183.01", "12.8", True),
+        ("515.43.04", "12.1", False),
+        ("535.183.01", None, True),
+        ("535.183.01", "99.0", True),
+    ],
+)
+def test_the_driver_is_held_against_the_cuda_that_torch_was_built_for(
+    driver: str, cuda: str | None, new_enough: bool
+) -> None:
+    check = row("gpu_driver", gpu_driver=driver, torch_cuda=cuda, torch_cuda_available=False)
+    assert said(check) == ((Outcome.PASS, Reason.OK) if new_enough else WRONG)
+    assert new_enough or "update the driver" in check.remedy
+
+
+def test_an_old_driver_with_which_torch_sees_the_gpus_is_a_warning() -> None:
+    check = row("gpu_driver", gpu_driver="535.183.01")
+    assert said(check) == (Outcome.PASS, Reason.WARNING) and "all the same" in check.reason
+
+
+def test_more_visible_gpus_than_the_profile_uses_are_a_warning() -> None:
+    check = row("extra_gpus", gpu_count=8.0)
+    assert said(check) == (Outcome.PASS, Reason.WARNING) and "8 GPUs are visible" in check.reason
+    assert "CUDA_VISIBLE_DEVICES=0,1" in check.remedy
+
+
+def test_a_limit_of_the_clocks_that_somebody_set_is_told_and_no_fault() -> None:
+    found = builder.evidence("preflight", WHERE)
+    caps = replace(found.facts["gpu.count"], name="gpu.caps", value="GPU 0: power cap")
+    known = replace(found, facts={**found.facts, "gpu.caps": caps})
+    check = builder.row("preflight", "gpu_clean", known, WHERE)
+    assert said(check) == (Outcome.PASS, Reason.OK) and "GPU 0: power cap" in check.reason
 
 
 def test_an_idle_link_that_trained_down_is_no_fault() -> None:

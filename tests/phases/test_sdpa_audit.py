@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import WARNED, WHERE, get, said
@@ -23,7 +24,21 @@ def kernels(**found: str) -> spoil.Change:
 def test_an_unexpected_fallback_fails() -> None:
     check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
     assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "sel: math, expected triton or flash" in check.reason and check.remedy
+    assert "sel: math, expected only triton or flash" in check.reason and check.remedy
+
+
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "h200x1"])
+@pytest.mark.parametrize("kernel", ["efficient+flash", "flash+efficient", "cudnn+efficient"])
+def test_kernels_are_a_set_whatever_their_order(profile: str, kernel: str) -> None:
+    where = builder.context(profile)
+    found = builder.evidence("sdpa_audit", where, change=kernels(sel=kernel, win=kernel))
+    check = builder.row("sdpa_audit", "kernels", found, where)
+    assert check.outcome is Outcome.PASS and kernel in check.reason
+
+
+@pytest.mark.parametrize("kernel", ["flash+math", "efficient+flash+math", "none", ""])
+def test_one_fallback_among_right_kernels_is_still_one(kernel: str) -> None:
+    assert get(audited(kernels(win=kernel)), "sdpa_audit.kernels").outcome is not Outcome.PASS
 
 
 def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
@@ -55,6 +70,20 @@ def test_one_unusable_setting_is_an_answer() -> None:
     flash = get(judgement, "sdpa_audit.flash_only")
     assert said(flash) == WARNED and "no kernel for this mask" in flash.reason
     assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
+
+
+def test_an_arm_that_ran_out_of_memory_says_so() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        errors = ("another rank could not run it", "out of memory: CUDA out of memory. Tried 2 GiB")
+        for rank, error in enumerate(errors):
+            failures = ({"arm": "no_flash", "error": error},)
+            made = spoil.rank(rank, arm_failures=failures)(made)
+        return made
+
+    check = get(audited(change), "sdpa_audit.no_flash")
+    assert said(check) == WARNED and "out of memory: CUDA" in check.reason
+    assert "train.seq_len" in check.remedy
+    assert "heartbeat_rank1" in check.evidence[0]
 
 
 def test_two_unusable_settings_are_a_no_go() -> None:

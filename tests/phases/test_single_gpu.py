@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runbook import registry
-from runbook.records import Check, Outcome, Reason
+from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import WHERE, row, said
@@ -16,21 +16,32 @@ PHASES = registry.phases()
 
 
 def scaled(
-    one: float, many: float, *, where: Any = WHERE, change: spoil.Change | None = None
+    one: float,
+    many: float,
+    *,
+    what: str = "scaling",
+    where: Any = WHERE,
+    change: spoil.Change | None = None,
 ) -> Check:
-    """E = many / (2 * one), with one percent between launches."""
+    """E = many / (2 * one) at one batch per GPU, with one percent between launches.
+
+    At one global batch, which one GPU runs twice as fast, E is half as large.
+    """
     wobble = (0.995, 1.0, 1.005)
     before = {
         launch.name: traces.healthy(launch, where.profile, rate=many * factor)
         for launch, factor in zip(PHASES["baseline"].plan(where), wobble, strict=True)
     }
     alone = {}
-    for launch, factor in zip(PHASES["single_gpu"].plan(where), wobble, strict=True):
-        made = traces.healthy(launch, where.profile, rate=one * factor)
+    plan = PHASES["single_gpu"].plan(where)
+    for number, launch in enumerate(plan):
+        share = "share" in launch.name or not any("share" in other.name for other in plan)
+        rate = one * wobble[number * 3 // len(plan)] * (1 if share else 2)
+        made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
         alone[launch.name] = change(made) if change else made
     earlier = {"baseline": PhaseEvidence(launches=before)}
     found = PhaseEvidence(launches=alone, earlier=earlier)
-    return builder.row("single_gpu", "scaling", found, where)
+    return builder.row("single_gpu", what, found, where)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +67,54 @@ def test_scaling_of_unlike_runs_is_not_comparable() -> None:
     assert "gradient_checkpointing" in check.reason
 
 
-def test_the_batch_per_rank_may_differ_because_the_global_one_is_fixed() -> None:
-    found = scaled(1e5, 1.96e5)
-    assert found.outcome is Outcome.PASS
+def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
+    plan = PHASES["single_gpu"].plan(WHERE)
+    assert [launch.name for launch in plan] == [
+        "run1", "share1", "run2", "share2", "run3", "share3",
+    ]  # fmt: skip
+    batches = [launch.config_overrides.get("train.batch_size") for launch in plan]
+    assert batches == [None, 1] * 3
+    again = builder.context(config_overrides={"train.batch_size": 8})
+    assert PHASES["single_gpu"].plan(again)[1].config_overrides["train.batch_size"] == 4
+    for name in ("h200x1", "cpu"):
+        plan = PHASES["single_gpu"].plan(builder.context(name))
+        assert not [launch.name for launch in plan if "share" in launch.name]
+
+
+def test_a_host_that_limits_a_small_batch_is_no_bad_scaling() -> None:
+    """Two GPUs do twice the work of one, and no more than one with all of the batch."""
+    assert scaled(1e5, 1.96e5).outcome is Outcome.PASS
+    shown = scaled(1e5, 1.96e5, what="scaling_global_batch")
+    assert said(shown) == (Outcome.SKIPPED, Reason.NOT_GATED) and shown.measurement is not None
+    assert shown.measurement.value == pytest.approx(0.49, rel=1e-3)
+
+
+def only_shares(change: spoil.Change) -> spoil.Change:
+    return lambda made: change(made) if "share" in made.launch.name else made
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        (
+            "completed",
+            spoil.ended(LaunchStatus.CRASHED, rows=9),
+            (Outcome.FAIL, Reason.CRASH),
+        ),
+        ("as_planned", spoil.effective(global_batch=2), (Outcome.INVALID, Reason.MISMATCH)),
+        ("scaling", spoil.effective(global_batch=2), (Outcome.INVALID, Reason.MISMATCH)),
+        (
+            "scaling",
+            spoil.effective(gradient_checkpointing=True),
+            (Outcome.INVALID, Reason.NOT_COMPARABLE),
+        ),
+    ],
+)
+def test_launches_with_a_share_of_the_batch_are_judged_too(
+    what: str, change: spoil.Change, expected: tuple[Outcome, Reason]
+) -> None:
+    assert scaled(1e5, 1.96e5, what=what).outcome is Outcome.PASS
+    assert said(scaled(1e5, 1.96e5, what=what, change=only_shares(change))) == expected
 
 
 def test_one_rank_scales_to_nothing_and_cpu_is_not_gated() -> None:

@@ -25,7 +25,11 @@ def with_status(status: str, message: str = "", *, only: str = "") -> spoil.Chan
 
 
 def collected(*names: str) -> spoil.Change:
-    cases = tuple(JUnitCase(name=name, classname="nsa.tests.x", status="passed") for name in names)
+    on_gpu = {"device": "cuda"}
+    cases = tuple(
+        JUnitCase(name=name, classname="nsa.tests.x", status="passed", properties=on_gpu)
+        for name in names
+    )
     report = JUnitReport(path="v2_parity/parity/junit.xml", sha256=heartbeats.SHA, cases=cases)
     return spoil.parts(junit=report)
 
@@ -98,5 +102,43 @@ def test_the_slowest_shape_is_the_number_that_speed_is_judged_by() -> None:
 
 
 def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
-    check = row("v2_parity", "faster", raced("cpu", 5.0, 9.0))
+    for bounds in ((5.0, 9.0), (5.0, 0.9)):
+        check = row("v2_parity", "faster", raced("cpu", *bounds))
+        assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+
+
+def on_device(device: str) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.junit is not None
+        properties = {"device": device} if device else {}
+        cases = tuple(replace(case, properties=properties) for case in made.junit.cases)
+        return replace(made, junit=replace(made.junit, cases=cases))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("phase", "what"),
+    [
+        ("v2_parity", "parity"),
+        ("v2_parity", "gaps"),
+        ("preflight", "equivalence"),
+        ("preflight", "group_consistency"),
+        ("preflight", "whole_model"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", ""])
+def test_tests_that_fell_back_to_the_cpu_say_nothing_about_a_gpu(
+    phase: str, what: str, device: str
+) -> None:
+    check = row(phase, what, on_device(device))
     assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "not on the GPU" in check.reason and "preflight.cuda" in check.remedy
+    assert row(phase, what, on_device("cpu"), builder.context("cpu")).outcome is Outcome.PASS
+
+
+def test_a_test_that_could_not_begin_failed_wherever_it_was() -> None:
+    def broken(made: LaunchEvidence) -> LaunchEvidence:
+        return with_status("error", "ImportError")(on_device("")(made))
+
+    assert said(row("v2_parity", "parity", broken)) == (Outcome.FAIL, Reason.TEST_FAILED)

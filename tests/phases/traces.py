@@ -23,7 +23,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     TrainingLog,
 )
-from tests.phases.heartbeats import SHA, TOKEN, digest_of, ranks
+from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
 
 VOCABULARY = 256
 FLOOR = math.log(VOCABULARY)
@@ -96,6 +96,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "type": profile.hardware.device,
             "name": profile.hardware.gpu_name or "some processor",
             "count": launch.nproc,
+            "uuids": [f"GPU-{gpu}" for gpu in range(launch.nproc)] if cuda else None,
         },
         "config": {
             "train": {
@@ -134,22 +135,34 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     }
 
 
-def gpu_samples(nproc: int, *, busy: float = 95.0, used_mib: float = 40_000.0) -> pd.DataFrame:
-    """What nvidia-smi showed, once a second."""
-    return pd.DataFrame(
-        [
-            (f"2026-01-01T00:00:{second:02d}", gpu, busy, used_mib, 81_920.0)
-            for second in range(20)
-            for gpu in range(nproc)
-        ],
-        columns=[
-            "timestamp",
-            "index",
-            "utilization_percent",
-            "memory_used_mib",
-            "memory_total_mib",
-        ],
+def gpu_samples(
+    gpus: int,
+    *,
+    busy: float = 95.0,
+    used_mib: float = 40_000.0,
+    trains_s: float = 8.192,
+    zone_h: float = 0.0,
+) -> pd.DataFrame:
+    """What nvidia-smi showed, five times a second: a start of 11 s, training, an end of 1 s.
+
+    It writes the time of a zone that is `zone_h` hours from UTC. Of a long training every
+    thousandth part is shown.
+    """
+    every_s = max(0.2, trains_s / 1000)
+    at = np.arange(-11.0, trains_s + 1.0, every_s)
+    stamps = pd.to_datetime(BEGAN_AT + 3600 * zone_h + at, unit="s")
+    text = [stamp[:-3] for stamp in stamps.strftime("%Y/%m/%d %H:%M:%S.%f")]
+    training = (at > 0.0) & (at <= trains_s + 0.5)
+    frame = pd.DataFrame(
+        {
+            "timestamp": np.repeat(text, gpus),
+            "index": np.tile(np.arange(gpus), len(at)),
+            "utilization_percent": np.repeat(np.where(training, busy, 2.0), gpus),
+            "memory_used_mib": used_mib,
+            "memory_total_mib": 81_920.0,
+        }
     )
+    return frame.assign(uuid="GPU-" + frame["index"].astype(str))
 
 
 def gates(steps: int, *, entropy: float = 0.95, max_gate: float = 0.4) -> pd.DataFrame:
@@ -167,6 +180,8 @@ _PROFILE = {
     "steps": 10,
     "wall_us": 1e6,
 }
+# A step takes 82 ms without the profiler and 100 ms with it; the kernels take 70 ms either way.
+_ON_GPU = {"window_us": 1e6, "busy_us": 7e5, "idle_us": 3e5, "python_wait_us": 1.2e5}
 
 
 def audit(kernels: Mapping[str, str] = _AUDIT) -> dict[str, Any]:
@@ -196,10 +211,11 @@ _TESTS = {
 }
 
 
-def junit(name: str, run_dir: str) -> JUnitReport:
+def junit(name: str, run_dir: str, device: str) -> JUnitReport:
     """All of a test launch's tests passed."""
     cases = tuple(
-        JUnitCase(name=test, classname=module, status="passed") for module, test in _TESTS[name]
+        JUnitCase(name=test, classname=module, status="passed", properties={"device": device})
+        for module, test in _TESTS[name]
     )
     return JUnitReport(path=f"{run_dir}/junit.xml", sha256=SHA, cases=cases)
 
@@ -216,10 +232,13 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         console_lines=("[ddp] gradient compression enabled: bf16",),
     )
     if launch.kind == "pytest":
-        return replace(base, junit=junit(launch.name, where))
+        device = "cuda" if profile.has_gpu else "cpu"
+        return replace(base, junit=junit(launch.name, where, device))
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
-    samples = gpu_samples(launch.nproc) if profile.has_gpu else None
+    trained = float(table["dt_s"].sum())
+    samples = gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
+    gpu = {"gpu": _ON_GPU} if profile.has_gpu else {}
     return replace(
         base,
         result=done,
@@ -234,7 +253,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         audit=audit() if launch.phase == "sdpa_audit" else None,
         audit_path=f"{where}/sdpa_audit.json",
         audit_sha256=SHA,
-        profile=_PROFILE if launch.phase == "nvtx" else None,
+        profile={**_PROFILE, **gpu} if launch.phase == "nvtx" else None,
         profile_path=f"{where}/profile_rank0.json",
         profile_sha256=SHA,
         trace_path=f"{where}/trace_rank0.json.gz",

@@ -86,6 +86,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "embedded": PER_RANK,
             "data": [f"{step * 8 + number:016x}" for step in table["step"]],
             "mem_mib": 300.0,
+            "reserved_mib": 340.0,
             "rss_mib": 2000.0,
             "cuda_mib": 290.0,
             "loss": table["loss"],

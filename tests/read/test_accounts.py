@@ -127,6 +127,10 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
     ),
     "no first update": (lambda r: ending_of(r, 0, first_update=None), "but by nan of it"),
     "reading below what is in use": (lambda r: steps_of(r, 1, cuda_mib=900.0), "memory of step"),
+    "a peak above what was reserved": (
+        lambda r: steps_of(r, 1, reserved_mib=200.0),
+        "of 200.0 MiB reserved at most",
+    ),
     "nothing about memory": (
         lambda r: changed(r, 1, steps=r[1].steps.drop(columns="rss_mib")),  # type: ignore[union-attr]
         "how much memory",

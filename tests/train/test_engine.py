@@ -1,12 +1,13 @@
-"""The learning rate, step by step."""
+"""The learning rate, step by step, and what counts as a lack of memory."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import torch
 
-from nsa.train.engine import learning_rate
+from nsa.train.engine import is_out_of_memory, learning_rate
 
 
 def rate(step: int, shape: str = "cosine") -> float:
@@ -30,3 +31,17 @@ def test_constant_stays() -> None:
 def test_no_warm_up_starts_at_the_peak() -> None:
     found = learning_rate(1, peak=2.0, warmup_steps=0, total_steps=1000, shape="cosine")
     assert found == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bool) -> None:
+    assert is_out_of_memory(error) is memory

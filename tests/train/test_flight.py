@@ -1,0 +1,51 @@
+"""The flight record of a rank: which recorder is asked, and where NCCL puts its own dump."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch._C._distributed_c10d as c10d
+
+from nsa.contract import FLIGHTS, NCCL_FLIGHTS
+from nsa.torch_env import flight_dumps
+from nsa.train.flight import write_flight
+
+ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
+
+
+def recorder(*entries: object) -> bytes:
+    return json.dumps({"entries": entries}).encode()
+
+
+@pytest.mark.parametrize(
+    ("nccl", "generic", "op"),
+    [
+        (recorder(), recorder(ENTRY), "all_reduce"),
+        (recorder(ENTRY | {"profiling_name": "nccl:broadcast"}), recorder(ENTRY), "broadcast"),
+        (b"", recorder(ENTRY), "all_reduce"),
+    ],
+)
+def test_gloo_on_a_machine_with_gpus_is_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: bytes, generic: bytes, op: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: generic)
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path == tmp_path / FLIGHTS.name(0)
+    (entry,) = json.loads(path.read_bytes())["entries"]
+    assert entry[:2] == [1, op]
+
+
+def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
+    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
+    new = flight_dumps(prefix, torch_version="2.13.0+cpu")
+    old = flight_dumps(prefix, torch_version="2.8.1")
+    assert new["TORCH_FR_DUMP_TEMP_FILE"] == old["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == prefix
+    assert new["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and len(new) == len(old) == 3
+    assert NCCL_FLIGHTS.rank_of(f"{NCCL_FLIGHTS.stem}11") == 11
+    assert NCCL_FLIGHTS.rank_of(FLIGHTS.name(0)) is None
+    assert FLIGHTS.rank_of(NCCL_FLIGHTS.name(0)) is None
