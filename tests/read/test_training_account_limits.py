@@ -150,7 +150,8 @@ def test_the_last_step_that_is_wrong_is_named_on_each_rank_that_says_something()
     ranks = steps_of(changed(ranks, 0, steps=None), 1, cuda_mib=used)
     assert memory_account(ranks, WORK) == [
         "rank 0 does not say how much memory its steps end with",
-        "rank 1: memory of step 50 is 300 MiB, but its process has 2000 and its device 900.0 MiB",
+        "rank 1: memory of step 50 is 300 MiB, but its process has 2000 and its device 900.0 MiB, "
+        "of 340.0 MiB reserved at most",
     ]
 
 
