@@ -81,9 +81,9 @@ def test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch(tmp_pat
     assert (ended.code, record.verdict) == (3, Verdict.INCOMPLETE)
     assert ended.out.startswith("INCOMPLETE (nothing trained here)\n")
     rows = {check.id: check for check in record.checks()}
-    assert rows["preflight.gpus"].outcome is Outcome.INVALID
+    assert rows["preflight.cuda"].outcome is Outcome.INVALID
     assert Outcome.FAIL not in {check.outcome for check in rows.values()}
-    assert "later phases start nothing: preflight.gpus is INVALID: " in ended.err
+    assert "later phases start nothing: preflight.cuda is INVALID: " in ended.err
     (baseline,) = (phase for phase in record.phases if phase.name == "baseline")
     assert {entry.result.status for entry in baseline.launches} == {LaunchStatus.NOT_RUN}
     assert not (root / "baseline").exists()

@@ -46,6 +46,7 @@ class Rank:
         self.folder = Path(os.environ["RUNBOOK_RUN_DIR"])
         self.token = os.environ["RUNBOOK_RUN_TOKEN"]
         self.step, self.phase, self.ending = 0, "init", False
+        self.enough_at = 0
         self.beats = (self.folder / f"heartbeat_rank{rank}.jsonl").open("a", buffering=1)
         stacks = (self.folder / f"stackdump_rank{rank}_{os.getpid()}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -96,10 +97,12 @@ class Rank:
                 self.phase = "checkpoint"
                 self.say("checkpoint_start")
                 time.sleep(options.checkpoint)
-            self.wait_for_peer(step)
+            if not self.enough_at and (self.folder / ".ENOUGH").exists():
+                self.enough_at = step
+            enough = self.agree_with_peers(step)
             if self.ending:
                 return self.leave(13, "asked to end")
-            if (self.folder / ".ENOUGH").exists():
+            if enough:
                 self.say("enough")
                 break
         return self.leave(0, "done")
@@ -115,15 +118,19 @@ class Rank:
                 rows.append((len(rows) + 1, block["arm"], block["block"], warm))
         return rows
 
-    def wait_for_peer(self, step: int) -> None:
-        """A collective: nobody goes on before all have come, and nothing Python runs meanwhile."""
-        (self.folder / f".at_{self.rank}").write_text(str(step))
+    def agree_with_peers(self, step: int) -> bool:
+        """A collective: nobody goes on before all have come, and nothing Python runs meanwhile.
+
+        True if any rank had seen by this step that enough is known: all leave after the same one.
+        """
+        (self.folder / f".at_{self.rank}").write_text(f"{step} {self.enough_at}\n")
         while not self.ending:
             places = [self.folder / f".at_{rank}" for rank in range(self.options.nproc)]
             texts = [place.read_text() if place.exists() else "" for place in places]
-            if all(text and int(text) >= step for text in texts):
-                return
+            if all(text.endswith("\n") and int(text.split()[0]) >= step for text in texts):
+                return any(0 < int(text.split()[1]) <= step for text in texts)
             time.sleep(0.005)
+        return False
 
     def misbehaves(self) -> bool:
         if not self.options.once:
