@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from runbook.records import Outcome, Reason
@@ -164,6 +166,16 @@ def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
     assert check.limit == 0.1
     short = _learns(stuck, steps_scale=0.1)
     assert (short.outcome, short.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+
+
+def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() -> None:
+    def losses(table: pd.DataFrame) -> pd.Series[float]:
+        return 3.0 + 0.5 * np.sign(np.sin(math.pi * (table["step"] - 0.5)))
+
+    value = _learns(spoil.columns(loss=losses)).measurement.value
+    # The last 50 steps are 2.5 and 3.5 in turn: mean 3, standard error 0.5 / sqrt(50).
+    worst = 3.0 + 4 * 0.5 / math.sqrt(50)
+    assert value == pytest.approx((traces.FLOOR - worst) / (traces.FLOOR - traces.ENTROPY))
 
 
 def test_noise_teaches_nothing_however_low_its_loss() -> None:

@@ -128,6 +128,9 @@ def test_mfu_says_which_model_and_peak_it_means() -> None:
     assert check.measurement is not None
     assert check.measurement.value == pytest.approx(4e5 * 5e8 / 624e12)
     assert "78.4M parameters" in check.reason and "624 TFLOP/s" in check.reason
+    unsaid = spoil.effective(n_params=None)
+    found = builder.evidence("baseline", WHERE, change=unsaid, rate=4e5)
+    assert "(0.0M parameters)" in builder.row("baseline", "mfu", found, WHERE).reason
 
 
 def test_days_and_cost_of_the_production_run() -> None:
@@ -285,3 +288,12 @@ def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
     assert [source.sha256 for source in check.measurement.sources] == [
         heartbeats.digest_of(f"baseline/run{number}") for number in (1, 2, 3)
     ]
+
+
+@pytest.mark.parametrize("other", ["run1", "run2", "run3"])
+def test_whichever_launch_is_of_another_config_is_not_comparable(other: str) -> None:
+    change = spoil.effective(vocab_size=999)
+    found = builder.evidence("baseline", WHERE, change=change, only=(other,))
+    check = builder.row("baseline", "comparable", found, WHERE)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "effective.vocab_size" in check.reason

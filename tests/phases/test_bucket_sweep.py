@@ -19,6 +19,7 @@ def test_a_clearly_better_bucket_wins_and_is_chosen() -> None:
     judgement = judged("bucket_sweep", {"25": 1.1e5, "50": 1e5, "100": 1e5})
     best = get(judgement, "bucket_sweep.best")
     assert best.outcome is Outcome.PASS and best.reason.startswith("WINNER")
+    assert "stays" not in best.reason
     assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}
     assert best.measurement is not None and best.measurement.interval is not None
 

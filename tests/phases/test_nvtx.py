@@ -87,6 +87,7 @@ STEP_US = 81_920.0
     ("change", "expected"),
     [
         (profiled(python_share=1.2), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
+        (profiled(python_share=-0.2), (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
         (profiled(python_share=None), NOTHING),
         (profiled(gpu=None), (Outcome.SKIPPED, Reason.NOT_GATED)),
     ],

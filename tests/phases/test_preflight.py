@@ -184,6 +184,13 @@ def test_an_old_driver_with_which_torch_sees_the_gpus_is_a_warning() -> None:
     assert said(check) == (Outcome.PASS, Reason.WARNING) and "all the same" in check.reason
 
 
+def test_too_few_gpus_are_told_with_what_is_known_of_them() -> None:
+    """The note of the fact says which are hidden; the evidence made by hand has one."""
+    check = row("gpus", gpu_count=1.0)
+    assert said(check) == WRONG
+    assert "1 GPU(s) (as seen), the profile needs 2" in check.reason
+
+
 def test_more_visible_gpus_than_the_profile_uses_are_a_warning() -> None:
     check = row("extra_gpus", gpu_count=8.0)
     assert said(check) == (Outcome.PASS, Reason.WARNING) and "8 GPUs are visible" in check.reason

@@ -295,7 +295,8 @@ def test_a_floor_that_is_missed_stays_a_fail_although_the_devices_idle() -> None
 
 def flaky(made: LaunchEvidence) -> LaunchEvidence:
     """It hung, and finished at the second attempt."""
-    update = {"attempts": 2, "cause": "attempt 1: hang: rank 1 waits for rank 0"}
+    cause = "attempt 1: hang: rank 1 waits for rank 0"
+    update = {"attempts": 2, "cause": cause, "evidence": ("stacks.txt",)}
     return replace(made, result=made.result.model_copy(update=update))
 
 
@@ -317,7 +318,7 @@ def test_a_second_attempt_is_told_and_limited(phase: str, profile: str, outcome:
     assert check.code is (Reason.WARNING if outcome is PASS else Reason.FLAKY)
     assert f"FLAKY: {last} finished only at a second attempt" in check.reason
     assert "hang: rank 1 waits for rank 0" in check.reason
-    assert check.remedy
+    assert check.remedy and "stacks.txt" in check.evidence
 
 
 def test_every_training_phase_limits_second_attempts() -> None:

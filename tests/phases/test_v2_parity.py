@@ -53,6 +53,12 @@ def test_only_tests_that_ran_and_passed_pass(
     assert said(row("v2_parity", what, change)) == expected
 
 
+def test_the_row_says_how_many_tests_passed() -> None:
+    gaps = [f"test_equivalence_various_patterns[gaps-{n}]" for n in (1, 2)]
+    for names, says in ((gaps[:1], "1 test of"), (gaps, "2 tests of")):
+        assert row("v2_parity", "gaps", collected(*names)).reason.startswith(says)
+
+
 def test_the_pattern_gaps_has_its_own_row() -> None:
     broken = with_status("failed", "blocks 3 and 9", only="gaps")
     for what in ("gaps", "parity"):

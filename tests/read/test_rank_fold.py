@@ -162,6 +162,8 @@ def test_a_long_value_is_quoted_in_part(tmp_path: Path) -> None:
     assert problem == f"step 0: step_end.data is no digest: {'g' * 40!r} and 1 more"
     (problem,) = read(tmp_path, beat("exit", code=0, largest_lr="y" * 50)).problems
     assert problem == f"step 0: exit.largest_lr has an unexpected value: {'y' * 40!r}"
+    (problem,) = read(tmp_path, beat("step_end", step=1, embedded="z" * 50)).problems
+    assert problem == f"step 1: step_end.embedded has an unexpected value: {'z' * 40!r}"
 
 
 @pytest.mark.parametrize(

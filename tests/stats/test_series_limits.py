@@ -48,7 +48,7 @@ def test_seventy_nine_steps_are_too_few() -> None:
 )
 def test_the_trend_and_the_shift_by_hand(memory: float, wave: float, dependence: str) -> None:
     """Least squares with (1 + r) / (1 - r) for dependence, and every split by a t-test of it."""
-    count, noise = 30, np.random.default_rng(4).normal(0, 0.01, 30)
+    count, noise = 32, np.random.default_rng(4).normal(0, 0.01, 32)
     levels = wave * np.sin(np.arange(count) / 3)
     for at in range(1, count):
         levels[at] += memory * levels[at - 1] + noise[at]

@@ -26,6 +26,12 @@ def refused(folder: Path, question: str, header: str, rows: list[str], **given: 
     return re.sub(r"\S*/f\.csv", "f.csv", str(caught.value))
 
 
+def test_what_is_no_file_is_named_in_the_words_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_table(tmp_path)
+    assert str(caught.value) == f"{tmp_path}: Is a directory"
+
+
 def test_blank_lines_and_spaces_around_cells_are_nothing(tmp_path: Path) -> None:
     rows = ["", " , ,", *PAIRS, "", "25,3,x"]
     assert "f.csv line 11, column value: 'x'; allowed: finite numbers above 0" in refused(
