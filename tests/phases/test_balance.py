@@ -201,18 +201,22 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
     where = builder.context()
     before = builder.evidence("baseline", where)
 
-    def other(made: LaunchEvidence) -> LaunchEvidence:
-        steps = made.ranks[0].steps
-        assert steps is not None
-        return spoil.rank(0, steps=steps.assign(data="1"))(made)
+    def reads(digest: str) -> spoil.Change:
+        def change(made: LaunchEvidence) -> LaunchEvidence:
+            steps = made.ranks[0].steps
+            assert steps is not None
+            return spoil.rank(0, steps=steps.assign(data=digest))(made)
+
+        return change
 
     def answer(change: spoil.Change | None) -> Any:
         alone = builder.evidence("single_gpu", where, change=change, earlier={"baseline": before})
         return builder.row("single_gpu", "same_as_baseline", alone, where)
 
     assert answer(None).outcome is Outcome.PASS
-    check = answer(other)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-    assert "read other data" in check.reason
+    for digest in ("1", "f" * 16):
+        check = answer(reads(digest))
+        assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
+        assert "read other data" in check.reason
     higher = answer(spoil.columns(loss=lambda t: t["loss"] + 0.1))
     assert "the first loss of all ranks" in higher.reason
