@@ -328,6 +328,12 @@ def test_every_training_phase_limits_second_attempts() -> None:
     assert sorted(TRAINED) == sorted({*every, "fineweb"})
 
 
+def test_the_second_attempt_of_any_launch_is_in_evidence() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where, change=flaky, only=["run1"])
+    assert builder.row("baseline", "completed", found, where).evidence == ("stacks.txt",)
+
+
 def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None:
     where = builder.context("cpu")
     found = builder.evidence("baseline", where, change=flaky, only=["run1", "run3"])

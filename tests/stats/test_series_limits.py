@@ -52,7 +52,7 @@ def test_the_trend_and_the_shift_by_hand(memory: float, wave: float, dependence:
     levels = wave * np.sin(np.arange(count) / 3)
     for at in range(1, count):
         levels[at] += memory * levels[at - 1] + noise[at]
-    levels += 0.002 * (np.arange(count) > 17)
+    levels += 0.02 * (np.arange(count) > 17)
     decision = steady(run_of(levels), tolerance=0.9, batch=10)
     fit = stats.linregress(np.arange(count), levels)
     rest = levels - fit.intercept - fit.slope * np.arange(count)
