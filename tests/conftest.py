@@ -17,6 +17,15 @@ settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The marker `gpu` is all that a test has to say."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+
+
 def pytest_xdist_auto_num_workers() -> int | None:
     """One worker more than there are processors: a test of a hang waits most of its time."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import BackwardCFunction
+from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _CUDA, _META = 1, 14  # c10::DeviceType
@@ -108,7 +109,7 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
     with ExitStack() as stack:
         stack.enter_context(_guard())
         if not torch.cuda.is_available():
-            library = torch.library.Library("aten", "IMPL")
+            library = Library("aten", "IMPL")
             stack.callback(library._destroy)
             # Where a kernel of its own exists, autograd does not take the operator apart.
             for name in filter(partial(hasattr, torch.ops.aten), _UNFUSED):

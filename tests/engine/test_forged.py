@@ -12,15 +12,12 @@ from typing import Any
 
 import pytest
 
-from runbook.config import Settings, load_profile
-from runbook.engine import Observer
+from runbook.config import load_profile
 from runbook.engine.intact import profile_problems
-from runbook.engine.options import RunOptions, Setup
 from runbook.engine.outputs import record_text, run_files, write_manifest, write_reports
-from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
 from runbook.records import RunRecord
-from tests.engine.toys import Toy, profile, setup
+from tests.engine.toys import Toy, run, setup
 
 PHASES = {
     "baseline": Toy("baseline", count=2),
@@ -31,11 +28,7 @@ Document = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("forged")
-    phases = tuple(PHASES.values())
-    options = RunOptions(out=out, profile="toy", phases="baseline", retry=False, command="toy")
-    asked = Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
-    return out / run_setup(asked, observer=Observer()).run_id
+    return run(tmp_path_factory.mktemp("forged"), *PHASES.values())[1]
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from runbook.config import Settings
-from runbook.engine import Observer
 from runbook.engine.intact import (
     differing_fields,
     folder_problems,
@@ -20,21 +18,15 @@ from runbook.engine.intact import (
     unjudged_problems,
     was_judged,
 )
-from runbook.engine.options import RunOptions, Setup
-from runbook.engine.run import run_setup
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
-from tests.engine.toys import Toy, profile, setup
+from tests.engine.toys import Toy, run, setup
 
 PHASES = {"baseline": Toy("baseline", count=2)}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("intact")
-    phases = tuple(PHASES.values())
-    options = RunOptions(out=out, profile="toy", phases="baseline", retry=False, command="toy")
-    asked = Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
-    return out / run_setup(asked, observer=Observer()).run_id
+    return run(tmp_path_factory.mktemp("intact"), *PHASES.values())[1]
 
 
 @pytest.fixture

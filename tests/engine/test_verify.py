@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import Settings
-from runbook.engine import Observer
 from runbook.engine.intact import journal_problems
 from runbook.engine.journal import derive_record, read_events
-from runbook.engine.options import RunOptions, Setup
 from runbook.engine.outputs import write_manifest
-from runbook.engine.run import run_setup
 from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
 from runbook.records import Outcome, RunRecord, Verdict
-from tests.engine.toys import Toy, profile, setup
+from tests.engine.toys import Toy, profile, run, setup
 
 PHASES = {
     "baseline": Toy("baseline", count=2),
@@ -36,13 +32,7 @@ def verify(folder: Path) -> Verification:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("verify")
-    phases = tuple(PHASES.values())
-    options = RunOptions(
-        out=out, profile="toy", phases="baseline", retry=False, formats=FORMATS, command="toy"
-    )
-    asked = Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
-    return out / run_setup(asked, observer=Observer()).run_id
+    return run(tmp_path_factory.mktemp("verify"), *PHASES.values(), formats=FORMATS)[1]
 
 
 @pytest.fixture
