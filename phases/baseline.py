@@ -96,19 +96,19 @@ class Baseline(RowPhase):
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
-                self.over(utilisation),
+                self.over(_on_gpus(utilisation)),
                 topic="throughput",
             ),
             Row(
                 "gpu_balance",
                 "Are the GPUs equally busy?",
-                self.over(balance),
+                self.over(_on_gpus(balance)),
                 topic="balance",
             ),
             Row(
                 "memory_headroom",
                 "Is enough GPU memory left?",
-                self.over(_on_gpus(headroom)),
+                self.over(_on_gpus(partial(first_problem, headroom))),
                 topic="memory",
             ),
             Row(
@@ -149,12 +149,14 @@ def _compression(case: Case, name: str) -> Finding:
     )
 
 
-def _on_gpus(answer: Callable[[Case, str], Finding]) -> Callable[[Case, Sequence[str]], Finding]:
-    """The answer over all launches; SKIPPED on a profile without GPUs."""
+def _on_gpus(
+    answer: Callable[[Case, Sequence[str]], Finding],
+) -> Callable[[Case, Sequence[str]], Finding]:
+    """The answer; SKIPPED on a profile without GPUs."""
 
     def judged(case: Case, names: Sequence[str]) -> Finding:
         if not case.profile.has_gpu:
             return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
-        return first_problem(answer, case, names)
+        return answer(case, names)
 
     return judged

@@ -31,8 +31,6 @@ _ZONE_S = 900.0
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
-    if not case.profile.has_gpu:
-        return _no_gpu(case)
     means, value, few = _busy(case, names)
     if few:
         return warned(few, measurement=value)
@@ -44,8 +42,6 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
-    if not case.profile.has_gpu:
-        return _no_gpu(case)
     means, value, few = _busy(case, names)
     if len(means) < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
@@ -73,31 +69,28 @@ def headroom(case: Case, name: str) -> Finding:
     return against(value, case.limit(MEMORY_HEADROOM), text)
 
 
-def _no_gpu(case: Case) -> Finding:
-    return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
-
-
 def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:
     """Mean utilization of each GPU in the timed steps, where it is from, and what is too few."""
     import pandas as pd
 
     parts, sources = [], []
+    gpus: set[int] = set()
     for name in names:
         launch, frame = _samples(case, name)
+        gpus = gpus or {int(index) for index in frame["index"]}
         timed = frame[_in_timed_steps(case, name, launch, frame)]
         parts.append(timed)
         sources.append(_value(launch, timed, "gpu_samples", float(len(timed)), "samples"))
     every = pd.concat(parts)
     count = partial(derived, sources[0], name="gpu_samples", unit="samples", also=sources)
     counts = {int(str(i)): int(n) for i, n in every["index"].value_counts().items()}
-    gpus = sorted({int(i) for i in _samples(case, names[0])[1]["index"]})
     fewest = min(counts.get(gpu, 0) for gpu in gpus)
     value = count(value=float(fewest), n=max(1, len(every)))
     if fewest < FEWEST:
         text = f"{fewest} samples of a GPU in the timed steps: too few to tell how busy it was"
-        return dict.fromkeys(gpus, math.nan), value, text
+        return dict.fromkeys(sorted(gpus), math.nan), value, text
     means = {gpu: float(every.loc[every["index"] == gpu, "utilization_percent"].mean(skipna=False))
-             for gpu in gpus}  # fmt: skip
+             for gpu in sorted(gpus)}  # fmt: skip
     if silent := [str(gpu) for gpu, mean in means.items() if math.isnan(mean)]:
         reason = f"nvidia-smi does not tell how busy GPU {', '.join(silent)} is (as under MIG)"
         raise missing(reason, *(one.path for one in sources))

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsa.torch_env import VISIBLE_DEVICES
 from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.collect.probe import Draft, run_tool
-from runbook.collect.visible import VARIABLE, visible_gpus
+from runbook.collect.visible import visible_gpus
 from runbook.errors import RunbookError
 from runbook.read.redact import redact_text
 
@@ -48,13 +49,13 @@ def collect_gpus(
     topology = run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
     shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
-    chosen = environment.get(VARIABLE)
+    chosen = environment.get(VISIBLE_DEVICES)
     return gpu_drafts(
         smi,
         parse_topology(topology.stdout),
         topology_problem=topology.problem,
         visible=shown,
-        chosen_by="" if chosen is None else f"{VARIABLE}={chosen}",
+        chosen_by="" if chosen is None else f"{VISIBLE_DEVICES}={chosen}",
     )
 
 

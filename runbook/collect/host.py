@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.collect.probe import run_tool
+from runbook.collect.probe import NO_VARIABLES, run_tool
 
 # The port that torchrun takes unless told otherwise.
 DEFAULT_RENDEZVOUS_PORT = 29500
@@ -31,7 +31,6 @@ _MIB = 1024**2
 _PROBE_MIB = 64
 _TIMEOUT_S = 180.0
 _MARK = "@@runbook@@"
-_NOTHING: Mapping[str, str] = {}
 
 
 def count_cpus() -> int:
@@ -254,7 +253,10 @@ class TorchFacts:
 
 
 def ask_torch(
-    *, trainer: str = "nsa.train", cwd: Path | None = None, variables: Mapping[str, str] = _NOTHING
+    *,
+    trainer: str = "nsa.train",
+    cwd: Path | None = None,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> TorchFacts:
     """Describe torch as `python -m torch.utils.collect_env` does, and import the trainer.
 

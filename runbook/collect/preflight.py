@@ -10,13 +10,12 @@ from pathlib import Path
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
 from runbook.collect.host import TokenProcess, TorchFacts, ask_torch, find_token_processes
-from runbook.collect.probe import Draft, finish
+from runbook.collect.probe import NO_VARIABLES, Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
 from runbook.records.evidence import Fact
 
 _HOST = "host.json"
-_NOTHING: Mapping[str, str] = {}
 # Processes that a note names one by one; a busy machine has dozens, and the count says how many.
 _LISTED = 3
 _COLLECT_ENV = "collect_env.txt"
@@ -31,7 +30,7 @@ def collect_preflight(
     expected_branch: str | None,
     note: Callable[[str], None],
     trainer: str = "nsa.train",
-    variables: Mapping[str, str] = _NOTHING,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> dict[str, Fact]:
     """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
 

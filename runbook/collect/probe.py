@@ -13,11 +13,13 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from nsa.contract import is_secret_name
 from runbook.records.evidence import Fact
 
-_NOTHING: Mapping[str, str] = {}
+# The default of who sets no variables besides those that are there.
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def run_tool(
     timeout_s: float,
     cwd: Path | None = None,
     errors: str = "replace",
-    variables: Mapping[str, str] = _NOTHING,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> ToolResult:
     """Run `argv` in a session of its own; on a timeout the whole session is killed.
 

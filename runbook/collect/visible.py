@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nsa.torch_env import VISIBLE_DEVICES
 from runbook.collect.nvidia import GpuState
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
 _MIG = "MIG-"
 
 
@@ -23,7 +23,7 @@ def visible_gpus(
     """
     chosen = _by_uuid(gpus, uuids)
     if chosen is None:
-        chosen = _by_variable(gpus, environment.get(VARIABLE))
+        chosen = _by_variable(gpus, environment.get(VISIBLE_DEVICES))
     return tuple(gpu for gpu in gpus if gpu.index in chosen)
 
 

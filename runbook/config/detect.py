@@ -12,10 +12,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
 
 _QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIMEOUT_S = 20.0
 # Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
 # of them without PCI in the name are modules that NVLink joins.
@@ -37,9 +37,9 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(VISIBLE_DEVICES)
     if visible == "":
-        raise _refused([f"{_VISIBLE} is empty, which hides all GPUs", *signs])
+        raise _refused([f"{VISIBLE_DEVICES} is empty, which hides all GPUs", *signs])
     chosen = ("-i", visible) if visible else ()
     try:
         done = subprocess.run(

@@ -34,7 +34,7 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase, PlanContext
+from runbook.records.phase import Judgement, Phase
 from runbook.records.run import Ran
 
 
@@ -119,7 +119,8 @@ class PhaseRun:
             expected_branch=profile.branch,
             note=state.observer.note,
             trainer=profile.trainer,
-            variables=_of_cuda(self.context),
+            # What launches set for CUDA itself, such as the visible devices.
+            variables={k: v for k, v in state.setup.exports.items() if k.startswith("CUDA_")},
         )
         with state.stop.deferred():
             state.facts |= facts
@@ -214,9 +215,3 @@ class PhaseRun:
             duration_s=time.monotonic() - self.began,
             ran=self.ran,
         )
-
-
-def _of_cuda(context: PlanContext) -> dict[str, str]:
-    """What a launch of this run sets for CUDA itself, such as the visible devices."""
-    given = {name: setting.value for name, setting in context.profile.env.items()}
-    return {k: v for k, v in {**given, **context.toggles}.items() if k.startswith("CUDA_")}
