@@ -179,7 +179,7 @@ class _Session:
         if self.plan.ddp:
             # torch looks when it makes the process group, or when it dumps.
             prefix = str(run_dir / NCCL_FLIGHTS.stem)
-            os.environ.update(torch_env.flight_dumps(prefix, torch_version=torch.__version__))
+            os.environ.update(torch_env.flight_dumps(prefix))
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan
