@@ -175,6 +175,7 @@ def _tell_unused(args: argparse.Namespace, console: Console) -> None:
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
+    from runbook.checkout import how_to_call
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
 
@@ -188,6 +189,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             record = resume_run(args.resume_folder, observer=observer)
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
+            if called := how_to_call():
+                observer.note(called)
             record = run_plan(args.options, observer=observer)
     if not args.json:
         print_summary(console, record, Path(observer.run_root))

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook import __version__, registry
+from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
@@ -280,6 +281,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         environment={
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            **({"program": called} if (called := how_to_call()) else {}),
             **({UNUSED: ", ".join(unused)} if unused else {}),
         },
         required=setup.required,
