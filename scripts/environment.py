@@ -26,6 +26,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # Is there from the first moment on, and removed when all is installed.
 UNFINISHED = ".unfinished"
 INSTALLED = ".installed"
+VENV = ("-m", "venv")
 _REACH_S = 5
 
 
@@ -111,7 +112,7 @@ def create(folder: Path) -> None:
     """A new environment, marked as unfinished. Raises Refused."""
     folder.mkdir(parents=True)
     (folder / UNFINISHED).touch()
-    command = [sys.executable, "-m", "venv", str(folder)]
+    command = [sys.executable, *VENV, str(folder)]
     if importlib.util.find_spec("torch") is not None:
         print(f"the environment shares the packages of {sys.executable}, which has a torch")
         command.append("--system-site-packages")
