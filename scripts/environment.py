@@ -135,7 +135,9 @@ def install(folder: Path, *, dev: bool) -> None:
 
 
 def install_torch(pip: list[str]) -> None:
-    """The CPU build where there is no GPU and it can be had; else it comes with the rest."""
+    """torch's CPU build where there is no GPU and it can be had; else it comes with the rest."""
+    if "PIP_CONSTRAINT" in os.environ:
+        return  # somebody has chosen one
     if not has_gpu():
         pinned = f"{CONSTRAINTS.read_text().split()[0]}+cpu"
         print(f"no NVIDIA driver here: looking for {pinned}, without CUDA (about 200 MB)")

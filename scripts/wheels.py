@@ -25,7 +25,7 @@ MIB = 1 << 20
 LIMIT_MIB = 64
 # glibc 2.28, as of RHEL 8 and Ubuntu 20.04, and everything before it that wheels are tagged for.
 _TAGS = [*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014"]
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)>=([0-9.]+)")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)>=([0-9.]+)(?:,<[0-9.]+)?")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:==(\d\S*))?")
 # A row of `pip list`, or a line of `pip freeze`: NAME==VERSION, or NAME @ wherever it came from.
 _LISTED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\s*==\s*|\s+)(?:(\d\S*)|@ )")
