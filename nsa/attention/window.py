@@ -23,6 +23,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 # Of `varlen_attn`: torch 2.10 has neither windows nor shared heads, 2.11 no shared heads.
 _NEEDED = ("scale", "window_size", "enable_gqa")
+# The operator that it is to profilers and dispatch modes.
+VARLEN_OPERATOR = "_varlen_attn"
 # The operator under it, for which a build and a device have a kernel or not.
 _FLASH = "aten::_flash_attention_forward"
 _FLASH_TYPES = (torch.bfloat16, torch.float16)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -26,8 +27,11 @@ _SCORES_AT_ONCE = 12
 # The longest chain of roundings to the type between inputs and a result: scores' gradient,
 # probabilities, a branch, its gate, the result itself.
 _ROUNDINGS = 5
-# Sums of float32 in another order; also what the scores that choose blocks may be off by.
+# Sums of float32 in another order.
 _FLOAT32_SUMS = 1e-5
+# Scores that choose blocks are sums of about a thousand float32 products and exponentials: 32
+# roundings of 2^-24. The 10 bits of TF32 are off by five times that.
+_SCORES = 32 * 2.0**-24
 # One row (a head of one token) holds few numbers, so that its roundings need not average out, and
 # a difference of nearly equal numbers keeps the roundings of both.
 _ROW = 8
@@ -45,7 +49,7 @@ class Bound:
     def of(cls, dtype: torch.dtype) -> Bound:
         """Of a type with unit roundoff u: 5 u, all roundings in one direction, and 8 x that."""
         whole = max(_ROUNDINGS * torch.finfo(dtype).eps / 2, _FLOAT32_SUMS)
-        return cls(whole=whole, row=_ROW * whole, scores=_FLOAT32_SUMS)
+        return cls(whole=whole, row=_ROW * whole, scores=_SCORES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +127,20 @@ def measure(
     x, grad = random_inputs(cfg, seq_len, dtype=dtype, device=device)
     leaves = {name: value.requires_grad_() for name, value in x.named().items()}
     try:
-        with torch.enable_grad():
+        # Kernels without dropout draw no random numbers; one that does must not change the run's.
+        with _random_numbers_kept(device), torch.enable_grad():
             out, blocks = run(x)
-            grads = torch.autograd.grad(out, list(leaves.values()), grad)
+            grads = torch.autograd.grad(out, list(leaves.values()), grad, allow_unused=True)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:
         text = " ".join(str(error).split())[:300]
         return Agreement(bound=bound, refused=text, seconds=time.perf_counter() - begin)
-    got = {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
+    # What a path does not depend on is a gradient of zero, which is right only before any block.
+    found = [
+        torch.zeros_like(x) if d is None else d for x, d in zip(leaves.values(), grads, strict=True)
+    ]
+    got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
     truth, illegal, shortfall = _equations(x, grad, blocks, cfg)
     errors = {name: _errors(got[name], right) for name, right in truth.items()}
     return Agreement(
@@ -142,6 +151,10 @@ def measure(
         blocks_shortfall=shortfall,
         seconds=time.perf_counter() - begin,
     )
+
+
+def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
 
 
 def _errors(got: Tensor, right: Tensor) -> tuple[float, float]:
@@ -199,7 +212,8 @@ def _chosen(blocks: Tensor, seq_len: int, cfg: NSAConfig) -> Tensor:
 def _softmax(q: Tensor, k: Tensor, seen: Tensor, cfg: NSAConfig) -> Tensor:
     """Probabilities [h,C,T] over what is seen [C,T]; zeros where that is nothing."""
     logits = (q @ k.T * cfg.d_k**-0.5).masked_fill(~seen, -1e30)
-    return logits.softmax(-1) * seen
+    p: Tensor = logits.softmax(-1) * seen
+    return p
 
 
 def _attend(
