@@ -7,6 +7,7 @@ agree either, nothing is trained.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -53,12 +54,17 @@ def _describe(found: Agreement) -> dict[str, Any]:
         "agrees": not found.problems,
         "refused": found.refused,
         "problems": found.problems,
-        "whole": {name: float(f"{value:.3g}") for name, value in found.whole.items()},
-        "row": {name: float(f"{value:.3g}") for name, value in found.row.items()},
+        "whole": {name: _number(value) for name, value in found.whole.items()},
+        "row": {name: _number(value) for name, value in found.row.items()},
         "blocks_illegal": found.blocks_illegal,
-        "blocks_shortfall": found.blocks_shortfall,
+        "blocks_shortfall": _number(found.blocks_shortfall),
         "seconds": round(found.seconds, 3),
     }
+
+
+def _number(value: float) -> float | None:
+    """For JSON, which has no NaN; `problems` says that it was one."""
+    return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
 def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:

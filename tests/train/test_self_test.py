@@ -47,7 +47,7 @@ def windows(engine: Engine) -> set[str]:
     return {layer.attention.window for layer in engine.model.layers}
 
 
-def test_what_agrees_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:
     engine = engine_of()
     with flash_on_cpu() as flash:
         assert windows(engine) == {"masked"}, "never before it was tested"
@@ -57,11 +57,11 @@ def test_what_agrees_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(found.paths) == ["varlen"] and engine.tested == ("varlen",)
     w, seq_len = engine.model.cfg.attention.w, engine.plan.config.train.seq_len
     assert flash.windows == [(w - 1, 0)] and flash.shapes[0][0][0] == seq_len
-    assert "[self-test] varlen: agrees, off by at most 0.00" in capsys.readouterr().err
+    assert "[self-test] varlen: agrees, off by at most 0.00" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_what_disagrees_is_not_used(shift: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str]) -> None:
     """A kernel whose window is wrong by one: masked SDPA takes its place, and all of it is said."""
     engine = engine_of()
     with flash_on_cpu(shift=shift):
@@ -79,7 +79,7 @@ def test_what_disagrees_is_not_used(shift: int, capsys: pytest.CaptureFixture[st
     assert [name for name in document["paths"] if document["paths"][name]["agrees"]] == [
         "cpu_block"
     ]
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "[self-test] varlen: out is off by" in said and "[self-test] cpu_block: agrees" in said
 
 
