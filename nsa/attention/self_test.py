@@ -142,7 +142,7 @@ def measure(
     ]
     got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
     truth, illegal, shortfall = _equations(x, grad, blocks, cfg)
-    errors = {name: _errors(got[name], right) for name, right in truth.items()}
+    errors = {name: errors_of(got[name], right) for name, right in truth.items()}
     return Agreement(
         bound=bound,
         whole={name: whole for name, (whole, _) in errors.items()},
@@ -157,7 +157,7 @@ def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]
     return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
 
 
-def _errors(got: Tensor, right: Tensor) -> tuple[float, float]:
+def errors_of(got: Tensor, right: Tensor) -> tuple[float, float]:
     """Error over the whole tensor, and of the worst row over its size or the tensor's."""
     squares = (got.double() - right).square().mean(-1)
     sizes = right.square().mean(-1)

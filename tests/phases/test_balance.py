@@ -203,6 +203,16 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
             assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
 
 
+def test_a_warning_of_one_launch_does_not_vanish_behind_the_others() -> None:
+    where = builder.context()
+    names = [launch.name for launch in builder.PHASES["baseline"].plan(where)]
+    assert len(names) > 1
+    change = _self_tested(varlen=_REFUSED, masked=_AGREES)
+    found = builder.evidence("baseline", where, change=change, only=names[-1:])
+    check = builder.row("baseline", "oracle", found, where)
+    assert check.code is Reason.WARNING and f"{names[-1]}: the self-test" in check.reason
+
+
 def _learns(change: spoil.Change, **context: Any) -> Any:
     where = builder.context(**context)
     spoiled = builder.evidence("long_run", where, change=change)
