@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from nsa.config import ModelConfig, NSAConfig
+from nsa.config import WINDOWS, ModelConfig, NSAConfig, Window
 from nsa.model import NSALanguageModel
 from nsa.projection import rotations
 from tests.attention.fake_cuda import Watched, fake_cuda
@@ -62,12 +62,15 @@ class Cost:
         return sum(self.calls.values())
 
 
-def build(cfg: ModelConfig, *, dense: bool, device: str) -> nn.Module:
+def build(
+    cfg: ModelConfig, *, dense: bool, device: str, window: Window = "masked"
+) -> NSALanguageModel:
     """The model, or the same with dense attention, its weights on the device."""
     with torch.device(device):
         model = NSALanguageModel(cfg)
-        if dense:
-            for layer in model.layers:
+        for layer in model.layers:
+            layer.attention.window = window
+            if dense:
                 layer.attention = DenseAttention(cfg.attention)
     return model
 
@@ -79,10 +82,17 @@ def micro_batch(model: nn.Module, tokens: Tensor) -> None:
     cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
 
-def measure(cfg: ModelConfig, seq_len: int, *, dense: bool = False, batch: int = 1) -> Cost:
+def measure(
+    cfg: ModelConfig,
+    seq_len: int,
+    *,
+    dense: bool = False,
+    batch: int = 1,
+    window: Window = "masked",
+) -> Cost:
     """One micro-batch on a CUDA device that is not there; a first one makes what is kept."""
     with fake_cuda(), Watched() as watched:
-        model = build(cfg, dense=dense, device="cuda")
+        model = build(cfg, dense=dense, device="cuda", window=window)
         tokens = torch.zeros(batch, seq_len + 1, dtype=torch.int64, device="cuda")
         micro_batch(model, tokens)
         model.zero_grad()
@@ -107,8 +117,11 @@ def main() -> int:
     print("| S | attention | calls | peak MiB | of dense |\n|---:|---|---:|---:|---:|")
     for seq_len in args.lengths:
         dense = measure(cfg, seq_len, dense=True, batch=args.batch)
-        found = measure(cfg, seq_len, batch=args.batch)
-        for name, cost in (("dense", dense), ("nsa", found)):
+        rows = {"dense": dense}
+        for window in WINDOWS:
+            found = measure(cfg, seq_len, batch=args.batch, window=window)
+            rows[f"nsa, window {window}"] = found
+        for name, cost in rows.items():
             ratio = cost.peak_bytes / dense.peak_bytes
             mib = cost.peak_bytes / 2**20
             print(f"| {seq_len} | {name} | {cost.total} | {mib:.0f} | {ratio:.2f} |")

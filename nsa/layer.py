@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa.attention.api import attend_grouped, by_sdpa
 from nsa.attention.branches import Grouped
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
+from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges, Window
 from nsa.contract import NSAError
 from nsa.projection import Columns, rotations, split_projection, split_together
 
@@ -80,6 +80,7 @@ class NSAAttention(nn.Module):
         self.cfg, self.path, self.use_flash = cfg, path, use_flash
         self.selection_ranges = selection_ranges
         self.force_sdpa = False
+        self.window: Window = "masked"
         self.rope_base = rope_base
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
         # which rows of the weight are whose.
@@ -132,6 +133,7 @@ class NSAAttention(nn.Module):
             selection_ranges=self.selection_ranges,
             use_flash=self.use_flash,
             force_sdpa=self.force_sdpa,
+            window=self.window,
         )
         self.last_gates, self.last_blocks = parts.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))

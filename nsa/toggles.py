@@ -120,6 +120,10 @@ _ROWS: tuple[Toggle, ...] = (
          arm=True),
     _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
     _row("bool", "SDPA_NO_FLASH", False, "forbid the flash kernel", "A4, T14", arm=True),
+    _row("choice", "WINDOW", "auto", "how the window branch runs through SDPA (auto: varlen where "
+         "the self-test shows that it agrees)", choices=("auto", "varlen", "masked"), arm=True),
+    _row("choice", "SELF_TEST", "auto", "hold attention against the equations before training "
+         "(auto: on CUDA)", choices=("auto", "on", "off")),
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
     _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),

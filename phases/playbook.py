@@ -93,6 +93,10 @@ BY_TOPIC: dict[str, str] = {
         "run `pytest --pyargs nsa.tests.test_whole_model` to see which part differs from the "
         "equations; do not train until it agrees"
     ),
+    "self_test": (
+        "attention.self_test in env.json has the errors by tensor: check the GPU (ECC, Xid), the "
+        "driver and torch's build; NSA_WINDOW=masked trains without that kernel, and says so"
+    ),
     "gates": (
         "lower the learning rate, check the gate shares in gates.csv for the branch that died, "
         "and resume from a checkpoint before the collapse"

@@ -15,6 +15,7 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
+from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
@@ -205,6 +206,21 @@ def _audit(seen: Seen) -> Evidence:
     return "none" not in seen.kernels.values(), dict(seen.kernels)
 
 
+def _window(seen: Seen) -> Evidence:
+    """torch's operator inside the branch's range is what ran, whatever was chosen."""
+    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
+    found = "varlen" if VARLEN_OPERATOR in ran else "masked"
+    evidence = {"ran": found, "chosen": str(seen.engine.window(seen.toggles))}
+    if not ran:
+        return None, evidence | {"ran": "no operator of the window branch was seen"}
+    return found == asked or asked == "auto", evidence
+
+
+def _self_test(seen: Seen) -> Evidence:
+    asked, tested = seen.toggles.text("NSA_SELF_TEST"), seen.engine.tested
+    return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
+
+
 def _fa2(seen: Seen) -> Evidence:
     if not seen.toggles.flag("NSA_USE_FA2"):
         return True, "off"
@@ -272,6 +288,8 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_SDPA_AUDIT": _audit,
     "NSA_SDPA_FLASH_ONLY": _sdpa("NSA_SDPA_FLASH_ONLY"),
     "NSA_SDPA_NO_FLASH": _sdpa("NSA_SDPA_NO_FLASH"),
+    "NSA_WINDOW": _window,
+    "NSA_SELF_TEST": _self_test,
     "NSA_USE_FA2": _fa2,
     "NSA_USE_TRITON_SEL": _triton,
     "NSA_NVTX": _nvtx,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from nsa.attention import PathChoice, choose_window
 from nsa.data.source import Batch, Source
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
@@ -68,20 +69,20 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
+        # Ways to run the window branch that may not be used, and why: a self-test has to show that
+        # varlen_attn computes what masks do before anything trains with it.
+        self.barred = {"varlen": "varlen_attn was not tested on this device"}
+        self.tested: tuple[str, ...] = ()
 
     def configure(self, toggles: ToggleSet) -> None:
-        """Put the toggles of a block in force: kernels, ranges, optimizer, DDP wrapper."""
-        use_flash_kernel = not toggles.flag("NSA_SDPA_NO_FLASH")
-        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
-        torch.backends.cuda.enable_flash_sdp(use_flash_kernel)
-        torch.backends.cuda.enable_mem_efficient_sdp(others)
-        torch.backends.cuda.enable_cudnn_sdp(others)
-        torch.backends.cuda.enable_math_sdp(others)
+        """Put the toggles of a block in force: kernels, ranges, window, optimizer, DDP wrapper."""
+        self.allow_kernels(toggles)
+        window = self.window(toggles).value
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                # A restriction of SDPA's kernels is about the SDPA path, on any device.
-                layer.force_sdpa = not (use_flash_kernel and others)
+                layer.force_sdpa = forces_sdpa(toggles)
+                layer.window = "varlen" if window == "varlen" else "masked"
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:
@@ -92,6 +93,35 @@ class Engine:
             shape = (self.plan.per_rank_batch, train.seq_len)
             with self.autocast():
                 self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
+
+    def allow_kernels(self, toggles: ToggleSet) -> None:
+        """Which kernels SDPA may choose from."""
+        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
+        torch.backends.cuda.enable_flash_sdp(not toggles.flag("NSA_SDPA_NO_FLASH"))
+        torch.backends.cuda.enable_mem_efficient_sdp(others)
+        torch.backends.cuda.enable_cudnn_sdp(others)
+        torch.backends.cuda.enable_math_sdp(others)
+
+    def window(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
+        """How the window branch runs under these toggles, and why; `tested`: by what may be used.
+
+        Raises NSAError where a way is asked for by name that cannot run.
+        """
+        choice = choose_window(
+            self.model.cfg.attention,
+            toggles.text("NSA_WINDOW"),
+            dtype=self.dtype,
+            device=self.device,
+            use_flash=self.model.cfg.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
+        )
+        if tested and choice.value in self.barred:
+            return PathChoice(value="masked", reason=self.barred[choice.value])
+        return choice
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of attention's inputs."""
+        return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""
@@ -224,6 +254,11 @@ class Engine:
             entry["step"] = entry["step"].to(self.device if fused else "cpu")
         self.optimizer = self._new_optimizer(fused=fused)
         self.optimizer.load_state_dict(state)
+
+
+def forces_sdpa(toggles: ToggleSet) -> bool:
+    """A restriction of SDPA's kernels is about the SDPA path, on any device."""
+    return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

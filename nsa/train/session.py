@@ -29,6 +29,7 @@ from nsa.train.process import Termination, open_stackdump
 from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
 from nsa.train.rundir import by_hand, claim, link_latest, new_token
+from nsa.train.self_test import SelfTest, self_test
 from nsa.train.settle import End
 
 
@@ -128,6 +129,7 @@ class _Session:
         if plan.toggles.flag("NSA_NVTX"):
             tracing.enable_nvtx(True)
         engine = Engine(plan, ranks)
+        tested = self_test(engine)
         source, first = self._source(ranks)
         start_step = self._resume(engine, source, plan.flags.resume) if plan.flags.resume else 0
         if first is None:
@@ -135,7 +137,7 @@ class _Session:
             beat.write(Event.DATA_START)
             first = source.fetch()
         if ranks.rank == 0:
-            self._describe(run_dir, engine, source)
+            self._describe(run_dir, engine, source, tested)
         tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
@@ -251,7 +253,7 @@ class _Session:
             )
         return restored.step
 
-    def _describe(self, run_dir: Path, engine: Engine, source: Source) -> None:
+    def _describe(self, run_dir: Path, engine: Engine, source: Source, tested: SelfTest) -> None:
         plan = self.plan
         facts = effective(
             plan,
@@ -261,6 +263,10 @@ class _Session:
             floor_source=source.floor_source,
         )
         facts["dataset"] = self.dataset_used
+        attention = {
+            "window": vars(engine.window(plan.toggles)),
+            "self_test": tested.describe(),
+        }
         write_env(
             run_dir,
             plan,
@@ -268,9 +274,10 @@ class _Session:
             started_at=self.started_at,
             device=engine.device,
             facts=facts,
+            attention=attention,
             notes=self.notes,
         )
-        announce(plan, facts)
+        announce(plan, facts, attention)
 
     def _tables(self, run_dir: Path) -> Tables:
         toggles = self.plan.toggles

@@ -35,12 +35,15 @@ Names = Callable[[Case], Sequence[str]]
 def first_problem(
     answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
 ) -> Finding:
-    """The worst finding over several launches; PASS only if all pass, with the first's number."""
+    """The worst finding over several launches; PASS only if all pass, with the first's number.
+
+    A warning is worse than a plain PASS: it must not vanish behind one.
+    """
     if not names:
         return incomplete(Reason.NOT_RUN, "no launch was planned")
     findings = [_caught(answer, case, name) for name in names]
-    worst = min(findings, key=lambda finding: finding.outcome.rank)
-    if worst.outcome is not Outcome.PASS or len(findings) == 1:
+    worst = min(findings, key=lambda one: (one.outcome.rank, one.code is not Reason.WARNING))
+    if worst.outcome is not Outcome.PASS or worst.code is Reason.WARNING or len(findings) == 1:
         return worst
     paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
     reason = f"{len(findings)} launches: {worst.reason}"

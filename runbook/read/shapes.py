@@ -37,6 +37,11 @@ def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def is_truth(value: object) -> bool:
+    """Yes or no."""
+    return isinstance(value, bool)
+
+
 def anything(value: object) -> bool:
     """Whatever it is: only shown, or compared as it stands."""
     del value
@@ -143,6 +148,28 @@ ENV = Fields(
                 **dict.fromkeys(("dtype", "device", "dataset", "loss_floor_source"), is_text),
             }
         ),
+        "attention": Fields(
+            {
+                "window": Fields({"value": is_text, "reason": is_text}),
+                "self_test": Fields(
+                    {
+                        "ran": is_truth,
+                        "reason": is_text,
+                        "paths": Each(
+                            Fields(
+                                {
+                                    "agrees": is_truth,
+                                    "refused": is_text,
+                                    "problems": Items(is_text),
+                                    "whole": Fields({}),
+                                }
+                            )
+                        ),
+                    }
+                ),
+            }
+        ),
+        "policies": Fields({}),
         "toggles": Items(Fields({"name": is_text})),
         "notes": Items(anything),
         "arms": Fields({"warmup_steps": is_count}),

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # As the trainer's contract lists them.
 LISTED = """PREFILL_BATCHED SEL_RANGES_V2 USE_TRITON_SEL SDPA_AUDIT SDPA_FLASH_ONLY SDPA_NO_FLASH
+WINDOW SELF_TEST
 USE_FA2 NVTX OPT_FUSED DDP_COMPRESS DDP_BUCKET_MB DDP_STATIC_GRAPH DDP_FIND_UNUSED DDP_DISABLE_GC
 DDP_SAFE_MODE PG_TIMEOUT_MIN TB_DISABLE DISABLE_CSV_LOGS DISABLE_AUX_STATS HEARTBEAT_EVERY
 MEM_DUMP_EVERY ACCUM LR SEQ_LEN BATCH_SIZE SCALER_INIT_SCALE SCALER_GROWTH_INTERVAL
@@ -71,14 +72,15 @@ def test_origin_bad_values_are_not_swallowed() -> None:
 def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: str) -> None:
     row = TOGGLES[name]
     assert parse_toggles({}).values[name] == row.default
-    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "bf16"}[row.kind]
+    choice = row.choices[-1] if row.choices else ""
+    text = {"bool": "1", "int": "7", "float": "0.5", "choice": choice}[row.kind]
     if name == "NSA_SCALER_GROWTH_FACTOR" or name == "NSA_SCALER_INIT_SCALE":
         text = "3.5"
     found = parse_toggles({name: text})
     assert found.is_set(name)
     described = {line["name"]: line for line in found.describe()}[name]
     assert described["source"] == "environment"
-    assert described["value"] == {"bool": True, "int": 7, "choice": "bf16"}.get(
+    assert described["value"] == {"bool": True, "int": 7, "choice": choice}.get(
         row.kind, float(text) if row.kind == "float" else None
     )
     assert row.meaning and row.requirement
@@ -114,6 +116,7 @@ def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
         "NSA_USE_TRITON_SEL",
         "NSA_SEL_RANGES_V2",
         "NSA_SDPA_AUDIT",
+        "NSA_WINDOW",
     }
 
 
