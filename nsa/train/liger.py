@@ -1,0 +1,66 @@
+"""RMSNorm and SwiGLU by the Triton kernels of the package liger-kernel (the extra `liger`).
+
+Its fused linear cross-entropy is not used: it never makes the logits, and the logits are what the
+proofs of a launch are taken from (positions, the loss by its definition, the oracle).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+from torch import Tensor, nn
+
+from nsa.model import NSALanguageModel, SwiGLU
+
+PACKAGE = "liger_kernel"
+# What autograd calls them: the norms (two in each layer and the last one), the MLP of each layer.
+NORM_NODE = "LigerRMSNormFunctionBackward"
+MLP_NODE = "LigerFusedGateUpSiLUMulFunctionBackward"
+
+
+def why_not(device_type: str) -> str | None:
+    """Why NSA_LIGER=1 cannot run on a device of this type, with the remedy, or None."""
+    if device_type != "cuda":
+        return f"NSA_LIGER=1: its kernels need a CUDA device, this is {device_type}; set it to 0"
+    return not_installed()
+
+
+def not_installed() -> str | None:
+    """Why the package cannot be used, as far as that is known without a device."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        return (
+            "NSA_LIGER=1: the package liger-kernel is not installed; "
+            "pip install 'nsa-runbook[liger]', or set it to 0"
+        )
+    return None
+
+
+def use(model: NSALanguageModel, on: bool) -> None:
+    """Let every norm and MLP of the model run liger's kernels, or torch's again.
+
+    Parameters, their names and hooks stay; only what the modules do inside changes.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm | SwiGLU):
+            vars(module).pop("forward", None)
+        if on and isinstance(module, nn.RMSNorm):
+            vars(module)["forward"] = partial(_norm, module)
+        if on and isinstance(module, SwiGLU):
+            vars(module)["forward"] = partial(_mlp, module)
+
+
+def _norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerRMSNormFunction
+
+    # All in float32, and no gradient overwritten: the residual stream still needs it.
+    out: Tensor = LigerRMSNormFunction.apply(x, module.weight, module.eps, 0.0, "gemma", False)
+    return out
+
+
+def _mlp(module: SwiGLU, x: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
+
+    gated = LigerFusedGateUpSiLUMulFunction.apply(module.gate_up(x))
+    out: Tensor = module.down(gated)
+    return out
