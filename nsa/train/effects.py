@@ -44,10 +44,9 @@ class Seen:
     """What was observed in a block's first steps.
 
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
-
-    nodes: of the first loss's graph, by name; None where no toggle asks for them. running: by
-    toggle, the value that the object in charge works with, where one says so; None on
-    a rank whose object does nothing.
+    running: by toggle, the value that the object in charge works with, where one says so; None on
+    a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
+    toggle asks for them.
     """
 
     engine: Engine
