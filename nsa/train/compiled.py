@@ -27,6 +27,12 @@ class Refused(ConfigError):
 
 # What autograd calls the backward pass of one call of a compiled function.
 COMPILED_NODE = "CompiledFunctionBackward"
+# How the names begin by which the profiler knows compiled work.
+GENERATED = {
+    "calls": "Torch-Compiled Region",
+    "kernels": "triton_",
+    "graph_launches": "cudaGraphLaunch",
+}
 # Compiled calls of one forward pass in each layer (before and after the core), and the loss.
 CALLS_PER_LAYER, CALLS_BESIDE = 2, 1
 # How many graphs of one function are a mistake: with and without gradients, by two modes, and some.

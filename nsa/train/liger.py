@@ -61,6 +61,7 @@ def _norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
 def _mlp(module: SwiGLU, x: Tensor) -> Tensor:
     from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
 
-    gated = LigerFusedGateUpSiLUMulFunction.apply(module.gate_up(x))
-    out: Tensor = module.down(gated)
+    # Rows only: of version 0.8.5 the backward pass forgets any other shape.
+    gated = LigerFusedGateUpSiLUMulFunction.apply(module.gate_up(x).flatten(0, -2))
+    out: Tensor = module.down(gated.unflatten(0, x.shape[:-1]))
     return out
