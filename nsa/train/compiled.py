@@ -5,8 +5,6 @@ The only module that knows names inside torch's compiler. They are those of torc
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -37,24 +35,6 @@ GENERATED = {
 CALLS_PER_LAYER, CALLS_BESIDE = 2, 1
 # How many graphs of one function are a mistake: with and without gradients, by two modes, and some.
 _MOST_GRAPHS = 8
-_COMPILERS = ("g++", "clang++", "c++")
-
-
-def why_not(mode: str, device_type: str) -> str | None:
-    """Why NSA_COMPILE=mode cannot run on a device of this type, with the remedy, or None."""
-    if mode == "off":
-        return None
-    if mode == "graphs" and device_type != "cuda":
-        return (
-            f"NSA_COMPILE=graphs: CUDA graphs need a CUDA device, this is {device_type}; use dense"
-        )
-    if device_type == "cuda" and importlib.util.find_spec("triton") is None:
-        return "NSA_COMPILE: the package triton is not installed, which compiles for CUDA; use off"
-    if device_type == "cpu" and not any(map(shutil.which, _COMPILERS)):
-        return (
-            f"NSA_COMPILE: no C++ compiler here ({', '.join(_COMPILERS)}); install one or use off"
-        )
-    return None
 
 
 def compile_dense(mode: str) -> Dense:

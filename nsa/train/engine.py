@@ -21,6 +21,7 @@ from nsa.train import compiled, liger
 from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
+from nsa.train.kernels import other_kernels, why_not
 from nsa.train.launch import LaunchPlan
 from nsa.train.ranks import Ranks
 
@@ -96,7 +97,7 @@ class Engine:
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
                 # A restriction of SDPA's kernels is about the SDPA path, on any device.
                 layer.force_sdpa = not (use_flash_kernel and others)
-        self._use_dense(toggles.text("NSA_COMPILE"), with_liger=toggles.flag("NSA_LIGER"))
+        self._use_dense(toggles)
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:
@@ -108,15 +109,15 @@ class Engine:
             with self.autocast():
                 self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
 
-    def _use_dense(self, mode: str, *, with_liger: bool) -> None:
+    def _use_dense(self, toggles: ToggleSet) -> None:
         """Let the dense parts run as asked, once they are known to agree with our own modules."""
-        kind = self.device.type
-        problem = compiled.why_not(mode, kind) or (liger.why_not(kind) if with_liger else None)
+        problem = why_not(toggles, self.device.type)
         if problem is not None:
             raise compiled.Refused(problem)
+        mode, with_liger = toggles.text("NSA_COMPILE"), toggles.flag("NSA_LIGER")
         self._switch_dense(mode, with_liger=with_liger)
         self.gaps = []
-        if mode == "off" and not with_liger:
+        if not other_kernels(toggles):
             return
         if (mode, with_liger) not in self._agreed:
             self._agreed[mode, with_liger] = compare(

@@ -25,7 +25,8 @@ from nsa.train.compiled import backward_nodes
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import AUDITED, other_kernels
+from nsa.train.kernels import other_kernels
+from nsa.train.launch import AUDITED
 from nsa.train.output import say, write_json
 from nsa.train.profiling import StepProfiler
 

@@ -23,15 +23,11 @@ from nsa.toggles import (
 )
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
+from nsa.train.kernels import why_not
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.
 AUDITED = ("NSA_SDPA_AUDIT", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
-
-
-def other_kernels(toggles: ToggleSet) -> bool:
-    """Do the dense parts run otherwise than by our own modules?"""
-    return toggles.text("NSA_COMPILE") != "off" or toggles.flag("NSA_LIGER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,15 +232,8 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
             f"NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; "
             "set it to 0"
         )
-    if config.runtime.device == "cpu":
-        if toggles.text("NSA_COMPILE") == "graphs":
-            problems.append(
-                "NSA_COMPILE=graphs: needs a CUDA device, runtime.device is cpu; use dense"
-            )
-        if toggles.flag("NSA_LIGER"):
-            problems.append(
-                "NSA_LIGER=1: its kernels need a CUDA device, runtime.device is cpu; set it to 0"
-            )
+    if (missing := why_not(toggles, config.runtime.device)) is not None:
+        problems.append(missing)
     return problems
 
 

@@ -6,34 +6,15 @@ proofs of a launch are taken from (positions, the loss by its definition, the or
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 
 from torch import Tensor, nn
 
 from nsa.model import NSALanguageModel, SwiGLU
 
-PACKAGE = "liger_kernel"
 # What autograd calls them: the norms (two in each layer and the last one), the MLP of each layer.
 NORM_NODE = "LigerRMSNormFunctionBackward"
 MLP_NODE = "LigerFusedGateUpSiLUMulFunctionBackward"
-
-
-def why_not(device_type: str) -> str | None:
-    """Why NSA_LIGER=1 cannot run on a device of this type, with the remedy, or None."""
-    if device_type != "cuda":
-        return f"NSA_LIGER=1: its kernels need a CUDA device, this is {device_type}; set it to 0"
-    return not_installed()
-
-
-def not_installed() -> str | None:
-    """Why the package cannot be used, as far as that is known without a device."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        return (
-            "NSA_LIGER=1: the package liger-kernel is not installed; "
-            "pip install 'nsa-runbook[liger]', or set it to 0"
-        )
-    return None
 
 
 def use(model: NSALanguageModel, on: bool) -> None:

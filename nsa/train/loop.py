@@ -34,7 +34,8 @@ from nsa.train.engine import Engine, StepOutcome, is_out_of_memory
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import AUDITED, LaunchPlan, other_kernels
+from nsa.train.kernels import other_kernels
+from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler

@@ -15,10 +15,12 @@ from nsa import dense
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import Event
 from nsa.model import NSALanguageModel
-from nsa.train import compiled
+from nsa.toggles import parse_toggles
+from nsa.train import compiled, kernels
 from nsa.train.agreement import LEAST, Gap, compare
-from nsa.train.compiled import Compiled, backward_nodes, compile_dense, count_compiled, why_not
+from nsa.train.compiled import Compiled, backward_nodes, compile_dense, count_compiled
 from nsa.train.compiling import Compiling
+from nsa.train.kernels import why_not
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 EAGER = dense.Dense(
@@ -112,20 +114,23 @@ def test_the_bound_is_twice_our_own_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "words"),
+    ("asked", "device", "words"),
     [
-        ("graphs", "cpu", "need a CUDA device, this is cpu; use dense"),
-        ("dense", "cuda", "the package triton is not installed"),
-        ("dense", "cpu", "no C++ compiler here (g++, clang++, c++)"),
-        ("off", "cpu", None),
+        ({"NSA_COMPILE": "graphs"}, "cpu", "need a CUDA device, this is cpu; use dense"),
+        ({"NSA_COMPILE": "dense"}, "cuda", "the package triton is not installed"),
+        ({"NSA_COMPILE": "dense"}, "cpu", "no C++ compiler here (g++, clang++, c++)"),
+        ({"NSA_LIGER": "1"}, "cpu", "need a CUDA device, this is cpu; set it to 0"),
+        ({"NSA_LIGER": "1"}, "auto", "the package liger-kernel is not installed; pip install"),
+        ({"NSA_COMPILE": "graphs"}, "auto", None),
+        ({"NSA_COMPILE": "off", "NSA_LIGER": "0"}, "cpu", None),
     ],
 )
 def test_what_is_missing_is_said_before_it_is_needed(
-    mode: str, device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(compiled.shutil, "which", lambda _: None)
-    found = why_not(mode, device)
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
+    found = why_not(parse_toggles(asked), device)
     assert (found is None) == (words is None)
     assert words is None or (found is not None and words in found)
 
