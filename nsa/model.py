@@ -48,13 +48,13 @@ class Layer(nn.Module):
         )
         self.mlp_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
         self.mlp = SwiGLU(dim, cfg.mlp_hidden)
+        self.dense: Dense | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,dim] to [B,S,dim]."""
-        dense = self.attention.dense
-        if dense is not None:
+        if self.dense is not None:
             attended = self.attention(x, self.attention_norm)
-            return dense.leave(x, attended, self.mlp_norm, self.mlp)
+            return self.dense.leave(x, attended, self.mlp_norm, self.mlp)
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -112,7 +112,7 @@ class NSALanguageModel(nn.Module):
     def use(self, dense: Dense | None) -> None:
         """Run the dense parts of every layer by these functions from now on; None: as they are."""
         for module in self.modules():
-            if isinstance(module, NSAAttention):
+            if isinstance(module, Layer | NSAAttention):
                 module.dense = dense
 
     def n_parameters(self) -> int:

@@ -68,7 +68,7 @@ def compare(
     own = _ours(model, other)
     exact = copy.deepcopy(own).double()
     device = own.mlp_norm.weight.device
-    dense = other.attention.dense
+    dense = other.dense
     x, attended, logits = _numbers(model, tokens, device)
     if half is not None:
         attended, logits = attended.to(half), logits.to(half)
