@@ -248,6 +248,7 @@ class Event(StrEnum):
     CHECKPOINT = "checkpoint"
     MEMORY_DUMP = "memory_dump"
     DDP_BUCKETS = "ddp_buckets"
+    COMPILED = "compiled"
     EFFECT = "effect"
     ARM_FAILED = "arm_failed"
     ENOUGH = "enough"
@@ -276,6 +277,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.MEMORY_DUMP: ("path",),
     Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
+    Event.COMPILED: ("where", "timed", "added", "graphs", "recorded", "breaks"),
     Event.ARM_FAILED: ("arm", "block", "error"),
     Event.NONFINITE: ("value",),
     Event.HALT: ("reason",),

@@ -127,6 +127,10 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
     _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
+    _row("choice", "COMPILE", "off", "torch.compile of the dense parts; graphs: with CUDA graphs",
+         choices=("off", "dense", "graphs"), arm=True),
+    _row("bool", "LIGER", False, "RMSNorm and SwiGLU by the kernels of the package liger-kernel",
+         arm=True),
     _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
          choices=("off", "bf16", "fp16"), arm=True),
     _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
@@ -264,6 +268,8 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_DDP_COMPRESS": "off",
     "NSA_DDP_STATIC_GRAPH": False,
     "NSA_OPT_FUSED": False,
+    "NSA_COMPILE": "off",
+    "NSA_LIGER": False,
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
@@ -295,6 +301,8 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
         asking.append(("NSA_DDP_SAFE_MODE", _SAFE_MODE_OFF))
     if toggles.flag("NSA_SDPA_NO_FLASH") and not toggles.flag("NSA_DDP_SAFE_MODE"):
         asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
+    if toggles.flag("NSA_LIGER"):
+        asking.append(("NSA_LIGER", {"NSA_COMPILE": "off"}))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in asking

@@ -23,6 +23,7 @@ from nsa.toggles import (
 )
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
+from nsa.train.kernels import why_not
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.
@@ -231,6 +232,8 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
             f"NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; "
             "set it to 0"
         )
+    if (missing := why_not(toggles, config.runtime.device)) is not None:
+        problems.append(missing)
     return problems
 
 

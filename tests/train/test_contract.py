@@ -91,6 +91,7 @@ class TestOfARealLaunch:
                 seen.add(event)
         missing = {
             Event.DATA_START,
+            Event.COMPILED,
             Event.ARM_FAILED,
             Event.ENOUGH,
             Event.NONFINITE,

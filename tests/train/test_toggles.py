@@ -21,7 +21,7 @@ DDP_SAFE_MODE PG_TIMEOUT_MIN TB_DISABLE DISABLE_CSV_LOGS DISABLE_AUX_STATS HEART
 MEM_DUMP_EVERY ACCUM LR SEQ_LEN BATCH_SIZE SCALER_INIT_SCALE SCALER_GROWTH_INTERVAL
 SCALER_GROWTH_FACTOR SCALER_BACKOFF_FACTOR WATCH_HEARTBEAT_STALL_S WATCH_FLATLINE_N
 WATCH_GATE_COLLAPSE_N WATCH_GATE_ENTROPY_MIN WATCH_GATE_MAX_THRESHOLD WATCH_INTERVAL_S
-WATCH_HALT TEST_SEL_PACK"""
+WATCH_HALT TEST_SEL_PACK COMPILE LIGER"""
 
 
 def test_the_table_is_exactly_the_contracts_list() -> None:
@@ -72,15 +72,14 @@ def test_origin_bad_values_are_not_swallowed() -> None:
 def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: str) -> None:
     row = TOGGLES[name]
     assert parse_toggles({}).values[name] == row.default
-    choice = row.choices[-1] if row.choices else ""
-    text = {"bool": "1", "int": "7", "float": "0.5", "choice": choice}[row.kind]
+    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "".join(row.choices[-1:])}[row.kind]
     if name == "NSA_SCALER_GROWTH_FACTOR" or name == "NSA_SCALER_INIT_SCALE":
         text = "3.5"
     found = parse_toggles({name: text})
     assert found.is_set(name)
     described = {line["name"]: line for line in found.describe()}[name]
     assert described["source"] == "environment"
-    assert described["value"] == {"bool": True, "int": 7, "choice": choice}.get(
+    assert described["value"] == {"bool": True, "int": 7, "choice": text}.get(
         row.kind, float(text) if row.kind == "float" else None
     )
     assert row.meaning and row.requirement
@@ -117,6 +116,8 @@ def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
         "NSA_SEL_RANGES_V2",
         "NSA_SDPA_AUDIT",
         "NSA_WINDOW",
+        "NSA_COMPILE",
+        "NSA_LIGER",
     }
 
 
