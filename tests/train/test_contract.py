@@ -93,6 +93,7 @@ class TestOfARealLaunch:
             Event.DATA_START,
             Event.ARM_FAILED,
             Event.ENOUGH,
+            Event.CEILING_START,
             Event.NONFINITE,
             Event.HALT,
         }
