@@ -25,7 +25,7 @@ _PHASE = "baseline"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The pace that was measured, or why there is none; `interrupted` is the signal, if one came."""
+    """The pace that was measured, or why there is none; `interrupted` is the signal if one came."""
 
     pace: Pace | None = None
     problem: str = ""
