@@ -212,6 +212,9 @@ class SingleGpu(RowPhase):
         gated = case.gates_throughput(limit)
         one, names = self.shares(case) if gated else (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
+        if not gated and "preflight" not in case.evidence.earlier:
+            reason = f"{value}; preflight, which measures the link, was not run"
+            return skipped(Reason.NOT_GATED, reason, measurement=value)
         expected = without_overlap(case, pooled_rate(one, names))
         if not gated:
             text = f"efficiency at the same global batch: {value}; {expected.note}"

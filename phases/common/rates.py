@@ -209,6 +209,10 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
     A slow card lowers both, so what is missing here is missing to the settings or to the host.
     """
     pooled, env = pooled_rate(case, names), case.env(names[0])
+    limit = case.limit(MFU_OF_CEILING)
+    if not limit.gated and "preflight" not in case.evidence.earlier:
+        reason = f"throughput: {pooled}; preflight, which measures the ceiling, was not run"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     before = case.earlier("preflight")
     if strange := other_devices(before, env):
         return invalid(Reason.NOT_COMPARABLE, strange, measurement=pooled)
@@ -218,7 +222,6 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
     share = float(pooled.value) * per_token / ceiling
     text = f"{share:.2%} of {float(slow.value):.4g} TFLOP/s for each device ({slow.note})"
     value = derived(pooled, name="mfu_of_ceiling", value=share, unit="", note=size, also=[slow])
-    limit = case.limit(MFU_OF_CEILING)
     # Shown only, it may be of shared cores, which were slower while preflight ran.
     if limit.gated and not 0.0 < share <= 1.0:
         reason = f"{text}: a share outside (0, 1] is not possible"

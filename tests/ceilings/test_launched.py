@@ -79,7 +79,7 @@ def test_a_missing_device_is_refused_in_words(tmp_path: Path) -> None:
     words = tuple("cuda" if word == "cpu" else word for word in planned().argv)
     _, result = run(tmp_path, planned().model_copy(update={"argv": words}))
     assert result.status is LaunchStatus.CONFIG_ERROR
-    assert "needs CUDA device 0, but 0 are visible" in result.cause
+    assert "--device=cuda: rank " in result.cause and "but 0 are visible" in result.cause
 
 
 @pytest.mark.parametrize(

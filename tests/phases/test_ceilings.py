@@ -259,6 +259,16 @@ def test_without_preflight_in_this_run_there_is_no_share_of_it() -> None:
     assert "--phase preflight,baseline" in check.rerun
 
 
+def test_on_cores_a_phase_alone_stays_as_it_was() -> None:
+    """What never decides is no open question either."""
+    where = builder.context("cpu")
+    check = mfu_row({}, where)
+    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+    found = scaled_evidence(1e5, 0.8e5, where=where)
+    check = builder.row("single_gpu", "link", found, where)
+    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+
+
 def test_more_than_the_card_can_is_not_plausible_and_another_card_not_comparable() -> None:
     check = mfu_row({"preflight": preflight(matmul=2.0)}, rate=1e5)
     assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
