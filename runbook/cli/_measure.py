@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +55,13 @@ def measure_here(setup: Setup) -> Trial:
         stop_on_signals(StopRequest()) as stop,
     ):
         root = Path(folder)
-        result = run_launch(launch, root, observer=Observer(), stop=stop, retry=False)
+        # torchrun and torch's compiler leave files in it.
+        scratch = root / "tmp"
+        scratch.mkdir()
+        machine = {**os.environ, "TMPDIR": str(scratch)}
+        result = run_launch(
+            launch, root, observer=Observer(), stop=stop, retry=False, machine=machine
+        )
         if stop.requested:
             return Trial(problem=result.cause, interrupted=stop.requested)
         if not result.ok:
