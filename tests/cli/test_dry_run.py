@@ -182,7 +182,7 @@ def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.yaml").write_text(
-        "extends: cpu\nname: mine\ntitle: mine\nconfig: none.yaml\n", encoding="utf-8"
+        "extends: cpu\nname: mine\ntitle: mine\nconfig: ./none.yaml\n", encoding="utf-8"
     )
     (tmp_path / "none.yaml").write_text("model: {dim: 3}\n", encoding="utf-8")
     words = ("run", "--dry-run", "--measure", "--profile", "mine.yaml", "--phase", "baseline")
