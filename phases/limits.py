@@ -37,6 +37,9 @@ THROUGHPUT_AIM_HIGH = _gate(
     "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
 )
 MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
+MFU_OF_CEILING = _gate(
+    "mfu_of_ceiling", ">=", "", "share of the matrix product measured by preflight"
+)
 GPU_UTILISATION = _gate("gpu_utilisation", ">", "%", "of the least busy GPU")
 GPU_IMBALANCE = _gate(
     "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
@@ -96,6 +99,18 @@ FLAKY_LAUNCHES = _gate(
 DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
 DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
 GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
+CEILING_MATMUL = _gate(
+    "ceiling_matmul_tflops", ">=", "TFLOP/s", "large matrix product on the slowest device"
+)
+CEILING_MEMORY = _gate(
+    "ceiling_memory_gb_s", ">=", "GB/s", "copy in the slowest device's memory, read + written"
+)
+CEILING_HOST = _gate(
+    "ceiling_host_gb_s", ">=", "GB/s", "copy from pinned host memory to the slowest device"
+)
+CEILING_ALL_REDUCE = _gate(
+    "ceiling_all_reduce_gb_s", ">=", "GB/s", "bus bandwidth of a large all-reduce, slowest rank"
+)
 
 # -- the same on every machine: physics, and error rates fixed in the code -------------------------
 
@@ -114,6 +129,8 @@ RATE_TOLERANCE = 0.01
 # Half-width of what one more baseline launch may give: the worst launch-to-launch noise of a
 # healthy machine, so that three lucky launches do not make every later one invalid.
 CONTROL_LEAST = 0.05
+# A share of the peak that no clock reaches: a product that is faster was not measured.
+MOST_OF_PEAK = 1.3
 # A card sold as 80 GB shows a little less than 80 GiB.
 MEMORY_SHARE = 0.95
 # From this length on, token-by-token prefill looks like a hang (E1).
@@ -129,6 +146,11 @@ MACHINE = (
         "GPU memory",
         f"at least {MEMORY_SHARE:.0%} of the profile's",
         "a card sold as 80 GB shows a little less than 80 GiB",
+    ),
+    _fixed(
+        "matrix product",
+        f"at most {MOST_OF_PEAK:g} times the profile's peak",
+        "no clock reaches it: a faster product was not measured",
     ),
     _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
 )

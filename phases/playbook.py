@@ -135,6 +135,21 @@ BY_TOPIC: dict[str, str] = {
         "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
         "with CUDA_VISIBLE_DEVICES"
     ),
+    "card": (
+        "train on another card: this one is slower than its kind, whatever the settings are. Look "
+        "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "
+        "CLOCK,POWER,TEMPERATURE,PERFORMANCE) and at its ECC counters; reset or replace it"
+    ),
+    "link": (
+        "look at the link, not at the settings: generation and width under load (nvidia-smi -q -d "
+        "PCIE), nvidia-smi topo -m and nvlink -s, the slot, ACS and IOMMU; NCCL_DEBUG=INFO shows "
+        "the path between the ranks"
+    ),
+    "overlap": (
+        "the link would allow more: sweep NSA_DDP_BUCKET_MB, set NSA_DDP_COMPRESS=bf16 and "
+        "NSA_DDP_STATIC_GRAPH=1, leave NCCL_ALGO and NCCL_PROTO unset for a run, and look in an "
+        "nvtx run for work of the host between the steps"
+    ),
     "disk": "free space or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "target": (

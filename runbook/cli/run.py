@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runbook.cli._parser import (
     DEFAULT_OUT,
+    SIGNALS,
     Command,
     CommandParser,
     add_out,
@@ -21,7 +22,6 @@ from runbook.cli.finished import find_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, UsageError
 
-_SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 # A run continues with its original options; where it lies and how it is shown may be said again.
 _FREE_BESIDE_RESUME = ("out", "resume")
 
@@ -53,6 +53,12 @@ def _add_arguments(parser: CommandParser) -> None:
         "--dry-run",
         action="store_true",
         help="print the commands with time estimates; start and judge nothing",
+    )
+    group.add_argument(
+        "--measure",
+        action="store_true",
+        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
+        "estimate with them",
     )
     group.add_argument(
         "--keep-going",
@@ -109,6 +115,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found: list[str] = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
+    if args.measure and not args.dry_run:
+        found.append("--measure is for --dry-run: a run measures its first steps by itself")
     args.resume_folder = None
     if args.resume is not None:
         found.extend(_beside_resume(args))
@@ -195,7 +203,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     if not args.json:
         print_summary(console, record, Path(observer.run_root))
     if record.interrupted:
-        return _SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+        return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
     return record.verdict.exit_code
 
 

@@ -20,7 +20,7 @@ from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.not_started import wrong_machine
-from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
+from runbook.engine.options import RunOptions, Setup, prepare, setup_to_resume
 from runbook.engine.outputs import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -31,6 +31,7 @@ from runbook.engine.outputs import (
     write_reports,
 )
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.progress import Forecaster
 from runbook.engine.unused import UNUSED, unused_variables
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
@@ -102,7 +103,7 @@ def resume_run(
     run_root: Path,
     *,
     observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
 ) -> RunRecord:
     """Continue a run after an interruption or a crash of harness or machine.
 
@@ -166,6 +167,13 @@ def _finished_launches(
 def _continue(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
     names = tuple(phase.name for phase in state.setup.phases)
+    done = _finished_phases(state.journal)
+    left = [
+        launch
+        for launch in state.setup.planned
+        if launch.phase not in done and (launch.phase, launch.name) not in state.finished_launches
+    ]
+    state.observer = Forecaster(state.observer, left, state.setup.profile)
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
     with _signals(state.stop):
         try:

@@ -80,7 +80,7 @@ class Attempt:
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.kind == "trainer",
+            loopback=self.launch.has_ranks,
         )
         self._describe()
         before = oom_kills()
@@ -135,7 +135,7 @@ class Attempt:
         if now - self.began > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
-        if self.launch.kind != "trainer" or any(s.ended and s.exit_code != 0 for s in ranks):
+        if not self.launch.has_ranks or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
             hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
@@ -243,7 +243,7 @@ class Attempt:
         states = [state for _, state in sorted(self.watch.ranks.items())]
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
-        if self.launch.kind == "trainer":
+        if self.launch.has_ranks:
             own, wanted = self._ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(

@@ -23,7 +23,7 @@ from runbook.read.documents import (
 from runbook.read.heartbeats import heartbeat_files
 from runbook.read.history import read_heartbeats
 from runbook.read.rows import RowSpec, read_rows
-from runbook.read.shapes import AUDIT, ENV, PROFILE, shaped
+from runbook.read.shapes import AUDIT, CEILINGS, ENV, PROFILE, shaped
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
@@ -48,6 +48,7 @@ _DOCUMENTS = {
     "env": (contract.ENV_JSON, ENV),
     "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
     "profile": (contract.PROFILE_JSON, PROFILE),
+    "ceilings": (contract.CEILINGS_JSON, CEILINGS),
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import Event
+from nsa.contract import Ceiling, Event
 
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
 _LARGEST = 2**64
@@ -190,6 +190,29 @@ PROFILE = Fields(
                 "idle_us": is_number,
                 "python_wait_us": is_number,
             }
+        ),
+    }
+)
+_MEASURED = Fields(
+    {
+        **dict.fromkeys(("size", "bytes", "ranks", "inner"), is_count),
+        **dict.fromkeys(("host_s", "rate"), is_number),
+        **dict.fromkeys(("dtype", "unit"), is_text),
+        "seconds": Items(is_number),
+    }
+)
+CEILINGS = Fields(
+    {
+        "run_token": is_text,
+        "world_size": is_count,
+        "ranks": Items(
+            Fields(
+                {
+                    "rank": is_count,
+                    "device": Fields(dict.fromkeys(("type", "name", "uuid"), is_text)),
+                    **dict.fromkeys(Ceiling, _MEASURED),
+                }
+            )
         ),
     }
 )

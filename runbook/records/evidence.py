@@ -122,6 +122,9 @@ class LaunchEvidence:
     profile: Mapping[str, Any] | None = None
     profile_path: str = ""
     profile_sha256: str = ""
+    ceilings: Mapping[str, Any] | None = None
+    ceilings_path: str = ""
+    ceilings_sha256: str = ""
     trace_path: str = ""
     trace_sha256: str = ""
     junit: JUnitReport | None = None

@@ -32,6 +32,7 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         (contract.ENV_JSON, made.env),
         (contract.SDPA_AUDIT_JSON, made.audit),
         (contract.PROFILE_JSON, made.profile),
+        (contract.CEILINGS_JSON, made.ceilings),
         ("result.json", made.result.model_dump(mode="json")),
     ):
         if document is not None:

@@ -23,6 +23,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     TrainingLog,
 )
+from tests.phases import ceiling_files
 from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
 
 VOCABULARY = 256
@@ -234,6 +235,13 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     if launch.kind == "pytest":
         device = "cuda" if profile.has_gpu else "cpu"
         return replace(base, junit=junit(launch.name, where, device))
+    if launch.kind == "ceilings":
+        return replace(
+            base,
+            ceilings=ceiling_files.document(launch, profile),
+            ceilings_path=f"{where}/ceilings.json",
+            ceilings_sha256=digest_of(where),
+        )
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
     trained = float(table["dt_s"].sum())

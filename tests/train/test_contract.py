@@ -94,6 +94,7 @@ class TestOfARealLaunch:
             Event.COMPILED,
             Event.ARM_FAILED,
             Event.ENOUGH,
+            Event.CEILING_START,
             Event.NONFINITE,
             Event.HALT,
         }
