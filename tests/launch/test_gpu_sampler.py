@@ -26,6 +26,7 @@ def stand_in(
     script = folder / "nvidia-smi"
     script.write_text(
         f"#!/bin/sh\nif [ $1 = --help-query-gpu ]; then printf '{listed}'; exit; fi\n"
+        "if [ $1 = -q ]; then echo 'NVIDIA-SMI has failed'; exit 9; fi\n"
         f"echo $1 >{folder}/asked\n"
         f"cat <<'EOF'\n{text}EOF\nprintf '2026/11/21 04:0'\nsleep 60\n"
     )
@@ -79,5 +80,5 @@ def test_a_field_is_asked_for_by_the_name_that_this_driver_knows(
     run(fake_launch(steps=20), tmp_path)
     (query,) = (tmp_path / "asked").read_text().split()
     fields = query.removeprefix("--query-gpu=").split(",")
-    assert asked in fields and len(fields) == len(GPU_SAMPLES.columns)
+    assert asked in fields and len(fields) == GPU_SAMPLES.columns.index("uuid") + 1
     assert len([name for name in fields if "reasons" in name]) == 1
