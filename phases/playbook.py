@@ -131,6 +131,11 @@ BY_TOPIC: dict[str, str] = {
         "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
         "with CUDA_VISIBLE_DEVICES"
     ),
+    "devices": (
+        "do not use these numbers; do what the Xid or the counter asks for (reset the GPU, reboot, "
+        "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
+        "to read the kernel log run as root or set kernel.dmesg_restrict=0"
+    ),
     "disk": "free space or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "target": (

@@ -93,6 +93,8 @@ def slot_of(address: str) -> str:
     ('0000:ca:00', '0000:ca:00', '0000:ca:00')
     """
     parts = address.lower().split(".")[0].split(":")
+    if len(parts) < 2:
+        return address.lower()  # no address; it is equal to no other
     domain = parts[-3][-4:] if len(parts) > 2 else ""
     return f"{domain.rjust(4, '0')}:{parts[-2]}:{parts[-1]}"
 
