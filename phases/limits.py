@@ -123,6 +123,10 @@ PCIE_REPLAYS_PER_MINUTE = 8
 THROTTLED_SHARE = 0.05
 # A process of somebody else that is seen once may have been about to end.
 OTHERS_SAMPLES = 2
+# Shared memory for NCCL between processes, and for the batches of loaders: under it, both fail.
+SHM_LEAST_GIB = 1.0
+# Of the processors: work of others that takes this much shows in a host-bound trainer's pace.
+BUSY_SHARE = 0.5
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 

@@ -136,6 +136,10 @@ BY_TOPIC: dict[str, str] = {
         "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
         "to read the kernel log run as root or set kernel.dmesg_restrict=0"
     ),
+    "host_settings": (
+        "do what the row says beside each setting; none of them decides, but numbers of machines "
+        "that are set up differently are not alike"
+    ),
     "disk": "free space or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "target": (

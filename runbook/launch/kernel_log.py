@@ -87,12 +87,12 @@ class KernelLog:
     """The window of one launch: it begins when this is made and ends with `close()`."""
 
     def __init__(
-        self, openers: Sequence[Callable[[], _Source]] | None = None, *, kmsg: Path = KMSG
+        self, openers: Sequence[Callable[[], _Source]] | None = None, *, kmsg: Path | None = None
     ) -> None:
         self._began_at = utc_text()
         self._source: _Source | None = None
         problems = []
-        for opener in openers or (lambda: _Kmsg(kmsg), _Dmesg, _Journal):
+        for opener in openers or (lambda: _Kmsg(kmsg or KMSG), _Dmesg, _Journal):
             try:
                 self._source = opener()
                 break

@@ -100,8 +100,11 @@ def slot_of(address: str) -> str:
 
 
 def concerns(line: KernelLine, slots: Collection[str]) -> bool:
-    """Is the line about one of these PCI places? Yes where no place is known, in line or launch."""
-    return not slots or not line.pci or bool(set(line.pci) & set(slots))
+    """Is the line about one of these PCI places? Yes where no place is known, in line or launch.
+
+    A switch of NVLink (SXid) has a place of its own, between all GPUs.
+    """
+    return line.kind is Kind.SXID or not slots or not line.pci or bool(set(line.pci) & set(slots))
 
 
 def parse_lines(texts: Iterable[str]) -> list[KernelLine]:
