@@ -109,8 +109,7 @@ def run_tool(
     except subprocess.TimeoutExpired:
         return _gave_up(process, f"{argv[0]}: no answer within {timeout_s:g} s")
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=_KILLED_WITHIN_S)
+        _gave_up(process, "")
         raise
     problem = _exit_problem(argv[0], process.returncode, stderr)
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
@@ -125,7 +124,8 @@ def _gave_up(process: subprocess.Popen[str], problem: str) -> ToolResult:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-        return ToolResult(stdout="", stderr="", problem=f"{problem}, and cannot be killed")
+        process.poll()
+        return ToolResult(stdout="", stderr="", problem=f"{problem}, and it does not end")
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from runbook.collect.probe import run_tool
@@ -32,6 +33,7 @@ _OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 # The steps of a fast trainer are over in seconds.
 _EVERY_MS = 200
 _HELP_TIMEOUT_S = 10.0
+_ENDED_WITHIN_S = 2.0
 _NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
 
 
@@ -82,7 +84,9 @@ class GpuSampler:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
+        # One that hangs in the driver of a lost card cannot be killed; the reaper goes on trying.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_ENDED_WITHIN_S)
         self._process = None
         self._tidy()
 
