@@ -47,6 +47,14 @@ PROMISED = {
     "memory.total_gib",
     "env.problems",
     "env.recorded",
+    "host.numa_balancing",
+    "host.iommu_translates",
+    "host.acs_redirects",
+    "host.memlock_mib",
+    "host.shm_gib",
+    "host.cpu_governor",
+    "host.busy_cpus",
+    "host.cpu_quota",
 }
 
 
