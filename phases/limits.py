@@ -133,6 +133,17 @@ CONTROL_LEAST = 0.05
 MOST_OF_PEAK = 1.3
 # A card sold as 80 GB shows a little less than 80 GiB.
 MEMORY_SHARE = 0.95
+# More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
+# largest rate recommended. A launch under a minute may have as many as one of a minute.
+PCIE_REPLAYS_PER_MINUTE = 8
+# A thermal or power slowdown in more of the samples than this changes the mean pace.
+THROTTLED_SHARE = 0.05
+# A process of somebody else that is seen once may have been about to end.
+OTHERS_SAMPLES = 2
+# Shared memory for NCCL between processes, and for the batches of loaders: under it, both fail.
+SHM_LEAST_GIB = 1.0
+# Of the processors: work of others that takes this much shows in a host-bound trainer's pace.
+BUSY_SHARE = 0.5
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 
@@ -189,6 +200,26 @@ PLAUSIBLE = (
     ),
     _fixed("sum of dt_s", "at most the launch's duration", "steps happen inside the launch"),
     _fixed("throughput", "lower bound over at least 3 launches", "one-sided 5 %"),
+    _fixed(
+        "PCIe replays of a launch",
+        f"at most {PCIE_REPLAYS_PER_MINUTE} a minute: a warning; more: INVALID",
+        "NVIDIA DCGM's largest recommended rate",
+    ),
+    _fixed(
+        "corrected ECC errors of a launch",
+        "any: a warning",
+        "the values stay right; the driver's alarm for too many is Xid 92",
+    ),
+    _fixed(
+        "uncorrected ECC errors, remapped rows, Xids, another process on a GPU",
+        "none",
+        "the machine was not healthy, or not this launch's alone",
+    ),
+    _fixed(
+        "thermal or power slowdown",
+        f"in at most {THROTTLED_SHARE:.0%} of the samples: a warning; in more: INVALID",
+        "it changes the mean pace",
+    ),
 )
 SWEEP = (
     _fixed(

@@ -150,6 +150,15 @@ BY_TOPIC: dict[str, str] = {
         "NSA_DDP_STATIC_GRAPH=1, leave NCCL_ALGO and NCCL_PROTO unset for a run, and look in an "
         "nvtx run for work of the host between the steps"
     ),
+    "devices": (
+        "do not use these numbers; do what the Xid or the counter asks for (reset the GPU, reboot, "
+        "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
+        "to read the kernel log run as root or set kernel.dmesg_restrict=0"
+    ),
+    "host_settings": (
+        "do what the row says beside each setting; none of them decides, but numbers of machines "
+        "that are set up differently are not alike"
+    ),
     "disk": "free space or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "target": (

@@ -28,6 +28,7 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
+from phases.common.host_settings import host_settings
 from phases.common.measure import against
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
@@ -204,6 +205,12 @@ def _machine_rows() -> tuple[Row, ...]:
             "Are all toggles and variables known to this torch?",
             variables,
             topic="variables",
+        ),
+        Row(
+            "host_settings",
+            "Is the host set up and quiet enough to be measured?",
+            host_settings,
+            topic="host_settings",
         ),
         Row(
             "prefill",

@@ -13,6 +13,24 @@ from typing import Any
 
 from nsa.contract import Ceiling, Event
 
+# Of a GPU in devices_before.json and devices_after.json.
+DEVICE_COUNTERS = (
+    "ecc_corrected_volatile",
+    "ecc_uncorrected_volatile",
+    "ecc_corrected_aggregate",
+    "ecc_uncorrected_aggregate",
+    "remapped_correctable",
+    "remapped_uncorrectable",
+    "remap_pending",
+    "remap_failure",
+    "retired_single_bit",
+    "retired_double_bit",
+    "retired_pending",
+    "pcie_replays",
+    "power_violation_s",
+    "thermal_violation_s",
+)
+LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
 _LARGEST = 2**64
 
@@ -30,6 +48,11 @@ def is_any_number(value: object) -> bool:
 def is_number(value: object) -> bool:
     """A finite number."""
     return is_any_number(value) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def is_flag(value: object) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
 
 
 def is_text(value: object) -> bool:
@@ -214,6 +237,29 @@ CEILINGS = Fields(
                 }
             )
         ),
+    }
+)
+_DEVICE = Fields(
+    {
+        **dict.fromkeys(("index", "clock_events"), is_count),
+        **dict.fromkeys(("uuid", "name", "pci", "problem"), is_text),
+        "pci_path": Items(is_text),
+        "counters": Fields(dict.fromkeys(DEVICE_COUNTERS, is_number)),
+        "link": Fields(dict.fromkeys(LINK_FIELDS, is_count)),
+    }
+)
+DEVICES = Fields(
+    {
+        **dict.fromkeys(("source", "problem", "taken_at", "driver"), is_text),
+        "gpus": Items(_DEVICE),
+    }
+)
+KERNEL_LOG = Fields(
+    {
+        **dict.fromkeys(("source", "problem"), is_text),
+        **dict.fromkeys(("others", "left_out"), is_count),
+        "lost": is_flag,
+        "lines": Items(is_text),
     }
 )
 _SPOTS = (

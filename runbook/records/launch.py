@@ -126,6 +126,7 @@ class LaunchStatus(StrEnum):
     CRASHED = "crashed"
     CONFIG_ERROR = "config_error"
     ENVIRONMENT_ERROR = "environment_error"
+    HARDWARE_ERROR = "hardware_error"
     NON_FINITE = "non_finite"
     OUT_OF_MEMORY = "out_of_memory"
     HALTED = "halted"

@@ -31,6 +31,9 @@ PARTS = {
     "junit": None,
     "console_lines": (),
     "gpu_samples": None,
+    "devices_before": None,
+    "devices_after": None,
+    "kernel_log": None,
 }
 # Decided by the plan alone, without any evidence.
 PLANNED = {"preflight.prefill"}
@@ -90,6 +93,7 @@ EXPECTED_ENDINGS = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
