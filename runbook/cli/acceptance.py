@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import DEFAULT_OUT, Command, CommandParser, number_type
 from runbook.console import Console, printable
@@ -48,7 +48,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--stand-in", action="store_true",
-        help="a rehearsal on the CPU with small shapes, marked as such in everything that it writes",
+        help="a rehearsal on the CPU with small shapes, marked as such in all that it writes",
     )  # fmt: skip
     parser.add_argument(
         "--stages", type=Path, metavar="FILE", help="another list of stages, of the same form"
@@ -102,9 +102,7 @@ def _device(args: argparse.Namespace) -> str:
 
     if args.stand_in:
         return _STAND_IN_DEVICE
-    told = run_tool(
-        ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"), timeout_s=_ASK_S
-    )
+    told = run_tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"), timeout_s=_ASK_S)
     names = [line.strip() for line in told.stdout.splitlines() if line.strip()]
     if not told.ok or not names:
         raise UsageError(
@@ -150,7 +148,7 @@ def _state(
 ) -> State:
     """Where an earlier call ended, or the beginning."""
     from runbook.tools.acceptance.handover import take_up
-    from runbook.tools.acceptance.state import STATE_FILE, State, StageState
+    from runbook.tools.acceptance.state import STATE_FILE, StageState, State
 
     if not (work / STATE_FILE).is_file() and take_up(out, work):
         console.progress(printable(f"going on from what was handed over in {out}"))
@@ -180,7 +178,7 @@ def _show_plan(args: argparse.Namespace, console: Console, asked: Sequence[Stage
         profile="cpu" if args.stand_in and args.profile == "auto" else args.profile,
         stand_in=args.stand_in,
     )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for stage in asked:
         values = place.values(args.work / "DEVICE" / stage.name, stage.budget_s)
         lines = [shlex.join(c.words(values, stand_in=args.stand_in)) for c in stage.commands]
@@ -252,8 +250,8 @@ whatever ends the call, what there is so far lies in the folder.""",
   runbook gpu-acceptance                             all that is not finished
   runbook gpu-acceptance --stage device,tests --until-s 570 --out /tmp/out
   runbook gpu-acceptance --stand-in                  a rehearsal without a GPU""",
-    exits="0 all stages passed, 1 one failed, 2 usage or no GPU, 3 one that was asked for is cut off, "
-    "undecided or could not run, 4 those that were asked for passed, 130 Ctrl-C, 143 SIGTERM",
+    exits="0 all stages passed, 1 one failed, 2 usage or no GPU, 3 one that was asked for is cut "
+    "off, undecided or could not run, 4 those that were asked for passed, 130 Ctrl-C, 143 SIGTERM",
     add_arguments=_add_arguments,
     run=_accept,
 )

@@ -69,16 +69,14 @@ def create_run_folder(out: Path) -> Path:
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
-def run_plan(
-    options: RunOptions, *, observer: Observer, until_s: float | None = None
-) -> RunRecord:
+def run_plan(options: RunOptions, *, observer: Observer, until_s: float | None = None) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM, and
     when `until_s` seconds are over, everything that was started is ended, the rest becomes
-    INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the disk refuses, the record is returned with that reason and is never GO. Raises
-    `UsageError` before anything is created if the options are wrong or the run's folder cannot be
-    made.
+    INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the disk
+    refuses, the record is returned with that reason and is never GO. Raises `UsageError` before
+    anything is created if the options are wrong or the run's folder cannot be made.
     """
     return run_setup(prepare(options), observer=observer, until_s=until_s)
 
@@ -97,9 +95,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
             known=_known_phases(setup),
         )
         return _continue(
-            RunState(
-                setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
-            )
+            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
         )
 
 

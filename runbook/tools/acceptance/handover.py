@@ -24,7 +24,9 @@ LOG_FILE = "progress.log"
 ARCHIVE = "everything.tar.gz"
 FILES = (SUMMARY_MD, SUMMARY_JSON, TABLES_MD, RESULTS_JSON, LOG_FILE, ARCHIVE)
 
-STAND_IN = "STAND-IN: no GPU. This is a rehearsal on a CPU with small shapes; it says nothing about a GPU."
+STAND_IN = (
+    "STAND-IN: no GPU. This is a rehearsal on a CPU with small shapes; it says nothing about a GPU."
+)
 # Weights and profiler traces are large and say nothing that a table does not.
 _LEFT_OUT = (".pt", ".lock", ".tmp", ".pyc")
 ARCHIVE_BYTES = 15 << 20
@@ -70,10 +72,8 @@ def summary_text(
     for stage in stages:
         one = state.stages[stage.name]
         reason = one.reason.replace("|", "\\|").replace("\n", " ")
-        lines.append(
-            f"| {stage.name} | {one.status} | {one.seconds:.0f} of {stage.budget_s * stage.parts:.0f}"
-            f" | {one.parts} | {reason} |"
-        )
+        time = f"{one.seconds:.0f} of {stage.budget_s * stage.parts:.0f}"
+        lines.append(f"| {stage.name} | {one.status} | {time} | {one.parts} | {reason} |")
     open_ones = [s.name for s in stages if not state.stages[s.name].status.finished]
     if open_ones:
         lines += ["", f"To go on with {', '.join(open_ones)}:", "", f"    {again}"]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,7 +131,8 @@ class Runner:
                 end = CommandEnd(name=command.name, code=code or 0, seconds=clock.gone_s)
                 ends = (*self.state.stages[stage.name].commands, end)
                 self._keep(stage, commands=ends)
-            status, reason = max((status, reason), (reached, text), key=_severity)
+            if _severity(reached) >= _severity(status):
+                status, reason = reached, text
             if status is Status.CUT_OFF:
                 break
         # A command that failed in an earlier part still counts.
@@ -180,10 +181,8 @@ class Runner:
             now = time.monotonic()
             if clock.left_s <= 0 or self.stop.requested:
                 signal_owned(child.pid, token, signal.SIGTERM)
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     child.wait(_TERM_GRACE_S)
-                except subprocess.TimeoutExpired:
-                    pass
                 return TO_BE_CONTINUED if child.returncode == TO_BE_CONTINUED else None
             if now - told >= _TELL_EVERY_S:
                 told = now
@@ -260,9 +259,8 @@ def _meaning(
     return Status.FAIL, f"{command.name} {how}: {_last_line(folder / CONSOLE_LOG)}"
 
 
-def _severity(item: tuple[Status, str]) -> int:
-    order = (Status.PASS, Status.UNDECIDED, Status.FAIL, Status.CUT_OFF)
-    return order.index(item[0])
+def _severity(status: Status) -> int:
+    return (Status.PASS, Status.UNDECIDED, Status.FAIL, Status.CUT_OFF).index(status)
 
 
 def _last_line(console: Path) -> str:

@@ -115,7 +115,9 @@ def select_stages(names: Sequence[str], stages: Sequence[Stage]) -> tuple[Stage,
     """
     wanted = [part.strip() for name in names for part in name.split(",") if part.strip()]
     known = [stage.name for stage in stages]
-    wrong = [f"--stage {n}: no such stage{did_you_mean(n, known)}" for n in wanted if n not in known]
+    wrong = [
+        f"--stage {n}: no such stage{did_you_mean(n, known)}" for n in wanted if n not in known
+    ]
     if wrong:
         raise UsageError(wrong, hint=f"there are: {', '.join(known)}")
     return tuple(stage for stage in stages if not wanted or stage.name in wanted)

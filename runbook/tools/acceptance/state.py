@@ -98,7 +98,7 @@ class State(Record):
         return self.model_copy(update={"stages": stages})
 
     def exit_code(self, asked: Sequence[str]) -> int:
-        """0 all passed, 1 one failed, 3 one that was asked for is open, 4 those asked for passed."""
+        """0 all passed, 1 one failed, 3 one that was asked for is open, 4 those asked passed."""
         statuses = {name: state.status for name, state in self.stages.items()}
         if Status.FAIL in statuses.values():
             return ProgramExit.NO_GO
