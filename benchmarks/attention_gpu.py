@@ -8,8 +8,7 @@ bfloat16 on a GPU and float32 on a CPU. First what is computed: outputs and grad
 written-out reference in float64, up to --check-to tokens; beyond, the outputs of the first ones,
 which see nothing of the rest. Then how long: all arms in turn (A B C, C B A, ...), CUDA events
 around forward and backward, or CPU time of the process. Peak memory is what the allocator held at
-most, less what was there before; on a CPU it is not measured (attention_cpu.py does, in a process of
-its own).
+most, less what was there before; on a CPU it is not measured (attention_cpu.py does that).
 
 Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
 of its kernels alone; ratios are against the best of them. Every length is a line in rows.jsonl as
@@ -293,6 +292,8 @@ def main(argv: Sequence[str]) -> int:
     args.stand_in = args.device == "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # waiting threads would count as CPU time
     lines = args.out / "rows.jsonl"
     rows: list[dict[str, Any]] = read_lines(lines)
     longest_s = 0.0
