@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.tools.acceptance.stages import Stage
 from runbook.tools.acceptance.state import State, Status, read_result
@@ -144,13 +145,23 @@ def _write_tar(stream: gzip.GzipFile, files: Sequence[tuple[str, bytes]]) -> Non
 
 
 def take_up(out: Path, work: Path) -> bool:
-    """Unpack what an earlier call handed over where its work is gone; was there something?"""
+    """Unpack what an earlier call handed over where its work is gone; was there something?
+
+    Files too large for the archive are gone. Raises RunbookError if the archive is damaged.
+    """
     archive = out / ARCHIVE
-    if work.exists() or not archive.is_file():
+    if not archive.is_file() or (work.exists() and any(work.iterdir())):
         return False
     fresh = work.with_name(f".{work.name}.taken-up")
     shutil.rmtree(fresh, ignore_errors=True)
-    with tarfile.open(archive) as tar:
-        tar.extractall(fresh, filter="data")
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(fresh, filter="data")
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RunbookError(
+            f"{archive} is damaged ({error}): move its folder away to begin anew"
+        ) from error
+    if work.exists():
+        work.rmdir()
     fresh.rename(work)
     return True

@@ -239,7 +239,7 @@ def ratio(base: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
         "toks_per_s": list(other),
         "ratio": decision.estimate,
         "interval": list(decision.interval) if decision.interval else None,
-        "says": decision.reason,
+        "says": decision.reason.removeprefix("a "),
     }
 
 
@@ -266,14 +266,18 @@ def throughput(bench: Bench, launch: Launch) -> dict[str, Any]:
 
 
 def fill(bench: Bench, batch: Batch) -> list[dict[str, Any]]:
-    """The production batch, a larger one, and the one that two points say fills the memory."""
-    size = bench.profile.workload.global_batch
+    """The production batch, a larger one, and the one that two points say fills the memory.
+
+    Production is as the profile has it; the others have one micro-batch per step.
+    """
+    production = bench.profile.workload.global_batch
     total_mib = (bench.profile.hardware.gpu_memory_gib or 0.0) * 1024
     rows: list[dict[str, Any]] = []
-    sizes = [size, size * batch.grow]
+    sizes = [production, production * batch.grow]
     while sizes:
         size = sizes.pop(0)
-        overrides = {"train.batch_size": size, "train.accumulate_grad_batches": 1}
+        larger = {"train.batch_size": size, "train.accumulate_grad_batches": 1}
+        overrides = larger if size != production else {}
         launch = bench.launch(f"batch_{size}", steps=batch.steps, env={}, overrides=overrides)
         row = {"batch": size, **throughput(bench, launch)}
         rows.append(row)
@@ -327,9 +331,10 @@ def table(pairs: Sequence[dict[str, Any]], batches: Sequence[dict[str, Any]]) ->
             continue
         mfu = "-" if row["mfu"] is None else f"{row['mfu']:.2%}"
         numbers = (f"{row['toks_per_s']:.0f}", f"{1e3 * row['step_s']:.1f}", mfu)
-        sizes.append((row["batch"], *numbers, f"{row['memory_mib']:.0f}", ""))
+        micro = f"{row['accumulation']} micro-batches per step" if row["accumulation"] != 1 else ""
+        sizes.append((row["batch"], *numbers, f"{row['memory_mib']:.0f}", micro))
     names = ("global batch", "tok/s", "step ms", "MFU", "memory MiB", "")
-    return f"{text}\nOne micro-batch per step:\n\n{markdown_table(names, sizes)}"
+    return f"{text}\n{markdown_table(names, sizes)}"
 
 
 def summary(pairs: Sequence[dict[str, Any]], batches: Sequence[dict[str, Any]]) -> str:
