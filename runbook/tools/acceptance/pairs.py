@@ -8,6 +8,7 @@ well is not repeated in the next part.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,16 +51,19 @@ class Amount(Record):
 
 
 class Variant(Record):
-    """A choice: the variables `set` beside those of `against`."""
+    """A choice: the variables `set` beside those of `against`, and the package it takes."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     set: dict[str, str] = Field(min_length=1)
     against: dict[str, str] = Field(min_length=1)
+    package: str = ""
 
     @property
     def unknown(self) -> list[str]:
-        """What this build does not understand of it."""
+        """What this build or machine lacks for it."""
         found = []
+        if self.package and importlib.util.find_spec(self.package) is None:
+            found.append(f"no package {self.package} here")
         for name, value in {**self.against, **self.set}.items():
             if name not in TOGGLES:
                 found.append(f"no toggle {name} in this build")

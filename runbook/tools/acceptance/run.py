@@ -193,8 +193,7 @@ def report(program: Program, record: RunRecord) -> None:
     ]
     bad = [c for c in record.checks() if c.required and c.outcome in _BAD]
     checks = [(check.id, check.outcome, check.reason) for check in bad]
-    unfinished = "to be continued; so far " if record.interrupted else ""
-    text = f"{unfinished}{record.headline}"
+    text = record.headline
     table = (
         f"{text}\n\n{cut}\n\n"
         + markdown_table(("phase", "outcome", "seconds", "launches"), phases)

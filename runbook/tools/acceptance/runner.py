@@ -253,6 +253,8 @@ def _meaning(
     if code is None:
         why = f"ended by {stopped}" if stopped else f"ended after its {clock.limit_s:.0f} s"
         return Status.CUT_OFF, f"{command.name} {why}{f'; so far: {said}' if said else ''}"
+    if code == TO_BE_CONTINUED:
+        return Status.CUT_OFF, f"out of time, to be continued; so far: {said or 'nothing'}"
     if code in _STATUS:
         return _STATUS[code], said or f"{command.name}: {_last_line(folder / CONSOLE_LOG)}"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -51,6 +51,10 @@ def test_a_ratio_with_its_bounds() -> None:
 def test_a_toggle_that_this_build_does_not_know() -> None:
     variant = Variant(name="new", set={"NSA_NO_SUCH": "1"}, against={"NSA_NO_SUCH": "0"})
     assert variant.unknown == ["no toggle NSA_NO_SUCH in this build"]
+    lacking = Variant(
+        name="x", set={"NSA_OPT_FUSED": "1"}, against={"NSA_OPT_FUSED": "0"}, package="no_such"
+    )
+    assert lacking.unknown == ["no package no_such here"]
     wrong = Variant(
         name="wrong", set={"NSA_DDP_COMPRESS": "zip"}, against={"NSA_DDP_COMPRESS": "off"}
     )
