@@ -12,12 +12,14 @@ WHEELS_ARGS ?=
 # ignores the groups under pytest 9.2.) Later words win: PYTEST_ARGS=-n0 is one process.
 WORKERS ?= logical
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 
-.PHONY: help demo test lint wheels clean
+.PHONY: help demo test gpu lint wheels clean
 
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
 	@echo "make test   install, run all tests on all cores (PYTEST_ARGS='-n0 tests/read': some, on one)"
+	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
 	@echo "make lint   install, run ruff, mypy and import-linter"
 	@echo "make wheels download what a machine that has HAVE='torch numpy' (or a file) still needs"
 	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
@@ -31,6 +33,11 @@ test:
 	@$(INSTALL) --dev
 	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 \
 	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+
+# pytest and hypothesis are what its stage `tests` needs.
+gpu:
+	@$(INSTALL) --dev
+	$(BIN)/runbook gpu-acceptance $(GPU_ARGS)
 
 lint:
 	@$(INSTALL) --dev

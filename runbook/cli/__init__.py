@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from runbook import __version__
 from runbook.checkout import share_packages
 from runbook.cli._parser import CommandParser, parse_all
+from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.drill import DRILL
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.history import HISTORY
@@ -28,7 +29,7 @@ COMMANDS = {
         *(RUN, REPORT, VERIFY, JUDGE),
         *(PHASES, PROFILES, TOGGLES, SCHEMA),
         *(INSPECT, COMPARE, HISTORY, DECIDE, REPLAY),
-        *(WATCH, STACKS, TRIAGE, DRILL),
+        *(WATCH, STACKS, TRIAGE, DRILL, GPU_ACCEPTANCE),
     )
 }
 

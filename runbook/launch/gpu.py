@@ -37,7 +37,7 @@ _ENDED_WITHIN_S = 2.0
 _NO_VALUE = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]")
 
 
-def _fields(tool: str) -> tuple[str, ...]:
+def query_fields(tool: str) -> tuple[str, ...]:
     """The fields by the names that this nvidia-smi lists in its help."""
     known = run_tool([tool, "--help-query-gpu"], timeout_s=_HELP_TIMEOUT_S).stdout
     return tuple(_OLDER[name] if name in _OLDER and name not in known else name for name in _FIELDS)
@@ -74,7 +74,7 @@ class GpuSampler:
             return []
         return [
             tool,
-            f"--query-gpu={','.join(_fields(tool))}",
+            f"--query-gpu={','.join(query_fields(tool))}",
             "--format=csv,noheader,nounits",
             f"--loop-ms={_EVERY_MS}",
         ]
