@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
-from runbook.checkout import share_packages
 from runbook.cli._parser import CommandParser, parse_all
 from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.drill import DRILL
@@ -111,8 +110,10 @@ def _dispatch(words: list[str]) -> int:
             f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}",
             hint=f"commands: {', '.join(COMMANDS)}",
         )
-    share_packages(os.environ)
     args, problems = parse_all(parser, parsers, words)
+    from runbook.checkout import share_packages
+
+    share_packages(os.environ)
     command = COMMANDS[args.command]
     problems.extend(command.problems(args))
     if problems:
