@@ -87,7 +87,7 @@ class Engine:
         self._kept: list[RemovableHandle] = []
 
     def configure(self, toggles: ToggleSet) -> None:
-        """Put the toggles of a block in force: kernels, ranges, window, dense parts, optimizer, DDP.
+        """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
 
         Raises Refused where the dense parts cannot run as asked here, or give other numbers.
         """
