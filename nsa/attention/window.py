@@ -21,8 +21,10 @@ from nsa.config import NSAConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
-# Of `varlen_attn`: torch 2.10 has neither windows nor shared heads, 2.11 no shared heads.
-_NEEDED = ("scale", "window_size", "enable_gqa")
+# Of `varlen_attn`: torch 2.10 has no windows. 2.11 has no word for heads that share a key: they get
+# copies of it.
+_NEEDED = ("scale", "window_size")
+_SHARED = "enable_gqa"
 # The operator that it is to profilers and dispatch modes.
 VARLEN_OPERATOR = "_varlen_attn"
 # The operator under it, for which a build and a device have a kernel or not.
@@ -42,12 +44,15 @@ def _varlen() -> Callable[..., Any] | None:
     return varlen_attn
 
 
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(function).parameters
+
+
 def _torch_problem() -> str | None:
     function = _varlen()
     if function is None:
         return f"torch {torch.__version__} has no varlen_attn"
-    there = inspect.signature(function).parameters
-    missing = [name for name in _NEEDED if name not in there]
+    missing = [name for name in _NEEDED if not _takes(function, name)]
     if missing:
         return f"varlen_attn of torch {torch.__version__} has no {', '.join(missing)}"
     return None
@@ -82,20 +87,27 @@ def varlen_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> Tensor:
     function = _varlen()
     if function is None:
         raise NotImplementedError(_torch_problem())
+    shares = _takes(function, _SHARED)
+    k, v = (t.flatten(0, 1) if shares else _for_each_head(t.flatten(0, 1), heads) for t in (k, v))
     ends = torch.arange(0, (batch + 1) * seq_len, seq_len, dtype=torch.int32, device=q.device)
     out: Tensor = function(
         q.flatten(0, 1).flatten(1, 2),
-        k.flatten(0, 1),
-        v.flatten(0, 1),
+        k,
+        v,
         ends,
         ends,
         seq_len,
         seq_len,
         scale=cfg.d_k**-0.5,
         window_size=(cfg.w - 1, 0),
-        enable_gqa=True,
+        **({_SHARED: True} if shares else {}),
     )
     return split_dim(split_dim(out, 1, heads), 0, seq_len)
+
+
+def _for_each_head(x: Tensor, heads: int) -> Tensor:
+    """Keys or values [T,G,D] as [T,G*h,D]: each group's, once for each of its query heads."""
+    return x[:, :, None].expand(-1, -1, heads, -1).flatten(1, 2)
 
 
 def _band(count: int, w: int, q: Tensor) -> Tensor:
