@@ -1,6 +1,9 @@
 """Stage `tests`: pytest on the device. Passed only where tests ran, and none was skipped.
 
-    python -m runbook.tools.acceptance.tests --out DIR [--left-s S] PYTEST_WORDS...
+    python -m runbook.tools.acceptance.tests --out DIR [--left-s S] [--marked MARK] PYTEST_WORDS...
+
+--marked runs the tests with this marker of the files of tests/ and nsa/tests/ that name it; the
+others need not even be imported, for which a device may lack a package.
 
 Each test's end is a line in tests.jsonl at once (`recorder`), so that a cut loses none; the next
 part runs those only that have not passed. junit_1.xml and so on are pytest's own words.
@@ -9,6 +12,7 @@ part runs those only that have not passed. junit_1.xml and so on are pytest's ow
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,9 +33,22 @@ def pytest_words(words: Sequence[str], out: Path) -> list[str]:
     number = len(list(out.glob("junit_*.xml"))) + 1
     return [
         *(sys.executable, "-m", "pytest", "-p", "runbook.tools.acceptance.recorder"),
-        *("-p", "no:cacheprovider", "-n0", "--junitxml", str(out / f"junit_{number}.xml")),
+        *("-p", "no:cacheprovider", "--junitxml", str(out / f"junit_{number}.xml")),
         *words,
     ]
+
+
+def marked_words(mark: str, checkout: Path) -> list[str]:
+    """The words that run the marked tests; empty if no file names the marker."""
+    if not mark:
+        return []
+    files = [
+        path.relative_to(checkout).as_posix()
+        for folder in ("tests", "nsa/tests")
+        for path in sorted((checkout / folder).rglob("test_*.py"))
+        if re.search(rf"mark\.{re.escape(mark)}\b", path.read_text("utf-8"))
+    ]
+    return ["-m", mark, *files] if files else []
 
 
 def last_ends(rows: Sequence[dict[str, object]]) -> dict[str, dict[str, object]]:
@@ -67,10 +84,15 @@ def judge(ends: dict[str, dict[str, object]], code: int | None) -> tuple[int, st
 def main(argv: Sequence[str]) -> int:
     """0 all ran and passed, 1 one failed, 3 one was skipped or none ran, 75 out of time."""
     program = Program(__doc__)
+    program.parser.add_argument("--marked", default="", metavar="MARK")
     args = program.parse(argv)
+    words = [*marked_words(args.marked, Path.cwd()), *program.rest]
+    if args.marked and not words:
+        program.write("no test ran", "no file names the marker\n", {"tests": []})
+        return 3
     lines = args.out / TESTS_JSONL
     environment = {**os.environ, TESTS_VARIABLE: str(lines)}
-    process = subprocess.Popen(pytest_words(program.rest, args.out), env=environment)
+    process = subprocess.Popen(pytest_words(words, args.out), env=environment)
     code: int | None
     try:
         code = process.wait(max(1.0, program.left_s))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
-from runbook.tools.acceptance.tests import judge
+from runbook.tools.acceptance.tests import judge, marked_words
 
 ROOT = Path(__file__).parents[3]
 GOOD = "def test_good(): pass\n"
@@ -86,3 +86,22 @@ def test_a_bad_end_of_pytest_is_not_hidden_by_tests_that_passed() -> None:
     assert judge(ends, 3)[0] == 1
     assert judge(ends, 0)[0] == 0
     assert judge({}, 0)[0] == 3
+
+
+def test_the_marked_files_are_those_with_the_marker() -> None:
+    words = marked_words("gpu", ROOT)
+    assert words[:2] == ["-m", "gpu"]
+    assert "tests/attention/test_on_a_gpu.py" in words
+    assert all((ROOT / name).is_file() for name in words[2:])
+    assert marked_words("no_such_marker", ROOT) == []
+    assert marked_words("", ROOT) == []
+
+
+def test_without_a_device_the_gpu_tests_are_no_pass(tmp_path: Path) -> None:
+    """The shipped words for a device, on this machine: skipped here, passed where there is one."""
+    command = [sys.executable, "-m", "runbook.tools.acceptance.tests", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--marked", "gpu"], cwd=ROOT, check=False, timeout=200)
+    ends = json.loads((tmp_path / "result.json").read_text())["tests"]
+    outcomes = {end["outcome"] for end in ends}
+    assert done.returncode == (0 if outcomes == {"passed"} else 3)
+    assert len(ends) >= 7
