@@ -37,7 +37,9 @@ class Checkout(Distribution):
             groups: dict[str, dict[str, str]] = self._project.get("entry-points", {})
             lines = []
             for group, entries in groups.items():
-                lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+                # Sorted, as in an installed distribution, so that both list them alike.
+                ours = sorted(entries.items())
+                lines += [f"[{group}]", *(f"{name} = {value}" for name, value in ours)]
             return "\n".join(lines) + "\n"
         return None
 
