@@ -163,10 +163,14 @@ class _Stage:
             "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
             "live_processes": self._processes,
         }
-        replaced = {
+        replaced: dict[str, Any] = {
             "spawn": self._spawn, "time": self.clock, "Reaper": _Nothing,
             "GpuSampler": _Nothing, "kill_all": lambda _token: None,
         }  # fmt: skip
+        # The kernel's own device is this machine's; without it the tool is asked.
+        log = getattr(attempts, "KernelLog", None)
+        if log is not None:
+            replaced["KernelLog"] = lambda: log(kmsg=self.bench.state / "no-kmsg")
         with ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
             stack.enter_context(mock.patch.multiple(host, **sensors))
@@ -222,7 +226,9 @@ class _Stage:
         return ended.code
 
     def _change(self, where: str) -> None:
-        """What the machine's counters show from this launch on."""
+        """What the machine's counters show, and its kernel writes, from this launch on."""
+        if lines := self.machine.kernel_log.get(where):
+            self.bench.log(lines)
         for index, fields in self.machine.after_launch.get(where, {}).items():
             self.changed[index] = {**self.changed.get(index, {}), **fields}
         gpus = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from benchmarks.rehearsal.cards import A100_PCIE, Card
@@ -13,7 +12,7 @@ from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 from benchmarks.rehearsal.smi import DRIVERS, Driver, Gpu
 
 # The kernels that torch takes where a mask is given: flash takes none.
-KERNELS = MappingProxyType({"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"})
+KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,8 @@ class Machine:
 
     stopped_by: rows of which each has to stop it (not PASS, required); none: it must be GO.
     gpu: fields of `smi.Gpu` that differ, by index. paces: of each GPU and its rank.
+    loaded_generation: of PCIe under load, where it is not the best that the slot can do.
+    after_launch, kernel_log: what the counters show and the kernel writes from a launch on.
     slower_at_end: by how much the long run has slowed down when it ends, as a share.
     torch_cuda None: torch was built without CUDA. torch_sees None: as many devices as there are,
     if the driver is new enough.
@@ -56,6 +57,7 @@ class Machine:
     torch_sees: int | None = None
     link: str = "NODE"
     link_bytes_s: float = PCIE_BYTES_S[4]
+    loaded_generation: int = 0
     gpu: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     after_launch: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
     kernel_log: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -66,7 +68,7 @@ class Machine:
     stall_s: float = 0.0
     leak_mib_per_step: Mapping[int, float] = field(default_factory=dict)
     learns: bool = True
-    kernels: Mapping[str, str] = field(default_factory=lambda: KERNELS)
+    kernels: Mapping[str, str] = field(default_factory=lambda: dict(KERNELS))
     fused_works: bool = True
     gradient: str = "mean"
     attention_error: float = 4.2e-3
@@ -78,7 +80,6 @@ class Machine:
     failing_tests: tuple[str, ...] = ()
     v2_speedup: float = 6.4
     ending: Ending | None = None
-    ceilings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def devices(self) -> int:

@@ -286,7 +286,9 @@ def write_samples(
         for index in range(machine.gpus):
             used = trains and index < job.ranks
             share = float(steps.busy[number, index]) if used else 0.0
-            rows.append(",".join(_sample(machine, rank, index, text, share, number, random)))
+            told = _sample(machine, rank, index, text, share, number, random)
+            # What only NVML could tell stays empty.
+            rows.append(",".join(told.get(name, "") for name in columns))
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
@@ -298,7 +300,7 @@ def _sample(
     share: float,
     step: int,
     random: np.random.Generator,
-) -> list[str]:
+) -> dict[str, str]:
     """One line, as the sampler keeps it: utilization is the share of time with a kernel running."""
     card, pace = machine.card, machine.pace(index)
     busy = min(100, max(0, round(100 * share + random.normal(0, 1.2)))) if share else 0
@@ -308,12 +310,22 @@ def _sample(
     slow = pace.clock < 0.95 and share > 0
     reason = 0x4 if slow and gpu.power_limit_w else 0x40 if slow else 0x0 if share else 0x1
     clock = card.sm_mhz * pace.clock if share else 210
-    generation = gpu.pcie_gen_max if share else gpu.pcie_gen
-    return [
-        stamp, str(index), str(busy), f"{used:.0f}", str(card.memory_mib),
-        f"{card.power_w * (0.2 + 0.6 * share * pace.clock):.2f}", str(round(34 + 30 * share)),
-        f"{clock:.0f}", f"0x{reason:016X}", str(generation), str(gpu.pcie_width), gpu.uuid,
-    ]  # fmt: skip
+    loaded = machine.loaded_generation or gpu.pcie_gen_max
+    return {
+        "timestamp": stamp,
+        "index": str(index),
+        "utilization_percent": str(busy),
+        "memory_used_mib": f"{used:.0f}",
+        "memory_total_mib": str(card.memory_mib),
+        "power_w": f"{card.power_w * (0.2 + 0.6 * share * pace.clock):.2f}",
+        "temperature_c": str(round(34 + 30 * share)),
+        "sm_clock_mhz": f"{clock:.0f}",
+        "throttle_reasons": f"0x{reason:016X}",
+        "pcie_gen": str(loaded if share else gpu.pcie_gen),
+        "pcie_width": str(gpu.pcie_width),
+        "uuid": gpu.uuid,
+        "source": "nvidia-smi",
+    }
 
 
 def console(job: Job, steps: Steps, stop: int) -> list[str]:

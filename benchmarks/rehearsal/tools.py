@@ -28,6 +28,10 @@ case "$*" in
   *) echo "not rehearsed: $*" >&2; exit 2 ;;
 esac
 """
+_DMESG = """#!/bin/sh
+# The kernel log of a rehearsed machine, as `dmesg --raw` prints it.
+cat "$(dirname "$0")/../state/kernel.txt"
+"""
 _QUERY = '''"""Prints the asked columns of each GPU."""
 import json, pathlib, sys
 rows = json.loads((pathlib.Path(__file__).parent / "fields.json").read_text())
@@ -78,6 +82,9 @@ class Bench:
             path.mkdir(parents=True)
         self._program("nvidia-smi", _NVIDIA_SMI.replace("{python}", python))
         self._program("git", _GIT.replace("{sha}", SHA))
+        self._program("dmesg", _DMESG)
+        self._log: list[str] = []
+        self.log(["Linux version 6.8.0-rehearsal", "nvidia: module loaded"])
         self._torch()
         (self.state / "query.py").write_text(_QUERY, encoding="utf-8")
         self.show([machine.at_rest(index) for index in range(machine.gpus)])
@@ -98,6 +105,12 @@ class Bench:
         (self.packages / "torch" / "utils" / "__init__.py").touch()
         told = _COLLECT_ENV.format(version=version, driver=machine.driver.version)
         (self.packages / "torch" / "utils" / "collect_env.py").write_text(told, encoding="utf-8")
+
+    def log(self, lines: Sequence[str]) -> None:
+        """What the kernel writes now."""
+        self._log += lines
+        text = [f"<6>[{900 + n:5d}.{n:06d}] {line}" for n, line in enumerate(self._log)]
+        (self.state / "kernel.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
 
     def show(self, gpus: Sequence[smi.Gpu], *, lost: str = "") -> None:
         """What nvidia-smi tells from now on; `lost` is what it says of a GPU that is gone."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.rehearsal import flights, rundir
 from benchmarks.rehearsal.beats import STARTED_S, Rank
+from benchmarks.rehearsal.ceilings import write_ceilings
 from benchmarks.rehearsal.job import read_job
 from benchmarks.rehearsal.machine import Ending, Machine
 from benchmarks.rehearsal.steps import Job, Steps, seed_of, simulate
@@ -53,7 +54,12 @@ class Trainer:
     def run(self, order: Order, enough: Callable[[], bool] | None = None) -> Ended:
         """Write everything that this launch leaves; `enough` is asked after each round of arms."""
         began, self.clock_s = self.clock_s, self.clock_s + 5.0
-        ended = self._pytest(order) if "pytest" in order.argv else self._train(order, began, enough)
+        if "pytest" in order.argv:
+            ended = self._pytest(order)
+        elif "nsa.ceilings" in order.argv:
+            ended = self._ceilings(order)
+        else:
+            ended = self._train(order, began, enough)
         self.clock_s = began + ended.duration_s + 5.0
         return ended
 
@@ -62,6 +68,11 @@ class Trainer:
         Path(target).write_text(rundir.junit(self.machine, order.argv), encoding="utf-8")
         failed = bool(self.machine.failing_tests)
         return Ended(code=int(failed), duration_s=21.0, console=["tests ran on cuda"])
+
+    def _ceilings(self, order: Order) -> Ended:
+        ranks = next((int(w.partition("=")[2]) for w in order.argv if "nproc" in w), 1)
+        took = write_ceilings(order.folder, self.machine, ranks, order.token)
+        return Ended(code=0, duration_s=took, console=["[ceilings] measured"])
 
     def _train(self, order: Order, began: float, enough: Callable[[], bool] | None) -> Ended:
         job, config = read_job(order.argv, order.env, order.where)
@@ -154,9 +165,7 @@ class Trainer:
         ending = self.machine.ending
         if ending is None or order.attempt > ending.attempts:
             return None
-        return ending if order.where in (ending.at, f"{ending.at}/{order.where[-4:]}") or (
-            order.where.partition("/")[0] == ending.at
-        ) else None  # fmt: skip
+        return ending if ending.at in (order.where, order.where.partition("/")[0]) else None
 
     def _bad_end(self, order: Order, ranks: Sequence[Rank], ending: Ending) -> Ended:
         first = ranks[0]
