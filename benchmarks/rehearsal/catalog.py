@@ -77,16 +77,20 @@ _SLOW = (
     _sick(PAIR, "half_clock", "both GPUs run at half their clock under load",
           "preflight.matmul", paces=(Pace(clock=0.5), Pace(clock=0.5))),
     _sick(SINGLE, "power_cap", "a power cap of 300 W, so 62 % of the clock under load",
-          "preflight.matmul", paces=(Pace(clock=0.62),),
-          gpu={0: {"power_limit_w": 300.0}}),
+          "preflight.matmul", paces=(Pace(clock=0.62),), gpu={0: {"power_limit_w": 300.0}}),
     _sick(PAIR, "one_slow_gpu", "GPU 1 runs at 60 % of its clock under load",
-          "single_gpu.scaling", paces=(Pace(), Pace(clock=0.6))),
+          "preflight.matmul", paces=(Pace(), Pace(clock=0.6))),
     _sick(SINGLE, "slow_memory", "the memory has 55 % of its bandwidth",
           "preflight.memory_copy", paces=(Pace(memory=0.55),)),
-    _sick(PAIR, "slow_link", "the GPUs reach 3 GB/s together: all-reduce bounds the step",
-          "single_gpu.scaling", link_bytes_s=3.0e9),
-    _sick(PAIR, "link_retrained", "the link falls to generation 1 under load, which no slot shows",
-          "single_gpu.scaling", link_bytes_s=PCIE_BYTES_S[3] / 4),
+    _sick(PAIR, "slow_link", "the GPUs reach 3 GB/s together", "preflight.all_reduce",
+          link_bytes_s=3.0e9),
+    _sick(PAIR, "link_retrained", "the link stays at generation 1 under load",
+          "preflight.host_copy", "preflight.all_reduce", loaded_generation=1,
+          link_bytes_s=PCIE_BYTES_S[3] / 4),
+    _sick(PAIR, "link_busy", "other traffic leaves 3 GB/s of the link while it trains",
+          "single_gpu.scaling", busy_link_bytes_s=3.0e9),
+    _sick(PAIR, "hot_gpu", "GPU 1 throttles for heat once it trains, to 55 % of its clock",
+          "baseline.devices", "single_gpu.scaling", hot={1: Pace(clock=0.55)}),
     _sick(PAIR, "straggler", "the host launches rank 1's operators 45 % slower",
           "single_gpu.scaling", paces=(Pace(), Pace(host=1.45))),
     _sick(SINGLE, "host_bound", "the processor launches operators at 40 % of the pace",
@@ -119,23 +123,49 @@ _WRONG = (
     _sick(SINGLE, "wrong_attention", "attention is off by a fifth of itself", "baseline.oracle",
           attention_error=0.2),
 )  # fmt: skip
+_XID = "NVRM: Xid (PCI:0000:{}:00): {}"
 _ENDS = (
-    _sick(PAIR, "xid_79", "GPU 1 falls off the bus in the second launch", "baseline.completed",
+    _sick(PAIR, "xid_79", "GPU 1 falls off the bus in the second launch",
+          "baseline.completed", "baseline.devices",
           ending=Ending(kind="lost", at="baseline/run2", step=57, rank=1,
-                        says="unspecified launch failure")),
-    _sick(SINGLE, "xid_48", "a double-bit error ends the long run", "long_run.completed",
+                        says="unspecified launch failure"),
+          kernel_log={"baseline/run2": (
+              _XID.format("51", "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."),
+              "NVRM: GPU 0000:51:00.0: GPU has fallen off the bus.")}),
+    _sick(SINGLE, "xid_48", "a double-bit error ends the long run",
+          "long_run.completed", "long_run.devices",
           ending=Ending(kind="abort", at="long_run", step=700,
-                        says="uncorrectable ECC error encountered")),
+                        says="uncorrectable ECC error encountered"),
+          after_launch={"long_run/run": {0: {"dram_uncorrectable": 1}}},
+          kernel_log={"long_run/run": (
+              _XID.format("17", "48, pid=4711, name=python3, An uncorrectable double bit error "
+                                "(DBE) has been detected on GPU in the framebuffer."),)}),
     _sick(PAIR, "nccl_timeout", "rank 1 does not come; NCCL's watchdog aborts rank 0",
           "baseline.completed", ending=Ending(kind="timeout", at="baseline", step=33, rank=1)),
     _sick(PAIR, "nccl_timeout_once", "the same, but only in one first attempt",
           "bucket_sweep.completed",
           ending=Ending(kind="timeout", at="bucket_sweep", step=33, rank=1, attempts=1)),
     _sick(SINGLE, "out_of_memory", "the allocator finds no memory in the first step",
-          "baseline.completed",
-          ending=Ending(kind="oom", at="baseline", step=1, says="2.40 GiB")),
+          "baseline.completed", ending=Ending(kind="oom", at="baseline", step=1, says="2.40 GiB")),
     _sick(SINGLE, "nan_at_step_412", "the loss is not a number at step 412",
           "long_run.loss_finite", ending=Ending(kind="nan", at="long_run", step=412)),
+)  # fmt: skip
+_COUNTED = (
+    _sick(PAIR, "ecc_during", "an uncorrected memory error while the second launch ran, unnoticed",
+          "baseline.devices", after_launch={"baseline/run2": {1: {"dram_uncorrectable": 1}}}),
+    _sick(SINGLE, "row_remapped", "Xid 63: a row was remapped during the long run",
+          "long_run.devices",
+          after_launch={"long_run/run": {0: {"remapped_uncorrectable": 1, "remap_pending": True}}},
+          kernel_log={"long_run/run": (
+              _XID.format("17", "63, pid='<unknown>', name=<unknown>, Row Remapper: New row "
+                                "(0x000000000123abc0) marked for remapping, reset gpu to "
+                                "activate."),)}),
+    _sick(PAIR, "link_errors", "the link of GPU 0 repeats 900 packets in a minute",
+          "fused_adamw.devices", after_launch={"fused_adamw/interleaved": {0: {"replays": 900}}}),
+    _sick(PAIR, "aer", "an uncorrected error of the link in the kernel log", "single_gpu.devices",
+          kernel_log={"single_gpu/run1": (
+              "nvidia 0000:17:00.0: AER: PCIe Bus Error: severity=Uncorrected (Non-Fatal), "
+              "type=Transaction Layer, (Requester ID)",)}),
 )  # fmt: skip
 # Not sick: the answer of the comparison is another one, and the machine may go.
 OTHER_ANSWERS = (
@@ -147,5 +177,5 @@ OTHER_ANSWERS = (
     ),
 )
 HEALTHY = (PAIR, SINGLE)
-SICK = (*_BEFORE, *_SLOW, *_WRONG, *_ENDS)
+SICK = (*_BEFORE, *_SLOW, *_WRONG, *_ENDS, *_COUNTED)
 MACHINES = (*HEALTHY, *OTHER_ANSWERS, *SICK)

@@ -40,6 +40,8 @@ class Machine:
     gpu: fields of `smi.Gpu` that differ, by index. paces: of each GPU and its rank.
     loaded_generation: of PCIe under load, where it is not the best that the slot can do.
     after_launch, kernel_log: what the counters show and the kernel writes from a launch on.
+    hot, busy_link_bytes_s: paces and the link while it trains, where they are others than those
+    of a short measurement.
     slower_at_end: by how much the long run has slowed down when it ends, as a share.
     torch_cuda None: torch was built without CUDA. torch_sees None: as many devices as there are,
     if the driver is new enough.
@@ -62,6 +64,8 @@ class Machine:
     after_launch: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
     kernel_log: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     paces: tuple[Pace, ...] = (Pace(), Pace())
+    hot: Mapping[int, Pace] = field(default_factory=dict)
+    busy_link_bytes_s: float | None = None
     slower_at_end: float = 0.0
     fetch_s: float = 0.0004
     stall_every: int = 0
@@ -116,3 +120,12 @@ class Machine:
     def pace(self, rank: int) -> Pace:
         """Of a rank; one that is not named runs as it should."""
         return self.paces[rank] if rank < len(self.paces) else Pace()
+
+    def trains(self, rank: int) -> Pace:
+        """The pace of a rank while it trains."""
+        return self.hot.get(rank, self.pace(rank))
+
+    @property
+    def training_link(self) -> float:
+        """What the link between the GPUs carries while they train, bytes per second."""
+        return self.busy_link_bytes_s or self.link_bytes_s

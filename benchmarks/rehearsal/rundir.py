@@ -178,7 +178,7 @@ def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> Non
     """trace_rank0.json.gz as Kineto writes it, and profile_rank0.json computed from its events."""
     first = 5
     device = float(np.mean(steps.busy[20:, 0] * steps.dt_s[20:])) / job.accumulation
-    host = HOST_S * machine.pace(0).host * PROFILED_HOST
+    host = HOST_S * machine.trains(0).host * PROFILED_HOST
     events: list[dict[str, Any]] = []
     now = 0.0
     for _ in range(job.profiled * job.accumulation):
@@ -302,7 +302,7 @@ def _sample(
     random: np.random.Generator,
 ) -> dict[str, str]:
     """One line, as the sampler keeps it: utilization is the share of time with a kernel running."""
-    card, pace = machine.card, machine.pace(index)
+    card, pace = machine.card, machine.trains(index)
     busy = min(100, max(0, round(100 * share + random.normal(0, 1.2)))) if share else 0
     taken = index < rank.job.ranks and step >= 0
     used = CONTEXT_MIB + rank.memory(max(1, step))[2] if taken else 4

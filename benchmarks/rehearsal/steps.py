@@ -150,9 +150,9 @@ def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[fl
     times: list[StepTime] = []
     host = 0.0
     for rank in range(job.ranks):
-        pace = machine.pace(rank)
+        pace = machine.trains(rank)
         pace = replace(pace, math="math" in " ".join(machine.kernels.values()))
-        times.append(step_time(machine.card, work, pace, machine.link_bytes_s))
+        times.append(step_time(machine.card, work, pace, machine.training_link))
         host = max(host, work.micro_batches * HOST_S * pace.host)
     total = max(t.compute_s for t in times) + max(t.waited_s for t in times)
     return total, [t.busy_s / total for t in times], host

@@ -9,21 +9,23 @@ from benchmarks.rehearsal.machine import Machine
 
 NOTICE = "A rehearsal on generated evidence: nothing in it was measured, and no GPU took part."
 BEGIN, END = "<!-- rehearsal: begin -->", "<!-- rehearsal: end -->"
-# What only follows from an earlier stop: rows that then have no evidence.
 _SHOWN = 4
 
 
 def stops(result: Judged) -> str:
-    """The rows that stopped a machine: those that should have, then others of their own."""
+    """The rows that stopped a machine: those that should have, then others with a cause.
+
+    Rows that only lack evidence, because something else went wrong before, are not told.
+    """
     own = [row for row in result.machine.stopped_by if row in result.stopped_by]
     others = [
         row
         for row in result.stopped_by
         if row not in own and not result.reasons[row].startswith("INCOMPLETE")
     ]
-    shown = (own + others)[:_SHOWN] if own or others else list(result.stopped_by[:_SHOWN])
-    more = len(result.stopped_by) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "") if shown else "-"
+    shown = (own + others)[:_SHOWN] or list(result.stopped_by[:_SHOWN])
+    more = ", ..." if len(own + others) > _SHOWN else ""
+    return ", ".join(shown) + more if shown else "-"
 
 
 def screen(results: Sequence[Judged]) -> str:

@@ -139,11 +139,14 @@ class Trainer:
     def _until_enough(
         self, order: Order, first: Rank, enough: Callable[[], bool] | None
     ) -> tuple[int, bool]:
-        """After each round the tables of what has run are written, and the harness is asked."""
+        """After every second round the tables are written, and the harness is asked.
+
+        It looks twice a second, so whether it has looked after a certain round is chance.
+        """
         block, blocks = first.steps.block, first.job.blocks
         if enough is None or blocks[0].arm == "":
             return len(block), False
-        for number in range(1, blocks[-1].index + 1):
+        for number in range(2, blocks[-1].index + 1, 2):
             stop = sum(1 for place in block if blocks[place].index < number)
             rundir.write_tables(order.folder, first, stop)
             if enough():
