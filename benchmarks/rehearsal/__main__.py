@@ -82,7 +82,10 @@ def _all(machines: Sequence[Machine], workers: int, keep: Path | None) -> list[J
 def _one(machine: Machine, *, keep: Path | None) -> Judged:
     result = judge(machine, keep=keep / machine.name if keep else None)
     word = "as expected" if result.as_expected else "NOT AS EXPECTED"
-    print(f"{machine.name}: {result.verdict}, {word} ({result.seconds:.0f} s)", file=sys.stderr)
+    text = f"{machine.name}: {result.verdict}, {word} ({result.seconds:.0f} s)\n"
+    if not result.as_expected:
+        text += "".join(f"    {row} {why[:200]}\n" for row, why in result.reasons.items())
+    sys.stderr.write(text)
     return result
 
 

@@ -1,4 +1,4 @@
-"""heartbeat_rank*.jsonl of a rehearsed launch: proof, steps, effects, end (docs/trainer-contract.md)."""
+"""heartbeat_rank*.jsonl of a rehearsed launch, after docs/trainer-contract.md."""
 
 from __future__ import annotations
 
@@ -116,9 +116,9 @@ class Rank:
                 yield record
                 last = max(last, record["mono"] - self.began_s)
         if failed is not None:
-            begun = {"step": failed, "phase": Phase.STEP if failed > 1 else Phase.FIRST_STEP}
-            yield self.record(Event.STEP_START, last + 1e-4, **begun)
-            yield self.record(Event.FETCHED, last + 6e-4, **begun)
+            phase = Phase.STEP if failed > 1 else Phase.FIRST_STEP
+            yield self.record(Event.STEP_START, last + 1e-4, step=failed, phase=phase)
+            yield self.record(Event.FETCHED, last + 6e-4, step=failed, phase=phase)
 
     def _one_step(self, at: int, digest: str, last: float, stop: int) -> Iterator[Record]:
         job, steps, number = self.job, self.steps, at + 1
@@ -209,7 +209,7 @@ class Rank:
         """DDP fills buckets in the order in which gradients come, each to about its cap."""
         cap = float(block.settings.get("NSA_DDP_BUCKET_MB", "25"))
         left = self.job.shape.parameters * 4 / MIB
-        sizes = []
+        sizes: list[float] = []
         while left > cap * 1.15:
             size = cap * (1.0 + 0.02 * (len(sizes) % 3))
             sizes.append(round(size, 4))
@@ -232,11 +232,11 @@ class Rank:
             told = {"hook": text, "bytes_before": 2 * size, "bytes_after": size}
             return (True, told) if ddp else (False, "no DDP in this launch")
         if name == "NSA_DDP_BUCKET_MB":
-            sizes = self.buckets(block)
-            return (True, {"cap_mib": float(text), "sizes_mib": sizes}) if ddp else (False, "no DDP")
+            built = {"cap_mib": float(text), "sizes_mib": self.buckets(block)}
+            return (True, built) if ddp else (False, "no DDP in this launch")
         if name.startswith("NSA_SDPA") or name == "NSA_USE_TRITON_SEL":
-            kernels = dict(self.machine.kernels)
-            return (True if first or name == "NSA_USE_TRITON_SEL" else None), {"kernels": kernels}
+            ran = {"kernels": dict(self.machine.kernels)}
+            return (True if first or name == "NSA_USE_TRITON_SEL" else None), ran
         return (True, {"in_force": typed(name, text)}) if first else (None, "rank 0 writes")
 
     def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
@@ -283,7 +283,7 @@ class Rank:
             parts = [sent * (self.rank + 1)]
         if compressed:
             parts = [_bf16(part) for part in parts]
-        total = np.sum(parts, axis=0, dtype=np.float32)
+        total: np.ndarray = np.sum(np.stack(parts), axis=0, dtype=np.float32)
         if self.machine.gradient == "sum":
             total = total * self.job.ranks
         return _bf16(total) if compressed else total

@@ -158,7 +158,7 @@ class _Stage:
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         path = f"{self.bench.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment = {**kept, "PATH": path, "PYTHONPATH": str(self.bench.packages)}
-        sensors = {
+        sensors: dict[str, Any] = {
             "disk_free_gib": lambda _folder: self.machine.disk_free_gib,
             "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
             "live_processes": self._processes,

@@ -35,7 +35,7 @@ COLLECTIVE_LATENCY_S = 4.0e-5
 PCIE_BYTES_S = {3: 10.0e9, 4: 20.0e9, 5: 40.0e9}
 # Recomputing activations costs one more forward pass.
 CHECKPOINTING_FACTOR = 4 / 3
-# AdamW reads and writes parameter, gradient and both moments; kernel after kernel, it does so twice.
+# AdamW reads and writes parameter, gradient and both moments; twice, where it is not fused.
 ADAMW_BYTES_PER_PARAMETER = 28.0
 UNFUSED_PASSES = 2.0
 # Math attention writes its scores and probabilities out, in float32.
@@ -100,7 +100,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What makes one GPU and its host faster or slower than the model says; 1 is as it should be."""
+    """What makes one GPU and its host faster or slower than the model says; 1: as it should."""
 
     clock: float = 1.0
     memory: float = 1.0

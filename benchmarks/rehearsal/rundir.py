@@ -69,7 +69,7 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
 
 def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: Launched) -> Any:
     """env.json: what was asked for, and what really ran."""
-    shape, first = job.shape, job.blocks[0].settings
+    shape = job.shape
     given = {k: v for k, v in launch.env.items() if k.startswith("NSA_")}
     effective = {
         "seq_len": shape.seq_len,
@@ -129,7 +129,7 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
             for name, text in given.items()
         ],
         "passthrough": [],
-        "notes": [] if first is not None else [],
+        "notes": [],
         "arms": arms if launch.arms else None,
     }
 
@@ -168,10 +168,21 @@ def audit_document(machine: Machine, job: Job) -> Any:
 
 # Operators of the trace that stand for the 2,400 of a micro-batch, and what a layer's ranges are.
 _SHOWN = 60
-_RANGES = ("nsa.cmp", "nsa.sel.scores", "nsa.sel.ranges_v2", "nsa.sel.attend", "nsa.win", "nsa.gate")
+_RANGES = (
+    "nsa.cmp",
+    "nsa.sel.scores",
+    "nsa.sel.ranges_v2",
+    "nsa.sel.attend",
+    "nsa.win",
+    "nsa.gate",
+)
 # Of the host's time in a micro-batch: outside every operator, so in Python.
 _PYTHON = 0.38
-_TOP = (("layer.py:88:forward", 0.046), ("api.py:131:attend", 0.041), ("module.py:1747:_call", 0.038))
+_TOP = (
+    ("layer.py:88:forward", 0.046),
+    ("api.py:131:attend", 0.041),
+    ("module.py:1747:_call", 0.038),
+)
 
 
 def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> None:

@@ -115,7 +115,9 @@ _BITS = {
 }
 
 
-def query_xml(driver: Driver, gpus: Sequence[Gpu], *, when: str = "Sun Nov 22 06:00:00 2026") -> str:
+def query_xml(
+    driver: Driver, gpus: Sequence[Gpu], *, when: str = "Sun Nov 22 06:00:00 2026"
+) -> str:
     """The document of `nvidia-smi -q -x`."""
     head: list[Node] = [
         ("timestamp", when),

@@ -176,9 +176,7 @@ def _begin(dt: Floats, block: npt.NDArray[np.int64]) -> Floats:
     return slow
 
 
-def _host_ends(
-    job: Job, device_end: Floats, ahead: Floats, random: np.random.Generator
-) -> Floats:
+def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Generator) -> Floats:
     """When each rank notes the end of a step: it has launched it, and the one before is over.
 
     ahead: seconds by which the host is done before the device, which it never is by a whole step.

@@ -65,9 +65,9 @@ class cuda:
         class Card: uuid = {uuids!r}[index]
         return Card
 '''
-_COLLECT_ENV = '''def get_pretty_env_info():
+_COLLECT_ENV = """def get_pretty_env_info():
     return "A rehearsal: no GPU is here.\\nPyTorch version: {version}\\nNvidia driver: {driver}"
-'''
+"""
 SHA = "5eed" * 10
 
 

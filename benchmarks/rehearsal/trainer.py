@@ -14,7 +14,14 @@ from benchmarks.rehearsal.job import read_job
 from benchmarks.rehearsal.machine import Ending, Machine
 from benchmarks.rehearsal.steps import Job, Steps, seed_of, simulate
 from nsa.contract import (
-    ARMS_JSON, ENV_JSON, HEARTBEATS, SDPA_AUDIT_JSON, STACKDUMPS, Event, ExitCode, Phase,
+    ARMS_JSON,
+    ENV_JSON,
+    HEARTBEATS,
+    SDPA_AUDIT_JSON,
+    STACKDUMPS,
+    Event,
+    ExitCode,
+    Phase,
 )  # fmt: skip
 
 # 2026-01-01 06:00 UTC: when the first launch of a rehearsed run begins.
@@ -111,9 +118,7 @@ class Trainer:
             records = list(rank.lines(stop))
             code, reason = self._said(job, stopped)
             if stopped:
-                records.append(
-                    rank.record(Event.ENOUGH, over + 0.004, step=stop, phase=Phase.STEP)
-                )
+                records.append(rank.record(Event.ENOUGH, over + 0.004, step=stop, phase=Phase.STEP))
             records.append(rank.end(over + 0.9 + 0.01 * rank.rank, code, reason, stop))
             self._write_beats(order, rank, records)
             if job.ranks > 1:
@@ -234,7 +239,9 @@ class Trainer:
             code = ExitCode.OUT_OF_MEMORY if rank.rank == ending.rank else ExitCode.CRASH
             reason = why if rank.rank == ending.rank else "another rank ended: connection closed"
             records = list(rank.lines(stop, failed=stop + 1))
-            records.append(rank.end(over + 0.3 + 0.1 * (rank.rank != ending.rank), code, reason, stop))
+            records.append(
+                rank.end(over + 0.3 + 0.1 * (rank.rank != ending.rank), code, reason, stop)
+            )
             self._write_beats(order, rank, records)
         self._samples(order, ranks[0], stop)
         lines += _torchrun_says([(ending.rank, 12, ranks[ending.rank].pid)])
@@ -275,5 +282,5 @@ def _watchdog_error(rank: Rank, says: str) -> list[str]:
     return [
         f"{head}[PG ID 0 PG GUID 0(default_pg) Rank {rank.rank}] Process group watchdog thread "
         f"terminated with exception: CUDA error: {says}",
-        f"terminate called after throwing an instance of 'c10::DistBackendError' (rank {rank.rank})",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
     ]
