@@ -1,7 +1,7 @@
 """Every rehearsed machine: two healthy ones, and those with one thing wrong.
 
-`stopped_by` names the rows that have to stop a sick machine. It was written down from what the
-fault is and what the rows ask, before the machine was judged for the first time.
+`stopped_by` names the rows that have to stop a sick machine. They follow from the fault and from
+what the rows ask, not from what a judgement said: a machine that slips through is a defect.
 """
 
 from __future__ import annotations
