@@ -19,7 +19,15 @@ from benchmarks.rehearsal.beats import Rank, typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, OPERATORS
 from benchmarks.rehearsal.steps import PROFILED_HOST, Job, Steps, floor_of, seed_of
-from nsa import contract
+from nsa.contract import (
+    GATES_COLUMNS,
+    GATES_CSV,
+    PROFILE_JSON,
+    TRACE_FILE,
+    TRAINING_COLUMNS,
+    TRAINING_CSV,
+    names,
+)
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 LOG_EVERY = 20
@@ -31,8 +39,8 @@ SAMPLE_EVERY_S = 0.2
 def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     """training.csv of the first `stop` steps, and gates.csv."""
     job, steps = rank.job, rank.steps
-    columns = contract.names(contract.TRAINING_COLUMNS)
-    with (folder / contract.TRAINING_CSV).open("w", newline="", encoding="utf-8") as stream:
+    columns = names(TRAINING_COLUMNS)
+    with (folder / TRAINING_CSV).open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(columns)
         inside = 0
@@ -57,14 +65,14 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
             }
             table.writerow([row[name] for name in columns])
     random = np.random.default_rng(seed_of(job.where, rank.token, "gates"))
-    lines = [",".join(contract.names(contract.GATES_COLUMNS))]
+    lines = [",".join(names(GATES_COLUMNS))]
     for step in [1, *range(LOG_EVERY, stop + 1, LOG_EVERY)]:
         if step <= stop:
             shares = random.dirichlet([60.0, 60.0, 60.0])
             entropy = -float(np.sum(shares * np.log(shares))) / math.log(3)
             told = [step, entropy, float(shares.max()), *map(float, shares), 15.2, 0.19]
             lines.append(",".join(map(str, told)))
-    (folder / contract.GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: Launched) -> Any:
@@ -201,11 +209,11 @@ def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> Non
         "traceEvents": events,
         "displayTimeUnit": "ms",
     }
-    with gzip.open(folder / contract.TRACE_FILE, "wt", compresslevel=1, encoding="utf-8") as out:
+    with gzip.open(folder / TRACE_FILE, "wt", compresslevel=1, encoding="utf-8") as out:
         json.dump(trace, out)
     summary = _summary(events, job.profiled)
     summary["first_step"] = first + 1
-    (folder / contract.PROFILE_JSON).write_text(json.dumps(summary), encoding="utf-8")
+    (folder / PROFILE_JSON).write_text(json.dumps(summary), encoding="utf-8")
 
 
 def _micro_batch(begin: float, host_us: float, device_us: float) -> list[dict[str, Any]]:
