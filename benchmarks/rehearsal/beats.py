@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.steps import PROFILE_FROM, Block, Job, Steps, data_digests, seed_of
+from benchmarks.rehearsal.steps import (
+    EVAL_S,
+    PROFILE_FROM,
+    Block,
+    Job,
+    Steps,
+    data_digests,
+    seed_of,
+)
 from nsa.contract import Event, Phase
 
 Record = dict[str, Any]
@@ -134,7 +142,7 @@ class Rank:
                 Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
             )
         yield self.record(Event.FETCHED, fetched, step=number, phase=phase)
-        lagging = at > 0 and not first_of_block
+        lagging = at > 0 and not first_of_block and not job.evaluates(at)
         if lagging:
             yield self._progress(at - 1, ended - 1e-4, number, phase)
         if job.profiled and self.rank == 0 and number == PROFILE_FROM + job.profiled - 1:
@@ -153,12 +161,21 @@ class Rank:
             mem_mib=peak,
             reserved_mib=reserved,
         )
-        if number == stop or self._block(at + 1)[1]:
-            yield self._progress(at, float(steps.device_end_s[at]) + 3e-4, number, phase)
+        over = max(ended, float(steps.device_end_s[at]))
+        if number == stop or self._block(at + 1)[1] or job.evaluates(number):
+            yield self._progress(at, over + 3e-4, number, phase)
+        if job.evaluates(number):
+            yield from self._evaluation(at, over)
         if self._settled(at):
             yield from self._effects(block, number, ended + 3.5e-4)
         if job.profiled and number == PROFILE_FROM + job.profiled:
             yield from self._proven_nvtx(block, number, ended + 2e-4)
+
+    def _evaluation(self, at: int, over: float) -> Iterator[Record]:
+        told = {"loss": float(self.steps.loss[at]) + 0.01, "seconds": EVAL_S - 0.02}
+        begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
+        yield begun
+        yield self.record(Event.EVAL, over + EVAL_S - 0.01, step=at + 1, phase=Phase.EVAL, **told)
 
     def _refusals(self, at: int, last: float) -> Iterator[Record]:
         """Arms that a rank could not run come before the next one that it can."""

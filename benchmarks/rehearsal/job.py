@@ -43,6 +43,7 @@ def read_job(argv: Sequence[str], env: Mapping[str, str], where: str) -> tuple[J
         learning_rate=float(train["lr"]),
         ramp=int(train["warmup_steps"]),
         schedule_steps=max(file_steps, steps),
+        eval_every=int(train.get("eval_every") or 0),
         profiled=int(_option(argv, "--profile-steps") or 0),
         ddp=ddp,
     )

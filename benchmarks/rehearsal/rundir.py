@@ -26,6 +26,8 @@ from nsa.contract import (
     TRACE_FILE,
     TRAINING_COLUMNS,
     TRAINING_CSV,
+    VAL_COLUMNS,
+    VAL_CSV,
     names,
 )
 
@@ -64,6 +66,9 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
                 "host_s": 0.0009,
             }
             table.writerow([row[name] for name in columns])
+    seen = [step for step in range(1, stop + 1) if job.evaluates(step)]
+    told_of = [f"{step},{float(steps.loss[step - 1]) + 0.01!r}" for step in seen]
+    (folder / VAL_CSV).write_text("\n".join([",".join(names(VAL_COLUMNS)), *told_of, ""]))
     random = np.random.default_rng(seed_of(job.where, rank.token, "gates"))
     lines = [",".join(names(GATES_COLUMNS))]
     for step in [1, *range(LOG_EVERY, stop + 1, LOG_EVERY)]:

@@ -22,6 +22,8 @@ from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_ti
 LAUNCH_NOISE, STEP_NOISE = 0.01, 0.006
 # The first steps load kernels, tune them, and build DDP's buckets; a new block builds them anew.
 FIRST_STEPS_S, FIRST_OF_BLOCK_S = (2.6, 0.21, 0.04), (0.12, 0.03)
+# An evaluation stands between two steps and counts for neither.
+EVAL_S = 0.42
 # torch's profiler makes each launch of an operator dearer.
 PROFILED_HOST = 1.9
 PROFILE_FROM = 6
@@ -56,7 +58,12 @@ class Job:
     ramp: int
     schedule_steps: int
     profiled: int
+    eval_every: int
     ddp: bool
+
+    def evaluates(self, step: int) -> bool:
+        """Is there an evaluation after this step?"""
+        return bool(self.eval_every) and step > 0 and step % self.eval_every == 0
 
     @property
     def per_rank(self) -> int:
@@ -119,6 +126,7 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
         dt[late] += machine.stall_s
     dt = np.round(_begin(dt, block), 7)
     gaps = np.where(np.diff(block, prepend=block[:1]) > 0, 0.03, 0.0)
+    gaps += EVAL_S * np.array([job.evaluates(at) for at in range(count)])
     device_end = np.cumsum(dt + gaps)
     return Steps(
         block=block,
