@@ -56,6 +56,7 @@ class GpuState:
     caps: tuple[str, ...]
     ecc_uncorrected: int | None
     remap_pending: bool | None
+    remap_failure: bool | None
     mig: bool | None
     processes: tuple[GpuProcess, ...]
 
@@ -126,6 +127,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
         caps=_clock_reasons(node, _CAPS),
         ecc_uncorrected=_ecc_uncorrected(node),
         remap_pending=_says(node, "remapped_rows/remapped_row_pending", "Yes"),
+        remap_failure=_says(node, "remapped_rows/remapped_row_failure", "Yes"),
         mig=_mig(node),
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )

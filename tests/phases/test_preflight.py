@@ -217,6 +217,7 @@ def test_an_idle_link_that_trained_down_is_no_fault() -> None:
     [
         ("gpu.ecc_uncorrected", 3.0, "3 uncorrected"),
         ("gpu.remap_pending", True, "row remap"),
+        ("gpu.remap_failure", True, "could not be remapped: replace"),
         ("gpu.throttle", "GPU 0: thermal", "throttled: GPU 0: thermal"),
     ],
 )
