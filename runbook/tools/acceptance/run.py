@@ -40,7 +40,7 @@ _PROFILE_YAML = "profile.yaml"
 # What the longest part of ending takes: reports, digests, the manifest.
 _ENDING_S = 10.0
 _EXIT = {Verdict.GO: 0, Verdict.NO_GO: 1, Verdict.INCOMPLETE: 3}
-_BAD = (Outcome.FAIL, Outcome.INVALID, Outcome.INCOMPLETE, Outcome.INCONCLUSIVE)
+_BAD = frozenset(one for one in Outcome if one.rank < Outcome.SKIPPED.rank)
 
 
 class Lines(Observer):
