@@ -169,7 +169,7 @@ _ROWS: tuple[Toggle, ...] = (
          maximum=1.0, **_WATCHDOG),
     _row("float", "WATCH_GATE_MAX_THRESHOLD", 0.9, "largest gate share above which it is bad", "L5",
          maximum=1.0, **_WATCHDOG),
-    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between two looks", "L2", **_WATCHDOG),
+    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between readings", "L2", **_WATCHDOG),
     _row("bool", "WATCH_HALT", True, "write .HALT on an anomaly", "L2", reader="watchdog"),
     _row("bool", "TEST_SEL_PACK", False, "run the parity tests on packed selection ranges too",
          "V1", reader="tests"),

@@ -28,7 +28,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, default=Path("acceptance"), metavar="DIR",
-        help="gets a folder named after the device, with at most eight files (default: acceptance)",
+        help="gets a folder named after the device, with six files (default: acceptance)",
     )  # fmt: skip
     parser.add_argument(
         "--work", type=Path, default=Path(DEFAULT_OUT) / "acceptance", metavar="DIR",
@@ -249,8 +249,9 @@ whatever ends the call, what there is so far lies in the folder.""",
   runbook gpu-acceptance                             all that is not finished
   runbook gpu-acceptance --stage device,tests --until-s 570 --out /tmp/out
   runbook gpu-acceptance --stand-in                  a rehearsal without a GPU""",
-    exits="0 all stages passed, 1 one failed, 2 usage or no GPU, 3 one that was asked for is not\n"
-    "finished, 4 those that were asked for passed, 130 Ctrl-C, 143 SIGTERM",
+    exits="0 all stages passed, 1 one failed, 2 usage or no GPU, 3 one that was asked for is\n"
+    "cut off, undecided or not run, 4 those that were asked for passed and others have not run,\n"
+    "130 Ctrl-C, 143 SIGTERM",
     add_arguments=_add_arguments,
     run=_accept,
 )
