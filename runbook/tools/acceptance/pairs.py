@@ -27,6 +27,8 @@ from runbook.launch import StopRequest, run_launch, set_aside, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.read.documents import RESULT_JSON
+from runbook.read.heartbeats import heartbeat_files
+from runbook.read.history import read_heartbeats
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import Record
@@ -156,6 +158,15 @@ class Bench:
         """What it wrote."""
         return read_training_csv(self.root / launch.run_dir / TRAINING_CSV, relative_to=self.root)
 
+    def refused(self, launch: Launch) -> dict[str, str]:
+        """The arms that could not run, each with the reason of its first rank."""
+        found: dict[str, str] = {}
+        for rank, path in heartbeat_files(self.root / launch.run_dir).items():
+            log = read_heartbeats(path, rank=rank, relative_to=self.root)
+            for failure in log.arm_failures:
+                found.setdefault(str(failure.get("arm")), str(failure.get("error")))
+        return found
+
     def launch(
         self,
         name: str,
@@ -207,6 +218,10 @@ def compare_inside(bench: Bench, variant: Variant, amount: Amount) -> dict[str, 
     result = bench.run(launch)
     if not result.ok:
         return {"problem": f"{result.status}: {result.cause}"}
+    if refused := bench.refused(launch):
+        # Of an arm that cannot run here that is the answer; without the base there is none.
+        why = "; ".join(f"{arm} cannot run here: {text}" for arm, text in refused.items())
+        return {"problem": why, "not_run": _BASE not in refused}
     rounds, _ = complete_rounds(block_throughputs(bench.log(launch)))
     base, other = (
         rounds[rounds["arm"] == arm].sort_values("block")["value"].tolist()

@@ -67,6 +67,10 @@ def test_step(tmp_path: Path) -> None:
     assert isinstance(pairs, list) and isinstance(batches, list)
     assert all(pair.get("ratio", 0) > 0 for pair in pairs if not pair.get("not_run"))
     assert [row["batch"] for row in batches] == [2, 4]
+    # An arm that this machine cannot run is an answer, with its reason.
+    (graphs,) = (pair for pair in pairs if pair["variant"] == "compile_graphs")
+    assert graphs["not_run"] and "CUDA graphs need a CUDA device" in graphs["problem"]
+    assert len([pair for pair in pairs if "ratio" in pair]) == 2
 
 
 def test_the_run_is_one_run_and_its_verdict_names_its_scope(tmp_path: Path) -> None:
