@@ -282,6 +282,11 @@ UNAVAILABLE = {
     "NSA_USE_TRITON_SEL": "this build has no Triton kernel for the selected branch; torch's SDPA "
     "runs it instead",
 }
+# What runs on CUDA devices only, as it is set, and why.
+NEEDS_CUDA = {
+    "NSA_COMPILE=graphs": "CUDA graphs need a CUDA device",
+    "NSA_LIGER=1": "its kernels need a CUDA device",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 
-from nsa.toggles import ToggleSet
+from nsa.toggles import NEEDS_CUDA, ToggleSet
 
 LIGER = "liger_kernel"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -27,7 +27,7 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
     if mode == "off":
         return None
     if mode == "graphs" and device == "cpu":
-        return "NSA_COMPILE=graphs: CUDA graphs need a CUDA device, this is cpu; use dense"
+        return f"NSA_COMPILE={mode}: {NEEDS_CUDA['NSA_COMPILE=graphs']}, this is cpu; use dense"
     if device == "cuda" and importlib.util.find_spec("triton") is None:
         return "NSA_COMPILE: the package triton is not installed, which compiles for CUDA; use off"
     if device == "cpu" and not any(map(shutil.which, _COMPILERS)):
@@ -39,7 +39,7 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
 
 def _why_no_liger(device: str) -> str | None:
     if device == "cpu":
-        return "NSA_LIGER=1: its kernels need a CUDA device, this is cpu; set it to 0"
+        return f"NSA_LIGER=1: {NEEDS_CUDA['NSA_LIGER=1']}, this is cpu; set it to 0"
     if importlib.util.find_spec(LIGER) is None:
         return (
             "NSA_LIGER=1: the package liger-kernel is not installed; "

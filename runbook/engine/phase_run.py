@@ -160,7 +160,8 @@ class PhaseRun:
         self.entries.append(LaunchEntry(launch=launch, result=done))
 
     def _has_time_for(self, launch: Launch) -> bool:
-        typical_s = self.state.setup.profile.phases[self.phase.name].typical_s
+        settings = self.state.setup.profile.phases.get(self.phase.name)
+        typical_s = settings.typical_s if settings else None
         return self.state.part.has_time_for(launch, self.entries, typical_s)
 
     def _start(self, launch: Launch) -> LaunchResult:
