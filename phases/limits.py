@@ -216,6 +216,12 @@ PLAUSIBLE = (
         "the machine was not healthy, or not this launch's alone",
     ),
     _fixed(
+        "uncorrected ECC errors since boot, a pending or failed remap or retirement, and a link "
+        "narrower than the profile's, when a launch begins",
+        "none",
+        "preflight found none, so the machine fell sick while no launch used that GPU",
+    ),
+    _fixed(
         "thermal or power slowdown",
         f"in at most {THROTTLED_SHARE:.0%} of the samples: a warning; in more: INVALID",
         "it changes the mean pace",

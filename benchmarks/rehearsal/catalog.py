@@ -160,6 +160,12 @@ _COUNTED = (
               _XID.format("17", "63, pid='<unknown>', name=<unknown>, Row Remapper: New row "
                                 "(0x000000000123abc0) marked for remapping, reset gpu to "
                                 "activate."),)}),
+    _sick(PAIR, "ecc_while_idle", "an uncorrected memory error of GPU 1 while GPU 0 trained alone",
+          "fused_adamw.devices", "long_run.devices",
+          after_launch={"single_gpu/share3": {1: {"dram_uncorrectable": 1}}}),
+    _sick(PAIR, "width_lost_while_idle", "GPU 1 is down to eight lanes when GPU 0 trained alone",
+          "fused_adamw.devices", "long_run.devices",
+          after_launch={"single_gpu/share3": {1: {"pcie_width": 8}}}),
     _sick(PAIR, "link_errors", "the link of GPU 0 repeats 900 packets in a minute",
           "fused_adamw.devices", after_launch={"fused_adamw/interleaved": {0: {"replays": 900}}}),
     _sick(PAIR, "aer", "an uncorrected error of the link in the kernel log", "single_gpu.devices",

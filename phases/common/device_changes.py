@@ -33,6 +33,9 @@ _FAULTS = (
     "retired_double_bit",
     "retired_pending",
 )
+# Preflight found none of these. One that stands before a launch came since, perhaps while a launch on
+# fewer GPUs left this one out: no launch saw it change, and none after it is sound.
+_STANDING = ("ecc_uncorrected_volatile", "remap_pending", "remap_failure", "retired_pending")
 # The values stay right; the driver's own alarm for too many is Xid 92.
 _TOLD = ("ecc_corrected_volatile", "ecc_corrected_aggregate", "thermal_violation_s")
 _REPLAYS = "pcie_replays"
@@ -60,6 +63,7 @@ def device_changes(case: Case, name: str) -> Finding:
     kernel = _document(launch, "kernel_log", KERNEL_LOG_JSON)
     gpus = _used(launch, before)
     notes = Notes()
+    _standing(gpus, case.profile.hardware.pcie_width, notes)
     compared = _compare(launch, gpus, before, after, notes)
     _read_kernel(kernel, gpus, notes)
     faults, warnings, seen = sampled(launch, gpus)
@@ -113,6 +117,25 @@ def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
     wanted = {str(uuid).removeprefix("GPU-") for uuid in uuids}
     used = [gpu for gpu in gpus if str(gpu.get("uuid") or "").removeprefix("GPU-") in wanted]
     return used or gpus
+
+
+# -- before the launch ---------------------------------------------------------------------------
+
+
+def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> None:
+    """What was wrong already when the launch began, so that it shows as no change."""
+    for gpu in gpus:
+        where, counters = f"GPU {gpu.get('index')}", gpu.get("counters") or {}
+        notes.faults += [
+            f"{where}: {name} is {counters[name]:g} before the launch"
+            for name in _STANDING
+            if (counters.get(name) or 0) > 0
+        ]
+        width = _link(gpu, "width")
+        if width and wanted_width and width < wanted_width:
+            notes.faults.append(
+                f"{where}: PCIe link x{width:g} before the launch, the profile is for x{wanted_width}"
+            )
 
 
 # -- counters --------------------------------------------------------------------------------------

@@ -96,6 +96,41 @@ def test_a_fault_of_the_machine_is_invalid_and_named(what: str) -> None:
     assert "these launches do not count" in throughput.reason
 
 
+def standing(key: str, **values: int) -> spoil.Change:
+    """GPU 1 shows these before the launch and after it, so nothing changes."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before, after = copy.deepcopy(made.devices_before), copy.deepcopy(made.devices_after)
+        assert before is not None and after is not None
+        for document in (before, after):
+            document["gpus"][1][key].update(values)
+        return replace(made, devices_before=before, devices_after=after)
+
+    return change
+
+
+STANDING = {
+    "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
+    "pending": ("counters", {"remap_pending": 1}),
+    "spare rows used up": ("counters", {"remap_failure": 1}),
+    "retirement": ("counters", {"retired_pending": 1}),
+    "narrow": ("link", {"width": 8}),
+}
+
+
+@pytest.mark.parametrize("what", STANDING)
+def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) -> None:
+    key, values = STANDING[what]
+    check = checked(standing(key, **values))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "GPU 1: " in check.reason and " before the launch" in check.reason
+
+
+def test_old_errors_of_a_repaired_card_do_not_stop_a_launch() -> None:
+    repaired = standing("counters", ecc_uncorrected_aggregate=12, remapped_uncorrectable=3)
+    assert checked(repaired).outcome is Outcome.PASS
+
+
 WARNINGS = {
     "corrected": (counted("ecc_corrected_volatile", 3), "ecc_corrected_volatile 0 -> 3"),
     "a replay": (counted("pcie_replays", 8), "pcie_replays 0 -> 8; allowed in this time: 8"),
