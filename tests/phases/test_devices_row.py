@@ -109,6 +109,17 @@ def standing(key: str, **values: int) -> spoil.Change:
     return change
 
 
+def test_a_gpu_that_was_cut_into_instances_since_is_named() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before = copy.deepcopy(made.devices_before)
+        assert before is not None
+        before["gpus"][1]["mig"] = True
+        return replace(made, devices_before=before)
+
+    assert "GPU 1: MIG is on" in checked(change).reason
+    assert checked(change).outcome is Outcome.INVALID
+
+
 STANDING = {
     "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
     "pending": ("counters", {"remap_pending": 1}),
@@ -124,6 +135,44 @@ def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) ->
     check = checked(standing(key, **values))
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
     assert "GPU 1: " in check.reason and " before the launch" in check.reason
+
+
+def _told(key: str, **values: Any) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
+
+    return change
+
+
+OTHER_TIMES = {
+    "swapped": (_told("devices_after", taken_at="2020-01-01T00:00:00Z"), "is older than"),
+    "driver": (_told("devices_after", driver="575"), "driver 580 -> 575 while the launch ran"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TIMES)
+def test_documents_of_another_time_or_driver_are_no_healthy_launch(what: str) -> None:
+    change, said = OTHER_TIMES[what]
+
+    def dated(made: LaunchEvidence) -> LaunchEvidence:
+        before = _told("devices_before", taken_at="2026-01-01T00:00:00Z")(made)
+        return change(_told("devices_after", taken_at="2026-01-01T00:01:00Z")(before))
+
+    check = checked(dated)
+    assert check.outcome is Outcome.INVALID and said in check.reason
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_counters_of_other_gpus_than_the_ranks_used_do_not_count(kept: int) -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        uuids = {"uuids": ["0", "1"]}
+        env = {**(made.env or {}), "device": {**(made.env or {})["device"], **uuids}}
+        gpus = list((made.devices_before or {})["gpus"])[:kept]
+        return replace(_told("devices_before", gpus=gpus)(made), env=env)
+
+    check = checked(change)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert "does not tell of GPU " in check.reason
 
 
 def test_old_errors_of_a_repaired_card_do_not_stop_a_launch() -> None:
@@ -144,6 +193,7 @@ WARNINGS = {
     "no kernel log": (logged(source="", problem="/dev/kmsg: denied"), "unreadable: /dev/kmsg: den"),
     "lost": (logged(lost=True), "overwritten before it was read"),
     "flood": (logged(left_out=9), "9 more lines"),
+    "samples of other cards": (sampled(uuid="GPU-7"), "GPU 1 was not sampled while"),
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
     "no driver": (
         spoil.parts(devices_before=traces.no_devices(), devices_after=traces.no_devices()),
