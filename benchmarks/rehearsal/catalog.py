@@ -80,6 +80,8 @@ _SLOW = (
           "preflight.matmul", paces=(Pace(clock=0.62),), gpu={0: {"power_limit_w": 300.0}}),
     _sick(PAIR, "one_slow_gpu", "GPU 1 runs at 60 % of its clock under load",
           "preflight.matmul", paces=(Pace(), Pace(clock=0.6))),
+    _sick(PAIR, "one_capped_gpu", "a power cap of 220 W on GPU 0 only: 75 % of its clock",
+          "preflight.matmul", paces=(Pace(clock=0.75), Pace()), gpu={0: {"power_limit_w": 220.0}}),
     _sick(SINGLE, "slow_memory", "the memory has 55 % of its bandwidth",
           "preflight.memory_copy", paces=(Pace(memory=0.55),)),
     _sick(PAIR, "slow_link", "the GPUs reach 3 GB/s together", "preflight.all_reduce",
