@@ -131,6 +131,9 @@ RATE_TOLERANCE = 0.01
 CONTROL_LEAST = 0.05
 # A share of the peak that no clock reaches: a product that is faster was not measured.
 MOST_OF_PEAK = 1.3
+# Cards of one kind differ by some percent in what they reach. One that falls this far behind
+# another holds all ranks back, and no scaling shows it where it is GPU 0, which runs alone too.
+CARDS_ALIKE = 0.85
 # A card sold as 80 GB shows a little less than 80 GiB.
 MEMORY_SHARE = 0.95
 # More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
@@ -162,6 +165,11 @@ MACHINE = (
         "matrix product",
         f"at most {MOST_OF_PEAK:g} times the profile's peak",
         "no clock reaches it: a faster product was not measured",
+    ),
+    _fixed(
+        "matrix product and memory copy of the slowest GPU",
+        f"at least {CARDS_ALIKE:.0%} of the fastest",
+        "choice: cards of one kind differ by some percent, a capped or throttled one by more",
     ),
     _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
 )
@@ -214,6 +222,12 @@ PLAUSIBLE = (
         "uncorrected ECC errors, remapped rows, Xids, another process on a GPU",
         "none",
         "the machine was not healthy, or not this launch's alone",
+    ),
+    _fixed(
+        "uncorrected ECC errors since boot, a pending or failed remap or retirement, and a link "
+        "narrower than the profile's, when a launch begins",
+        "none",
+        "preflight found none, so the machine fell sick while no launch used that GPU",
     ),
     _fixed(
         "thermal or power slowdown",

@@ -80,6 +80,8 @@ _SLOW = (
           "preflight.matmul", paces=(Pace(clock=0.62),), gpu={0: {"power_limit_w": 300.0}}),
     _sick(PAIR, "one_slow_gpu", "GPU 1 runs at 60 % of its clock under load",
           "preflight.matmul", paces=(Pace(), Pace(clock=0.6))),
+    _sick(PAIR, "one_capped_gpu", "a power cap of 220 W on GPU 0 only: 75 % of its clock",
+          "preflight.matmul", paces=(Pace(clock=0.75), Pace()), gpu={0: {"power_limit_w": 220.0}}),
     _sick(SINGLE, "slow_memory", "the memory has 55 % of its bandwidth",
           "preflight.memory_copy", paces=(Pace(memory=0.55),)),
     _sick(PAIR, "slow_link", "the GPUs reach 3 GB/s together", "preflight.all_reduce",
@@ -160,6 +162,12 @@ _COUNTED = (
               _XID.format("17", "63, pid='<unknown>', name=<unknown>, Row Remapper: New row "
                                 "(0x000000000123abc0) marked for remapping, reset gpu to "
                                 "activate."),)}),
+    _sick(PAIR, "ecc_while_idle", "an uncorrected memory error of GPU 1 while GPU 0 trained alone",
+          "fused_adamw.devices", "long_run.devices",
+          after_launch={"single_gpu/share3": {1: {"dram_uncorrectable": 1}}}),
+    _sick(PAIR, "width_lost_while_idle", "GPU 1 is down to eight lanes when GPU 0 trained alone",
+          "fused_adamw.devices", "long_run.devices",
+          after_launch={"single_gpu/share3": {1: {"pcie_width": 8}}}),
     _sick(PAIR, "link_errors", "the link of GPU 0 repeats 900 packets in a minute",
           "fused_adamw.devices", after_launch={"fused_adamw/interleaved": {0: {"replays": 900}}}),
     _sick(PAIR, "aer", "an uncorrected error of the link in the kernel log", "single_gpu.devices",

@@ -29,13 +29,17 @@ class SelfTestError(RuntimeError):
 
 @dataclass(kw_only=True)
 class SelfTest:
-    """What was tested, or why nothing was; `paths` by the way that the window branch runs."""
+    """What was tested, or why nothing was; `paths` by the way that the window branch runs.
+
+    elsewhere: why a path that agrees on this rank was rejected; env.json, of rank 0, has to say it.
+    """
 
     reason: str
     seq_len: int
     dtype: str
     bound: Bound
     paths: dict[str, Agreement] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
         """The document of env.json."""
@@ -45,15 +49,19 @@ class SelfTest:
             "seq_len": self.seq_len,
             "dtype": self.dtype,
             "bound": vars(self.bound),
-            "paths": {name: _describe(found) for name, found in self.paths.items()},
+            "paths": {
+                name: _describe(found, self.elsewhere.get(name, ""))
+                for name, found in self.paths.items()
+            },
         }
 
 
-def _describe(found: Agreement) -> dict[str, Any]:
+def _describe(found: Agreement, elsewhere: str) -> dict[str, Any]:
+    problems = found.problems or ([elsewhere] if elsewhere else [])
     return {
-        "agrees": not found.problems,
+        "agrees": not problems,
         "refused": found.refused,
-        "problems": found.problems,
+        "problems": problems,
         "whole": {name: _number(value) for name, value in found.whole.items()},
         "row": {name: _number(value) for name, value in found.row.items()},
         "blocks_illegal": found.blocks_illegal,
@@ -139,7 +147,9 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
     if not wrong:
         engine.barred.pop(name, None)
         return True
-    why = "; ".join(here.problems) or f"{ELSEWHERE} found that it does not agree"
+    why = "; ".join(here.problems)
+    if not why:
+        why = found.elsewhere[label] = f"{ELSEWHERE} found that it does not agree"
     if name == "masked":
         raise SelfTestError(
             f"attention ({label}) does not compute the equations on this device "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nsa.contract import ENV_JSON
 from phases.common.case import (
     Case,
     Finding,
@@ -102,7 +103,15 @@ def _agreed(case: Case, name: str) -> str:
 
 def _self_tested(case: Case, name: str) -> Finding | None:
     """What the trainer found wrong with its kernels; None where that is nothing."""
-    bad = {kind: found for kind, found in _self_test(case, name).items() if not found.get("agrees")}
+    launch = case.launch(name)
+    if odd := [text for text in launch.problems if f"{ENV_JSON}.attention" in text]:
+        # What was left out may be the one that failed.
+        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.env_path,))
+    bad = {
+        kind: found
+        for kind, found in _self_test(case, name).items()
+        if not found.get("agrees") or found.get("problems")
+    }
     if not bad:
         return None
     ran = ((case.env(name).get("attention") or {}).get("window") or {}).get("value")

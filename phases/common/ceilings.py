@@ -22,6 +22,7 @@ from phases.common.devices import no_gpu
 from phases.common.measure import against, in_file
 from phases.common.rows import Row
 from phases.limits import (
+    CARDS_ALIKE,
     CEILING_ALL_REDUCE,
     CEILING_HOST,
     CEILING_MATMUL,
@@ -157,6 +158,8 @@ def _row(
         value = as_measurement(case, what, found[0])
         if too_fast := _too_fast(case, what, found[-1]):
             return invalid(Reason.NOT_PLAUSIBLE, too_fast, measurement=value, topic="plausible")
+        if unlike := _unlike(case, what, found):
+            return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
         text = _text(found) + (_latency(case) if what is Ceiling.ALL_REDUCE else "")
         return against(value, case.limit(spec), text, beyond=_bad_card)
 
@@ -179,12 +182,28 @@ def _latency(case: Case) -> str:
 
 def _too_fast(case: Case, what: Ceiling, fastest: Measured) -> str:
     """Why this matrix product was not measured, or an empty string."""
+    kind = case.profile.workload.dtype
+    if what is Ceiling.MATMUL and case.profile.has_gpu and not fastest.how.startswith(f"{kind},"):
+        return f"{fastest.how} was measured, the profile trains in {kind}"
     peak = case.profile.hardware.peak_tflops
     if what is not Ceiling.MATMUL or peak is None or fastest.rate <= MOST_OF_PEAK * peak:
         return ""
     return (
         f"{fastest.rate:.4g} TFLOP/s on {fastest.where} is more than {MOST_OF_PEAK:g} times the "
         f"{peak:g} of this device ({case.profile.hardware.peak_source})"
+    )
+
+
+def _unlike(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
+    """Why these cards do not belong together, or an empty string; `found` is slowest first."""
+    if not case.profile.has_gpu or what not in (Ceiling.MATMUL, Ceiling.MEMORY_COPY):
+        return ""
+    low, high = found[0], found[-1]
+    if low.rate >= CARDS_ALIKE * high.rate:
+        return ""
+    return (
+        f"{_text(found)}: {low.rate / high.rate:.0%} of the fastest, cards of one kind reach at "
+        f"least {CARDS_ALIKE:.0%}"
     )
 
 

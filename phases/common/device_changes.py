@@ -33,6 +33,9 @@ _FAULTS = (
     "retired_double_bit",
     "retired_pending",
 )
+# Preflight found none of these. One that stands before a launch came since, perhaps while a launch
+# on fewer GPUs left this one out: no launch saw it change, and none after it is sound.
+_STANDING = ("ecc_uncorrected_volatile", "remap_pending", "remap_failure", "retired_pending")
 # The values stay right; the driver's own alarm for too many is Xid 92.
 _TOLD = ("ecc_corrected_volatile", "ecc_corrected_aggregate", "thermal_violation_s")
 _REPLAYS = "pcie_replays"
@@ -60,6 +63,7 @@ def device_changes(case: Case, name: str) -> Finding:
     kernel = _document(launch, "kernel_log", KERNEL_LOG_JSON)
     gpus = _used(launch, before)
     notes = Notes()
+    _standing(gpus, case.profile.hardware.pcie_width, notes)
     compared = _compare(launch, gpus, before, after, notes)
     _read_kernel(kernel, gpus, notes)
     faults, warnings, seen = sampled(launch, gpus)
@@ -107,12 +111,41 @@ def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
 
 
 def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
-    """The GPUs of the ranks, as the trainer tells; else all that the launch might have used."""
+    """The GPUs of the ranks, as the trainer tells; else all that the launch might have used.
+
+    Raises Unanswerable where GPUs answered, and those of the ranks are not all among them.
+    """
     gpus: list[_Gpu] = list(before["gpus"])
     uuids = ((launch.env or {}).get("device") or {}).get("uuids") or ()
     wanted = {str(uuid).removeprefix("GPU-") for uuid in uuids}
-    used = [gpu for gpu in gpus if str(gpu.get("uuid") or "").removeprefix("GPU-") in wanted]
-    return used or gpus
+    found = {str(gpu.get("uuid") or "").removeprefix("GPU-"): gpu for gpu in gpus}
+    if not wanted or not before["source"]:
+        return gpus
+    if lacking := sorted(wanted - found.keys()):
+        path = launch.devices_before_path
+        reason = f"{path}: it does not tell of GPU {', '.join(lacking)}, which a rank used"
+        raise Unanswerable(invalid(Reason.MISMATCH, reason, evidence=(path, launch.env_path)))
+    return [gpu for uuid, gpu in found.items() if uuid in wanted]
+
+
+# -- before the launch ---------------------------------------------------------------------------
+
+
+def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> None:
+    """What was wrong already when the launch began, so that it shows as no change."""
+    for gpu in gpus:
+        where, counters = f"GPU {gpu.get('index')}", gpu.get("counters") or {}
+        notes.faults += [
+            f"{where}: {name} is {counters[name]:g} before the launch"
+            for name in _STANDING
+            if (counters.get(name) or 0) > 0
+        ]
+        if gpu.get("mig"):
+            notes.faults.append(f"{where}: MIG is on")
+        width = _link(gpu, "width")
+        if width and wanted_width and width < wanted_width:
+            text = f"PCIe link x{width:g} before the launch, the profile is for x{wanted_width}"
+            notes.faults.append(f"{where}: {text}")
 
 
 # -- counters --------------------------------------------------------------------------------------
@@ -134,6 +167,11 @@ def _compare(
         hurried = launch.result.status is LaunchStatus.INTERRUPTED
         (notes.warnings if hurried else notes.faults).append(text)
         return 0
+    if str(after.get("taken_at") or "") < str(before.get("taken_at") or ""):
+        notes.faults.append(f"{DEVICES_AFTER_JSON} is older than {DEVICES_BEFORE_JSON}")
+    if after.get("driver") != before.get("driver"):
+        change = f"{before.get('driver') or 'unknown'} -> {after.get('driver') or 'unknown'}"
+        notes.faults.append(f"driver {change} while the launch ran")
     later = {str(gpu.get("uuid") or gpu.get("index")): gpu for gpu in after["gpus"]}
     compared = sum(_compare_one(launch, gpu, later, notes) for gpu in gpus)
     if not compared:

@@ -36,6 +36,8 @@ def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
     for gpu in gpus:
         one = _of(frame, gpu)
         where = f"GPU {gpu.get('index')}"
+        if one.empty:
+            warnings.append(f"{where} was not sampled while the launch trained")
         link = gpu.get("link") or {}
         faults += [f"{where}: {text}" for text in _slow_link(one, link)]
         for text, fatal in (*_held_back(one), *_others(one)):

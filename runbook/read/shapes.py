@@ -7,7 +7,7 @@ for every reader alike, and no reader has to ask for its type.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,15 +125,21 @@ def _fit(value: Any, shape: Shape, where: str, problems: list[str]) -> Any:
         every = {
             key: _fit(one, shape.shape, f"{where}.{key}", problems) for key, one in value.items()
         }
-        bad = any(one is _NOTHING or one is None for one in every.values())
-        return _NOTHING if bad else every
+        return _NOTHING if _spoiled(every.values(), where, problems) else every
     if isinstance(shape, Items) and isinstance(value, list):
         items = [_fit(one, shape.shape, where, problems) for one in value]
-        return _NOTHING if any(one is _NOTHING or one is None for one in items) else items
+        return _NOTHING if _spoiled(items, where, problems) else items
     if not isinstance(shape, Fields | Each | Items) and shape(value):
         return value
     problems.append(f"{where} has an unexpected value: {str(value)[:40]!r}")
     return _NOTHING
+
+
+def _spoiled(items: Collection[Any], where: str, problems: list[str]) -> bool:
+    """Does one item leave out all of them? A null among them has not been told yet."""
+    if any(one is None for one in items):
+        problems.append(f"{where} holds a null")
+    return any(one is _NOTHING or one is None for one in items)
 
 
 ENV = Fields(

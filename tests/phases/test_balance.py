@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from runbook.read.shapes import ENV, shaped
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, heartbeats, spoil, traces
@@ -187,6 +188,7 @@ _REFUSED = {"agrees": False, "refused": "no kernel", "problems": ["it could not 
             "rejected varlen: it could not run: no kernel; masked ran instead",
         ),
         ({"varlen": _REFUSED, "masked": _DISAGREES}, Outcome.FAIL, Reason.MISMATCH, "k_win"),
+        ({"varlen": {**_DISAGREES, "agrees": True}}, Outcome.FAIL, Reason.MISMATCH, "k_win is off"),
     ],
 )
 def test_a_kernel_that_the_trainer_rejected_is_seen(
@@ -201,6 +203,22 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
         assert text in check.reason
         if outcome is Outcome.FAIL:
             assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
+
+
+@pytest.mark.parametrize("odd", [None, 5, "fine", [], [None]])
+def test_a_damaged_result_does_not_hide_the_kernel_that_failed(odd: Any) -> None:
+    where = builder.context()
+    attention = {"self_test": {"ran": True, "paths": {"varlen": _DISAGREES, "masked": odd}}}
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        env = {**(made.env or {}), "attention": attention}
+        kept, problems = shaped(env, ENV, "env.json")
+        return replace(made, env=kept, problems=(*made.problems, *problems))
+
+    found = builder.evidence("baseline", where, change=change)
+    check = builder.row("baseline", "oracle", found, where)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    assert "env.json.attention.self_test.paths" in check.reason
 
 
 def test_a_warning_of_one_launch_does_not_vanish_behind_the_others() -> None:

@@ -57,6 +57,35 @@ SICK = {
 }
 
 
+def _slower_on(rank: int, what: str, share: float) -> Edit:
+    """One rank reaches this share of what the document says of it, in all three of its sources."""
+
+    def edit(document: dict[str, Any]) -> None:
+        one = document["ranks"][rank][what] = dict(document["ranks"][rank][what])
+        one["seconds"] = [second / share for second in one["seconds"]]
+        one["host_s"] /= share
+        one["rate"] *= share
+
+    return edit
+
+
+@pytest.mark.parametrize("what", ["matmul", "memory_copy"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_card_above_its_floor_that_falls_behind_the_other_is_named(what: str, rank: int) -> None:
+    check = row(what, edit=_slower_on(rank, what, 0.83))
+    assert (check.outcome, check.code) == WRONG
+    assert f"on rank {rank} " in check.reason and "83% of the fastest" in check.reason
+    assert row(what, edit=_slower_on(rank, what, 0.92)).outcome is Outcome.PASS
+
+
+def test_a_product_of_another_type_is_no_ceiling_of_this_training() -> None:
+    check = row("matmul", edit=lambda document: [
+        one["matmul"].update(dtype="fp8") for one in document["ranks"]
+    ])  # fmt: skip
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert "the profile trains in bf16" in check.reason
+
+
 @pytest.mark.parametrize("name", SICK)
 def test_a_sick_card_or_link_is_the_environments_fault(name: str) -> None:
     where = builder.context(name)

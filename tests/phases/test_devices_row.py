@@ -96,6 +96,90 @@ def test_a_fault_of_the_machine_is_invalid_and_named(what: str) -> None:
     assert "these launches do not count" in throughput.reason
 
 
+def standing(key: str, **values: int) -> spoil.Change:
+    """GPU 1 shows these before the launch and after it, so nothing changes."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before, after = copy.deepcopy(made.devices_before), copy.deepcopy(made.devices_after)
+        assert before is not None and after is not None
+        for document in (before, after):
+            document["gpus"][1][key].update(values)
+        return replace(made, devices_before=before, devices_after=after)
+
+    return change
+
+
+def test_a_gpu_that_was_cut_into_instances_since_is_named() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before = copy.deepcopy(made.devices_before)
+        assert before is not None
+        before["gpus"][1]["mig"] = True
+        return replace(made, devices_before=before)
+
+    assert "GPU 1: MIG is on" in checked(change).reason
+    assert checked(change).outcome is Outcome.INVALID
+
+
+STANDING = {
+    "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
+    "pending": ("counters", {"remap_pending": 1}),
+    "spare rows used up": ("counters", {"remap_failure": 1}),
+    "retirement": ("counters", {"retired_pending": 1}),
+    "narrow": ("link", {"width": 8}),
+}
+
+
+@pytest.mark.parametrize("what", STANDING)
+def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) -> None:
+    key, values = STANDING[what]
+    check = checked(standing(key, **values))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "GPU 1: " in check.reason and " before the launch" in check.reason
+
+
+def _told(key: str, **values: Any) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
+
+    return change
+
+
+OTHER_TIMES = {
+    "swapped": (_told("devices_after", taken_at="2020-01-01T00:00:00Z"), "is older than"),
+    "driver": (_told("devices_after", driver="575"), "driver 580 -> 575 while the launch ran"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TIMES)
+def test_documents_of_another_time_or_driver_are_no_healthy_launch(what: str) -> None:
+    change, said = OTHER_TIMES[what]
+
+    def dated(made: LaunchEvidence) -> LaunchEvidence:
+        before = _told("devices_before", taken_at="2026-01-01T00:00:00Z")(made)
+        return change(_told("devices_after", taken_at="2026-01-01T00:01:00Z")(before))
+
+    check = checked(dated)
+    assert check.outcome is Outcome.INVALID and said in check.reason
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_counters_of_other_gpus_than_the_ranks_used_do_not_count(kept: int) -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        uuids = {"uuids": ["0", "1"]}
+        env = {**(made.env or {}), "device": {**(made.env or {})["device"], **uuids}}
+        gpus = list((made.devices_before or {})["gpus"])[:kept]
+        return replace(_told("devices_before", gpus=gpus)(made), env=env)
+
+    check = checked(change)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert "does not tell of GPU " in check.reason
+
+
+def test_old_errors_of_a_repaired_card_do_not_stop_a_launch() -> None:
+    repaired = standing("counters", ecc_uncorrected_aggregate=12, remapped_uncorrectable=3)
+    assert checked(repaired).outcome is Outcome.PASS
+
+
 WARNINGS = {
     "corrected": (counted("ecc_corrected_volatile", 3), "ecc_corrected_volatile 0 -> 3"),
     "a replay": (counted("pcie_replays", 8), "pcie_replays 0 -> 8; allowed in this time: 8"),
@@ -109,6 +193,7 @@ WARNINGS = {
     "no kernel log": (logged(source="", problem="/dev/kmsg: denied"), "unreadable: /dev/kmsg: den"),
     "lost": (logged(lost=True), "overwritten before it was read"),
     "flood": (logged(left_out=9), "9 more lines"),
+    "samples of other cards": (sampled(uuid="GPU-7"), "GPU 1 was not sampled while"),
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
     "no driver": (
         spoil.parts(devices_before=traces.no_devices(), devices_after=traces.no_devices()),

@@ -60,6 +60,29 @@ def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:
     assert "[self-test] varlen: agrees, off by at most 0.00" in capfd.readouterr().err
 
 
+def test_what_another_rank_rejected_is_written_by_rank_0_as_well() -> None:
+    """env.json is of rank 0: a kernel that is wrong on another GPU alone must not agree there."""
+    engine = engine_of()
+
+    class Other(Ranks):
+        """Another rank raises the first flag that is asked for."""
+
+        asked = 0
+
+        def any(self, flag: bool) -> bool:
+            Other.asked += 1
+            return flag or Other.asked == 1
+
+    engine.ranks = Other(place=engine.plan.place, device=CPU, grouped=False)
+    with flash_on_cpu():
+        document = self_test(engine).describe()
+        assert windows(engine) == {"masked"}
+    varlen = document["paths"]["varlen"]
+    assert varlen["agrees"] is False and varlen["refused"] is None
+    assert varlen["problems"] == ["another rank found that it does not agree"]
+    assert document["paths"]["cpu_block"]["agrees"] is True
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str]) -> None:
     """A kernel whose window is wrong by one: masked SDPA takes its place, and all of it is said."""
