@@ -2,44 +2,52 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+# Makes $(VENV), or completes it; another Python than the one there only if PYTHON=... asks for it.
+INSTALL := $(PYTHON) scripts/environment.py $(VENV) $(if $(filter file,$(origin PYTHON)),--keep)
+# For `make wheels`: names, or a file with the `pip list` of the machine that gets them.
+HAVE ?= torch
+WHEELS_ARGS ?=
 # Each worker begins with a stretch of its own, so that tests that share a launch mostly stay
 # together, and takes over from the other one's end. (loadgroup is no choice: pytest-xdist 3.8
 # ignores the groups under pytest 9.2.) Later words win: PYTEST_ARGS=-n0 is one process.
 WORKERS ?= logical
 PYTEST_ARGS ?=
+GPU_ARGS ?=
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test gpu lint wheels clean
 
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
 	@echo "make test   install, run all tests on all cores (PYTEST_ARGS='-n0 tests/read': some, on one)"
+	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
 	@echo "make lint   install, run ruff, mypy and import-linter"
+	@echo "make wheels download what a machine that has HAVE='torch numpy' (or a file) still needs"
 	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
+	@echo "PYTHON=python3.12 takes another Python, VENV=FOLDER another virtual environment"
 
-$(VENV)/.runtime: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing nsa-runbook into $(VENV)"
-	@$(PIP) --editable .
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.runtime
-	@echo "installing the development tools into $(VENV)"
-	@$(PIP) --editable '.[dev]'
-	@touch $@
-
-demo: $(VENV)/.runtime
+demo:
+	@$(INSTALL)
 	$(BIN)/runbook run --phase all
 
-test: $(VENV)/.dev
+test:
+	@$(INSTALL) --dev
 	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 \
 	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev
+# pytest and hypothesis are what its stage `tests` needs.
+gpu:
+	@$(INSTALL) --dev
+	$(BIN)/runbook gpu-acceptance $(GPU_ARGS)
+
+lint:
+	@$(INSTALL) --dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+wheels:
+	@$(PYTHON) scripts/wheels.py --have "$(HAVE)" $(WHEELS_ARGS)
+
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist build wheels .pytest_cache .mypy_cache .ruff_cache

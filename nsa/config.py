@@ -11,10 +11,13 @@ from nsa.contract import NSAError, did_you_mean, raise_problems
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
 Ranges = Literal["v1", "v2"]
+# How the window branch runs where attention goes through SDPA.
+Window = Literal["masked", "varlen"]
 
 PHIS: tuple[str, ...] = ("avg", "mlp")
 PATHS: tuple[str, ...] = ("reference", "sequential", "batched")
 RANGES: tuple[str, ...] = ("v1", "v2")
+WINDOWS: tuple[str, ...] = ("masked", "varlen")
 
 # One initial and two local blocks are always selected, and they count towards n_sel.
 FORCED_INITIAL_BLOCKS = 1

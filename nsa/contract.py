@@ -87,6 +87,8 @@ ENV_JSON = "env.json"
 SDPA_AUDIT_JSON = "sdpa_audit.json"
 PROFILE_JSON = "profile_rank0.json"
 TRACE_FILE = "trace_rank0.json.gz"
+# What `nsa.ceilings` measured on all ranks.
+CEILINGS_JSON = "ceilings.json"
 TENSORBOARD_DIR = "tb"
 CHECKPOINTS_DIR = "checkpoints"
 # Written by others to ask for an end: after this step, or after this block of a schedule.
@@ -248,9 +250,11 @@ class Event(StrEnum):
     CHECKPOINT = "checkpoint"
     MEMORY_DUMP = "memory_dump"
     DDP_BUCKETS = "ddp_buckets"
+    COMPILED = "compiled"
     EFFECT = "effect"
     ARM_FAILED = "arm_failed"
     ENOUGH = "enough"
+    CEILING_START = "ceiling_start"
     NONFINITE = "nonfinite"
     HALT = "halt"
     EXIT = "exit"
@@ -276,7 +280,9 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.MEMORY_DUMP: ("path",),
     Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
+    Event.COMPILED: ("where", "timed", "added", "graphs", "recorded", "breaks"),
     Event.ARM_FAILED: ("arm", "block", "error"),
+    Event.CEILING_START: ("ceiling",),
     Event.NONFINITE: ("value",),
     Event.HALT: ("reason",),
     Event.EXIT: (
@@ -284,6 +290,19 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "largest_lr", "updates", "first_update", "proof",
     ),
 }  # fmt: skip
+
+
+# -- ceilings of the devices -----------------------------------------------------------------------
+
+
+class Ceiling(StrEnum):
+    """What `nsa.ceilings` measures, in its order; fields of each rank in its document."""
+
+    MATMUL = "matmul"
+    MEMORY_COPY = "memory_copy"
+    HOST_COPY = "host_copy"
+    ALL_REDUCE = "all_reduce"
+    LATENCY = "all_reduce_latency"
 
 
 # -- the log and the profiler ----------------------------------------------------------------------

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from nsa.attention.api import attend_grouped, by_sdpa
 from nsa.attention.branches import Grouped
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges
+from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges, Window
 from nsa.contract import NSAError
-from nsa.projection import Columns, rotations, split_projection, split_together
+from nsa.dense import Dense
+from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection, split_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class NSAAttention(nn.Module):
     Each branch has its own key and value projection; queries are shared. Rotary positions turn
     queries and keys; compressed keys are made from turned keys. Gates are the sigmoid of a linear
     map of the layer's input, one per head and branch. Raises NSAError for an odd d_k.
+
+    `dense`, where set, runs what lies before the core instead of the modules themselves.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class NSAAttention(nn.Module):
         self.cfg, self.path, self.use_flash = cfg, path, use_flash
         self.selection_ranges = selection_ranges
         self.force_sdpa = False
+        self.window: Window = "masked"
+        self.dense: Dense | None = None
         self.rope_base = rope_base
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
         # which rows of the weight are whose.
@@ -108,12 +113,18 @@ class NSAAttention(nn.Module):
             self._turns = kept
         return kept[:seq_len]
 
-    def project(self, x: Tensor) -> Grouped:
-        """Turned queries and keys, values and gates of every branch for x [B,S,dim]."""
-        y = self.in_proj(x)
+    def project(self, x: Tensor, norm: nn.Module | None = None) -> Grouped:
+        """Turned queries and keys, values and gates of every branch for x [B,S,dim].
+
+        norm: applied to x first.
+        """
         together = by_sdpa(self.path, x.device, force_sdpa=self.force_sdpa)
-        split = split_together if together else split_projection
-        parts = split(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
+        if self.dense is None:
+            y = self.in_proj(x if norm is None else norm(x))
+            split = split_together if together else split_projection
+            parts = split(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
+        else:
+            parts = self._projected(self.dense, x, norm, together=together)
         if self.cfg.phi == "avg":
             return parts
         return replace(
@@ -122,9 +133,19 @@ class NSAAttention(nn.Module):
             v_cmp=self.compress_v(parts.v_cmp).to(parts.q.dtype),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Attend within x [B,S,dim]; returns [B,S,dim]."""
-        parts = self.project(x)
+    def _projected(
+        self, dense: Dense, x: Tensor, norm: nn.Module | None, *, together: bool
+    ) -> Grouped:
+        turns = torch.view_as_real(self.turns(x.shape[1], x))
+        enter = dense.enter_together if together else dense.enter_apart
+        found = enter(x, norm, self.in_proj, self.gate_bias, turns, self.cfg)
+        if together:
+            return in_parts(found, self.cfg)
+        return Grouped(**dict(zip(PARTS, found, strict=True)))
+
+    def forward(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """Attend within x [B,S,dim], or within norm(x); returns [B,S,dim]."""
+        parts = self.project(x, norm)
         out, blocks = attend_grouped(
             parts,
             self.cfg,
@@ -132,6 +153,7 @@ class NSAAttention(nn.Module):
             selection_ranges=self.selection_ranges,
             use_flash=self.use_flash,
             force_sdpa=self.force_sdpa,
+            window=self.window,
         )
         self.last_gates, self.last_blocks = parts.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nsa.config import ModelConfig
 from nsa.contract import NSAError
+from nsa.dense import Dense
 from nsa.layer import GateStats, NSAAttention
 
 __all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]
@@ -47,9 +48,13 @@ class Layer(nn.Module):
         )
         self.mlp_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
         self.mlp = SwiGLU(dim, cfg.mlp_hidden)
+        self.dense: Dense | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,dim] to [B,S,dim]."""
+        if self.dense is not None:
+            attended = self.attention(x, self.attention_norm)
+            return self.dense.leave(x, attended, self.mlp_norm, self.mlp)
         x = x + self.attention(self.attention_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -103,6 +108,12 @@ class NSALanguageModel(nn.Module):
                 x = layer(x)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+    def use(self, dense: Dense | None) -> None:
+        """Run the dense parts of every layer by these functions from now on; None: as they are."""
+        for module in self.modules():
+            if isinstance(module, Layer | NSAAttention):
+                module.dense = dense
 
     def n_parameters(self) -> int:
         """Number of distinct parameters; a tied head counts once."""

@@ -120,9 +120,17 @@ _ROWS: tuple[Toggle, ...] = (
          arm=True),
     _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
     _row("bool", "SDPA_NO_FLASH", False, "forbid the flash kernel", "A4, T14", arm=True),
+    _row("choice", "WINDOW", "auto", "how the window branch runs through SDPA (auto: varlen where "
+         "the self-test shows that it agrees)", choices=("auto", "varlen", "masked"), arm=True),
+    _row("choice", "SELF_TEST", "auto", "hold attention against the equations before training "
+         "(auto: on CUDA)", choices=("auto", "on", "off")),
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
     _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
+    _row("choice", "COMPILE", "off", "torch.compile of the dense parts; graphs: with CUDA graphs",
+         choices=("off", "dense", "graphs"), arm=True),
+    _row("bool", "LIGER", False, "RMSNorm and SwiGLU by the kernels of the package liger-kernel",
+         arm=True),
     _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
          choices=("off", "bf16", "fp16"), arm=True),
     _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
@@ -161,7 +169,7 @@ _ROWS: tuple[Toggle, ...] = (
          maximum=1.0, **_WATCHDOG),
     _row("float", "WATCH_GATE_MAX_THRESHOLD", 0.9, "largest gate share above which it is bad", "L5",
          maximum=1.0, **_WATCHDOG),
-    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between two looks", "L2", **_WATCHDOG),
+    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between readings", "L2", **_WATCHDOG),
     _row("bool", "WATCH_HALT", True, "write .HALT on an anomaly", "L2", reader="watchdog"),
     _row("bool", "TEST_SEL_PACK", False, "run the parity tests on packed selection ranges too",
          "V1", reader="tests"),
@@ -260,6 +268,8 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_DDP_COMPRESS": "off",
     "NSA_DDP_STATIC_GRAPH": False,
     "NSA_OPT_FUSED": False,
+    "NSA_COMPILE": "off",
+    "NSA_LIGER": False,
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
@@ -271,6 +281,11 @@ UNAVAILABLE = {
     "chooses the kernel instead",
     "NSA_USE_TRITON_SEL": "this build has no Triton kernel for the selected branch; torch's SDPA "
     "runs it instead",
+}
+# What runs on CUDA devices only, as it is set, and why.
+NEEDS_CUDA = {
+    "NSA_COMPILE=graphs": "CUDA graphs need a CUDA device",
+    "NSA_LIGER=1": "its kernels need a CUDA device",
 }
 
 
@@ -291,6 +306,8 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
         asking.append(("NSA_DDP_SAFE_MODE", _SAFE_MODE_OFF))
     if toggles.flag("NSA_SDPA_NO_FLASH") and not toggles.flag("NSA_DDP_SAFE_MODE"):
         asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
+    if toggles.flag("NSA_LIGER"):
+        asking.append(("NSA_LIGER", {"NSA_COMPILE": "off"}))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in asking

@@ -1,13 +1,16 @@
 """Variables that belong to torch, NCCL and CUDA: recorded, and old spellings translated.
 
-torch 2.13 ignores several names that people set, and breaks on some values (E11 to E14). `plan`
-says what becomes of each; nothing is dropped or renamed without a note. Torch-free.
+torch ignores several names that people set, and breaks on some values (E11 to E14). `plan` says
+what becomes of each; nothing is dropped or renamed without a note. Which name is right may depend
+on the version of torch: that is known here and nowhere else. Torch-free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -48,38 +51,62 @@ class Passed:
         return {"name": self.name, "value": self.value, "mapped_to": mapped, "note": self.note}
 
 
-def plan(environ: Mapping[str, str], *, uses_nccl: bool) -> tuple[list[Passed], list[str]]:
-    """What becomes of each variable that is set, and what is wrong with them."""
+def plan(
+    environ: Mapping[str, str], *, uses_nccl: bool, allocator: str | None = None
+) -> tuple[list[Passed], list[str]]:
+    """What becomes of each variable that is set, and what is wrong with them.
+
+    `allocator` is the name that torch reads, by default the one of the installed torch.
+    """
+    allocator = allocator or allocator_variable(installed_torch())
     problems = []
     if _OLD_ALLOC in environ and _ALLOC in environ:
         problems.append(
-            f"{_OLD_ALLOC} and {_ALLOC} are both set: the first is an alias of the second in "
-            f"torch 2.13; keep only {_ALLOC}"
+            f"{_OLD_ALLOC} and {_ALLOC} are both set: one is an alias of the other; "
+            f"keep only {allocator}, the one that this torch reads"
         )
     rows = []
     for name in TORCH_VARIABLES:
         if name in environ:
             value = environ[name]
             to, mapped, note = _RULES.get(name, _keep)(name, value, uses_nccl)
+            if name in (_ALLOC, _OLD_ALLOC) and name != allocator:
+                to, note = allocator, "the name that this torch reads"
             rows.append(
                 Passed(name=name, value=value, mapped_to=to, mapped_value=mapped, note=note)
             )
     return rows, problems
 
 
-def flight_dumps(prefix: str, *, torch_version: str) -> dict[str, str]:
+@cache
+def installed_torch() -> str | None:
+    """The version of the torch that is installed; None if there is none. Does not import it."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def allocator_variable(torch_version: str | None) -> str:
+    """The variable with the allocator's settings that this torch reads; None is the newest.
+
+    torch 2.8 knows PYTORCH_CUDA_ALLOC_CONF only; from 2.9 on that is the old name of the other.
+    """
+    if torch_version is None:
+        return _ALLOC
+    major, minor = (int(number) for number in torch_version.split(".")[:2])
+    return _ALLOC if (major, minor) >= (2, 9) else _OLD_ALLOC
+
+
+def flight_dumps(prefix: str) -> dict[str, str]:
     """Variables by which NCCL's watchdog dumps the last collectives to `prefix` + rank.
 
-    Without a prefix the dumps go to ~/.cache/torch. torch 2.10 has names of its own for them and
-    warns of those that older ones read.
+    Without a prefix the dumps go to ~/.cache/torch. torch 2.8 to 2.15 read these names; 2.8 is the
+    first, and warns of those before it (TORCH_NCCL_TRACE_BUFFER_SIZE).
     """
-    old, new = "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"
-    old_file, new_file = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"
-    major, minor = (int(number) for number in torch_version.split(".")[:2])
-    renamed = (major, minor) >= (2, 10)
     return {
-        new if renamed else old: "2000",
-        new_file if renamed else old_file: prefix,
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     }
 
@@ -121,10 +148,6 @@ def _blocking(_name: str, value: str, _uses_nccl: bool) -> Mapped:
     return None, None, why
 
 
-def _alloc(_name: str, value: str, _uses_nccl: bool) -> Mapped:
-    return _ALLOC, value, "the name that torch 2.13 reads"
-
-
 def _debug(name: str, value: str, uses_nccl: bool) -> Mapped:
     if value.upper() != "DETAIL":
         return name, value, ""
@@ -138,6 +161,5 @@ _RULES: dict[str, Callable[[str, str, bool], Mapped]] = {
     _ASYNC: _async,
     "NCCL_BLOCKING_WAIT": _blocking,
     _BLOCKING: _blocking,
-    _OLD_ALLOC: _alloc,
     _DEBUG: _debug,
 }

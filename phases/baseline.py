@@ -17,6 +17,7 @@ from phases.common.rates import (
     columns,
     last50s,
     mfu,
+    mfu_of_ceiling,
     production_days,
     rate_table,
     stale_target,
@@ -30,6 +31,7 @@ from phases.limits import (
     GPU_UTILISATION,
     MEMORY_HEADROOM,
     MFU_FLOOR,
+    MFU_OF_CEILING,
     PLAUSIBLE,
     THROUGHPUT,
     THROUGHPUT_AIM_HIGH,
@@ -50,11 +52,13 @@ class Baseline(RowPhase):
     source = "requirements B1 to B13"
     question = "Does the production config reach the throughput that the plan needs?"
     fixed = PLAUSIBLE
+    reads = ("preflight",)
     limits = (
         THROUGHPUT,
         THROUGHPUT_AIM_LOW,
         THROUGHPUT_AIM_HIGH,
         MFU_FLOOR,
+        MFU_OF_CEILING,
         GPU_UTILISATION,
         GPU_IMBALANCE,
         MEMORY_HEADROOM,
@@ -92,6 +96,13 @@ class Baseline(RowPhase):
             ),
             Row(
                 "mfu", "What share of the device's peak is used?", self.over(mfu), topic="plausible"
+            ),
+            Row(
+                "mfu_of_ceiling",
+                "What share of the matrix product that preflight measured is used?",
+                self.over(mfu_of_ceiling),
+                topic="throughput",
+                needs=("preflight",),
             ),
             Row(
                 "gpu_utilisation",

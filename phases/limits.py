@@ -37,6 +37,9 @@ THROUGHPUT_AIM_HIGH = _gate(
     "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
 )
 MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
+MFU_OF_CEILING = _gate(
+    "mfu_of_ceiling", ">=", "", "share of the matrix product measured by preflight"
+)
 GPU_UTILISATION = _gate("gpu_utilisation", ">", "%", "of the least busy GPU")
 GPU_IMBALANCE = _gate(
     "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
@@ -96,6 +99,18 @@ FLAKY_LAUNCHES = _gate(
 DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
 DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
 GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
+CEILING_MATMUL = _gate(
+    "ceiling_matmul_tflops", ">=", "TFLOP/s", "large matrix product on the slowest device"
+)
+CEILING_MEMORY = _gate(
+    "ceiling_memory_gb_s", ">=", "GB/s", "copy in the slowest device's memory, read + written"
+)
+CEILING_HOST = _gate(
+    "ceiling_host_gb_s", ">=", "GB/s", "copy from pinned host memory to the slowest device"
+)
+CEILING_ALL_REDUCE = _gate(
+    "ceiling_all_reduce_gb_s", ">=", "GB/s", "bus bandwidth of a large all-reduce, slowest rank"
+)
 
 # -- the same on every machine: physics, and error rates fixed in the code -------------------------
 
@@ -114,8 +129,24 @@ RATE_TOLERANCE = 0.01
 # Half-width of what one more baseline launch may give: the worst launch-to-launch noise of a
 # healthy machine, so that three lucky launches do not make every later one invalid.
 CONTROL_LEAST = 0.05
+# A share of the peak that no clock reaches: a product that is faster was not measured.
+MOST_OF_PEAK = 1.3
+# Cards of one kind differ by some percent in what they reach. One that falls this far behind
+# another holds all ranks back, and no scaling shows it where it is GPU 0, which runs alone too.
+CARDS_ALIKE = 0.85
 # A card sold as 80 GB shows a little less than 80 GiB.
 MEMORY_SHARE = 0.95
+# More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
+# largest rate recommended. A launch under a minute may have as many as one of a minute.
+PCIE_REPLAYS_PER_MINUTE = 8
+# A thermal or power slowdown in more of the samples than this changes the mean pace.
+THROTTLED_SHARE = 0.05
+# A process of somebody else that is seen once may have been about to end.
+OTHERS_SAMPLES = 2
+# Shared memory for NCCL between processes, and for the batches of loaders: under it, both fail.
+SHM_LEAST_GIB = 1.0
+# Of the processors: work of others that takes this much shows in a host-bound trainer's pace.
+BUSY_SHARE = 0.5
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 
@@ -129,6 +160,16 @@ MACHINE = (
         "GPU memory",
         f"at least {MEMORY_SHARE:.0%} of the profile's",
         "a card sold as 80 GB shows a little less than 80 GiB",
+    ),
+    _fixed(
+        "matrix product",
+        f"at most {MOST_OF_PEAK:g} times the profile's peak",
+        "no clock reaches it: a faster product was not measured",
+    ),
+    _fixed(
+        "matrix product and memory copy of the slowest GPU",
+        f"at least {CARDS_ALIKE:.0%} of the fastest",
+        "choice: cards of one kind differ by some percent, a capped or throttled one by more",
     ),
     _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
 )
@@ -167,6 +208,32 @@ PLAUSIBLE = (
     ),
     _fixed("sum of dt_s", "at most the launch's duration", "steps happen inside the launch"),
     _fixed("throughput", "lower bound over at least 3 launches", "one-sided 5 %"),
+    _fixed(
+        "PCIe replays of a launch",
+        f"at most {PCIE_REPLAYS_PER_MINUTE} a minute: a warning; more: INVALID",
+        "NVIDIA DCGM's largest recommended rate",
+    ),
+    _fixed(
+        "corrected ECC errors of a launch",
+        "any: a warning",
+        "the values stay right; the driver's alarm for too many is Xid 92",
+    ),
+    _fixed(
+        "uncorrected ECC errors, remapped rows, Xids, another process on a GPU",
+        "none",
+        "the machine was not healthy, or not this launch's alone",
+    ),
+    _fixed(
+        "uncorrected ECC errors since boot, a pending or failed remap or retirement, and a link "
+        "narrower than the profile's, when a launch begins",
+        "none",
+        "preflight found none, so the machine fell sick while no launch used that GPU",
+    ),
+    _fixed(
+        "thermal or power slowdown",
+        f"in at most {THROTTLED_SHARE:.0%} of the samples: a warning; in more: INVALID",
+        "it changes the mean pace",
+    ),
 )
 SWEEP = (
     _fixed(

@@ -93,6 +93,10 @@ BY_TOPIC: dict[str, str] = {
         "run `pytest --pyargs nsa.tests.test_whole_model` to see which part differs from the "
         "equations; do not train until it agrees"
     ),
+    "self_test": (
+        "attention.self_test in env.json has the errors by tensor: check the GPU (ECC, Xid), the "
+        "driver and torch's build; NSA_WINDOW=masked trains without that kernel, and says so"
+    ),
     "gates": (
         "lower the learning rate, check the gate shares in gates.csv for the branch that died, "
         "and resume from a checkpoint before the collapse"
@@ -130,6 +134,30 @@ BY_TOPIC: dict[str, str] = {
     "gpu_state": (
         "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
         "with CUDA_VISIBLE_DEVICES"
+    ),
+    "card": (
+        "train on another card: this one is slower than its kind, whatever the settings are. Look "
+        "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "
+        "CLOCK,POWER,TEMPERATURE,PERFORMANCE) and at its ECC counters; reset or replace it"
+    ),
+    "link": (
+        "look at the link, not at the settings: generation and width under load (nvidia-smi -q -d "
+        "PCIE), nvidia-smi topo -m and nvlink -s, the slot, ACS and IOMMU; NCCL_DEBUG=INFO shows "
+        "the path between the ranks"
+    ),
+    "overlap": (
+        "the link would allow more: sweep NSA_DDP_BUCKET_MB, set NSA_DDP_COMPRESS=bf16 and "
+        "NSA_DDP_STATIC_GRAPH=1, leave NCCL_ALGO and NCCL_PROTO unset for a run, and look in an "
+        "nvtx run for work of the host between the steps"
+    ),
+    "devices": (
+        "do not use these numbers; do what the Xid or the counter asks for (reset the GPU, reboot, "
+        "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
+        "to read the kernel log run as root or set kernel.dmesg_restrict=0"
+    ),
+    "host_settings": (
+        "do what the row says beside each setting; none of them decides, but numbers of machines "
+        "that are set up differently are not alike"
     ),
     "disk": "free space or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from phases.common import ceilings
 from phases.common.case import Case, Finding, failed, invalid, passed
-from phases.common.commands import pytest_launch
+from phases.common.commands import ceilings_launch, pytest_launch
 from phases.common.devices import (
     cuda,
     driver,
@@ -27,10 +28,20 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
+from phases.common.host_settings import host_settings
 from phases.common.measure import against
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
-from phases.limits import DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY, MACHINE
+from phases.limits import (
+    CEILING_ALL_REDUCE,
+    CEILING_HOST,
+    CEILING_MATMUL,
+    CEILING_MEMORY,
+    DISK_FREE,
+    DISK_WRITE,
+    GPU_IDLE_MEMORY,
+    MACHINE,
+)
 from runbook.records import Launch, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
@@ -72,10 +83,18 @@ class Preflight(RowPhase):
     fixed = MACHINE
     collects = True
     guards = True
-    limits = (DISK_FREE, DISK_WRITE, GPU_IDLE_MEMORY)
+    limits = (
+        DISK_FREE,
+        DISK_WRITE,
+        GPU_IDLE_MEMORY,
+        CEILING_MATMUL,
+        CEILING_MEMORY,
+        CEILING_HOST,
+        CEILING_ALL_REDUCE,
+    )
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """The shipped sanity tests; facts are collected by the engine before."""
+        """Sanity tests, and what the devices can do; the engine collects facts before."""
         return [
             pytest_launch(
                 context,
@@ -85,12 +104,24 @@ class Preflight(RowPhase):
                 purpose="paths agree; heads of a group read the same blocks; the model is NSA",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
-            )
+            ),
+            ceilings_launch(
+                context,
+                phase=self.name,
+                name=ceilings.LAUNCH,
+                purpose="matrix product, copies and all-reduce of the devices themselves",
+            ),
         ]
 
     def rows(self) -> Sequence[Row]:
-        """Artifacts, checkout, software, hardware, state, settings, sanity."""
-        return (*_checkout_rows(), *_hardware_rows(), *_machine_rows(), *_sanity_rows())
+        """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
+        return (
+            *_checkout_rows(),
+            *_hardware_rows(),
+            *_machine_rows(),
+            *_sanity_rows(),
+            *ceilings.ceiling_rows(),
+        )
 
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""
@@ -174,6 +205,12 @@ def _machine_rows() -> tuple[Row, ...]:
             "Are all toggles and variables known to this torch?",
             variables,
             topic="variables",
+        ),
+        Row(
+            "host_settings",
+            "Is the host set up and quiet enough to be measured?",
+            host_settings,
+            topic="host_settings",
         ),
         Row(
             "prefill",

@@ -46,7 +46,13 @@ class SdpaAudit(RowPhase):
                 context,
                 phase=self.name,
                 arms=_ARMS,
-                without=("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL"),
+                without=(
+                    "NSA_SDPA_FLASH_ONLY",
+                    "NSA_SDPA_NO_FLASH",
+                    "NSA_USE_TRITON_SEL",
+                    # Asked for by name it would contradict an arm without flash kernels.
+                    "NSA_WINDOW",
+                ),
                 extra=_ARMS[_DEFAULT],
                 shuffled=False,
                 purpose="audit the kernels: default, flash only, no flash",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
 from phases.common.commands import repeated
+from phases.common.link import explained, without_overlap
 from phases.common.measure import decided, derived, shown_only, with_limit
 from phases.common.plausible import alike, differences
 from phases.common.rates import (
@@ -19,6 +20,7 @@ from phases.common.rates import (
     launch_rate,
     launch_rates,
     optional,
+    pooled_rate,
     rate_table,
 )
 from phases.common.rows import Row, RowPhase, answered
@@ -66,7 +68,7 @@ class SingleGpu(RowPhase):
     source = "requirements S1 to S5"
     question = "How close to linear is the scaling?"
     fixed = PAIRED
-    reads = ("baseline",)
+    reads = ("preflight", "baseline")
     needs = ("baseline",)
     limits = (SCALING, FLAKY_LAUNCHES)
 
@@ -132,6 +134,13 @@ class SingleGpu(RowPhase):
                 topic="scaling",
             ),
             Row(
+                "link",
+                "Is what the scaling lacks the link's, or a setting's?",
+                self._link,
+                topic="scaling",
+                needs=("preflight",),
+            ),
+            Row(
                 "scaling_global_batch",
                 "How large is E at one global batch?",
                 self._strong,
@@ -194,6 +203,23 @@ class SingleGpu(RowPhase):
         if unlike := self._unlike(case, names, but=_GROWN):
             return invalid(Reason.NOT_COMPARABLE, unlike.reason, measurement=value)
         return with_limit(decided(decision, value), value, limit)
+
+    def _link(self, case: Case) -> Finding:
+        """E against that of a step without overlap over the link that preflight measured."""
+        limit = case.limit(SCALING)
+        if case.profile.ranks < 2:
+            return _one_rank(case)
+        gated = case.gates_throughput(limit)
+        one, names = self.shares(case) if gated else (case, self.names(case))
+        value, decision = self._efficiency(case, one, names)
+        if not gated and "preflight" not in case.evidence.earlier:
+            reason = f"{value}; preflight, which measures the link, was not run"
+            return skipped(Reason.NOT_GATED, reason, measurement=value)
+        expected = without_overlap(case, pooled_rate(one, names))
+        if not gated:
+            text = f"efficiency at the same global batch: {value}; {expected.note}"
+            return shown_only(expected, limit, text)
+        return explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
         if case.profile.ranks < 2:

@@ -18,6 +18,7 @@ class ProgramExit(IntEnum):
     NO_GO = 1
     USAGE = 2
     INCOMPLETE = 3
+    PARTIAL = 4
     DEFECT = 70
     INTERRUPTED = 130
     TERMINATED = 143

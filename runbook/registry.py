@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.records.phase import Phase, PlanContext
 from runbook.records.run import Report
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
-
-_DISTRIBUTION = "nsa-runbook"
-_HOME = Path(__file__).resolve().parent.parent
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +38,7 @@ def standard_phases() -> list[str]:
     A phase of another package runs when it is named, under a profile that has settings for it, so
     that installing a package changes no verdict.
     """
-    ours = {entry.name for entry in _installed(PHASE_GROUP) if _owner(entry) == _DISTRIBUTION}
+    ours = {entry.name for entry in _installed(PHASE_GROUP) if _owner(entry) == DISTRIBUTION}
     return [name for name, phase in phases().items() if not phase.optional and name in ours]
 
 
@@ -126,11 +124,12 @@ def _installed(group: str) -> list[EntryPoint]:
     Raises RunbookError if there is none, if a name comes twice, or if a folder of the same name
     hides one of our packages: its code would run in place of this program's.
     """
-    found = list(entry_points(group=group))
+    found = _entry_points(group)
     if not found:
         raise RunbookError(
-            f"no entry points in the group {group!r}: nsa-runbook is not installed here; "
-            "install it, in a checkout with `pip install -e .`"
+            f"no entry points in the group {group!r}: nsa-runbook is not installed here, and "
+            f"{HOME} has no pyproject.toml that declares some; install it, in a checkout with "
+            "`pip install -e .`"
         )
     problems = []
     for name in dict.fromkeys(entry.name for entry in found):
@@ -138,11 +137,21 @@ def _installed(group: str) -> list[EntryPoint]:
         if len(same) > 1:
             homes = " and ".join(f"{_owner(entry)} ({entry.value})" for entry in same)
             problems.append(f"{group} {name!r} is installed twice: {homes}; uninstall one")
-    ours = {entry.module.partition(".")[0] for entry in found if _owner(entry) == _DISTRIBUTION}
+    ours = {entry.module.partition(".")[0] for entry in found if _owner(entry) == DISTRIBUTION}
     problems += [text for package in sorted(ours) if (text := _hidden(package))]
     if problems:
         raise RunbookError("; ".join(problems))
     return found
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    """Those of every installed package; ours are a checkout's own if that is what runs."""
+    found = list(entry_points(group=group))
+    checkout = uninstalled()
+    if checkout is None:
+        return found
+    others = [entry for entry in found if _owner(entry) != DISTRIBUTION]
+    return [*others, *checkout.entry_points.select(group=group)]
 
 
 def _owner(entry: EntryPoint) -> str:
@@ -154,10 +163,10 @@ def _hidden(package: str) -> str:
     """What hides a package of ours, without running it; an empty text if nothing does."""
     spec = importlib.util.find_spec(package)
     places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if any(Path(place).resolve().parent == _HOME for place in places[:1]):
+    if any(Path(place).resolve().parent == HOME for place in places[:1]):
         return ""
     where = places[0] if places else "nowhere"
     return (
-        f"package {package!r} comes from {where}, not from {_HOME}; start `runbook` outside that "
+        f"package {package!r} comes from {where}, not from {HOME}; start `runbook` outside that "
         "folder and without PYTHONPATH, or reinstall nsa-runbook in a virtual environment"
     )

@@ -158,7 +158,7 @@ def test_a_name_that_comes_twice_is_refused() -> None:
 
 
 def test_a_phase_cannot_read_one_that_runs_later() -> None:
-    with pytest.raises(RunbookError, match="single_gpu reads baseline"):
+    with pytest.raises(RunbookError, match="single_gpu reads preflight, baseline"):
         registry.in_order([registry.phases()["single_gpu"]])
 
 

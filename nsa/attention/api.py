@@ -15,7 +15,9 @@ from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
 from nsa.attention.token import sequential
-from nsa.config import NSAConfig, Path, Ranges
+from nsa.attention.window import varlen_problem
+from nsa.config import WINDOWS, NSAConfig, Path, Ranges, Window, choice_error
+from nsa.contract import NSAError, raise_problems
 
 
 def by_sdpa(path: Path, device: torch.device, *, force_sdpa: bool) -> bool:
@@ -31,11 +33,12 @@ def attend(
     selection_ranges: Ranges = "v2",
     use_flash: bool = True,
     force_sdpa: bool = False,
+    window: Window = "masked",
 ) -> tuple[Tensor, Tensor]:
     """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output.
 
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
-    kernels have something to act on.
+    kernels have something to act on. window: as it is, whether it can run or not.
     """
     check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
@@ -46,7 +49,7 @@ def attend(
             return sequential(x, cfg, selection_ranges)
         if not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
             return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
-        return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash)
+        return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash, window=window)
 
 
 def attend_grouped(
@@ -57,6 +60,7 @@ def attend_grouped(
     selection_ranges: Ranges,
     use_flash: bool,
     force_sdpa: bool,
+    window: Window,
 ) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
     if path == "batched" and not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
@@ -69,6 +73,7 @@ def attend_grouped(
         selection_ranges=selection_ranges,
         use_flash=use_flash,
         force_sdpa=force_sdpa,
+        window=window,
     )
 
 
@@ -86,6 +91,7 @@ def nsa_attention(
     path: Path = "batched",
     selection_ranges: Ranges = "v2",
     use_flash: bool = True,
+    window: Window = "masked",
 ) -> Tensor:
     """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
 
@@ -97,7 +103,8 @@ def nsa_attention(
 
     path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
     `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
-    vectorized. use_flash: False avoids fused kernels.
+    vectorized. use_flash: False avoids fused kernels. window: how the window branch runs off the
+    CPU, "masked" (anywhere) or "varlen" (torch's attention with windows, see `choose_window`).
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go
@@ -115,7 +122,15 @@ def nsa_attention(
         v_win=v_win,
         gates=gates,
     )
-    return attend(x, cfg, path=path, selection_ranges=selection_ranges, use_flash=use_flash)[0]
+    errors = choice_error("window", window, WINDOWS)
+    if window == "varlen":
+        problem = _window_problem(cfg, q.dtype, q.device, use_flash=use_flash)
+        errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
+    raise_problems("nsa_attention", errors)
+    out, _ = attend(
+        x, cfg, path=path, selection_ranges=selection_ranges, use_flash=use_flash, window=window
+    )
+    return out
 
 
 @torch.no_grad()
@@ -145,6 +160,38 @@ class PathChoice:
         return f"{self.value} ({self.reason})"
 
 
+def _window_problem(
+    cfg: NSAConfig, dtype: torch.dtype, device: torch.device, *, use_flash: bool
+) -> str | None:
+    if not use_flash:
+        return "flash kernels are switched off"
+    return varlen_problem(cfg, dtype, device)
+
+
+def choose_window(
+    cfg: NSAConfig,
+    asked: str = "auto",
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    use_flash: bool = True,
+) -> PathChoice:
+    """Say how the window branch should run where attention goes through SDPA, and why.
+
+    "auto" is "varlen" where that can run. Whether the device computes it rightly is for a test on
+    the device to say. Raises NSAError where "varlen" is asked for by name and cannot run.
+    """
+    if asked == "masked":
+        return PathChoice(value="masked", reason="asked for by name")
+    problem = _window_problem(cfg, dtype, device, use_flash=use_flash)
+    if problem and asked == "varlen":
+        raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
+    if problem:
+        return PathChoice(value="masked", reason=problem)
+    why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"
+    return PathChoice(value="varlen", reason=f"varlen_attn of torch {torch.__version__}: {why}")
+
+
 def choose_path(
     cfg: NSAConfig, seq_len: int, *, path: Path = "batched", device: str = "cpu"
 ) -> PathChoice:
@@ -152,7 +199,7 @@ def choose_path(
     if path != "batched":
         return PathChoice(value=path, reason="asked for by name")
     if device != "cpu":
-        rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB, window by stretches of {cfg.w}"
+        rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB"
         return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")
     full = cfg.n_sel * cfg.l_sel
     if seq_len <= full:

@@ -1,8 +1,9 @@
 """Batched prefill on any device, with few and large operators.
 
-The selected and the window branch are one masked scaled_dot_product_attention each, the compressed
-branch is an explicit softmax. Where all queries' masks exceed the budget of bytes, queries are cut
-into chunks whose masks are built again in the backward pass, so that nothing of size S x S is kept.
+The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
+attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Where
+all queries' masks exceed the budget of bytes, queries are cut into chunks whose masks are built
+again in the backward pass, so that nothing of size S x S is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, split_dim
 from nsa.attention.chunks import chunks
@@ -24,10 +25,9 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
-from nsa.config import NSAConfig, Ranges
+from nsa.attention.window import Attend, masked_window, varlen_window
+from nsa.config import NSAConfig, Ranges, Window
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
-
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -126,41 +126,14 @@ def _selected(
     return _by_token(out, q)
 
 
-def _band(count: int, w: int, q: Tensor) -> Tensor:
-    """Bias [count,1,w,2*w] of `count` stretches of w queries, each on its keys and the w before.
-
-    Query i of a stretch sees keys i + 1 .. i + w of those 2*w; before the first stretch is nothing.
-    """
-    hidden = q.new_full((count, w, 2 * w), float("-inf"))
-    bias = hidden.tril().add_(hidden.triu_(w + 1))
-    bias[0, :, :w] = float("-inf")
-    return bias[:, None]
-
-
-def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend) -> Tensor:
+def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend, window: Window) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
-    batch, seq_len, groups, heads = q.shape[:4]
-    scale, w = cfg.d_k**-0.5, cfg.w
     with profile_range(WIN_RANGE):
-        if seq_len <= w:
+        if window == "varlen":
+            return varlen_window(q, x.k_win, x.v_win, cfg)
+        if q.shape[1] <= cfg.w:
             return _causal(q, x.k_win, x.v_win, cfg, attend)
-        count = -(-seq_len // w)
-        rest = count * w - seq_len
-        rows = pad(q, (0, 0, 0, 0, 0, 0, 0, rest)) if rest else q
-        rows = split_dim(rows, 1, w).flatten(0, 1).flatten(2, 3).transpose(1, 2)
-        k, v = (
-            pad(t, (0, 0, 0, 0, w, rest))
-            .unfold(1, 2 * w, w)
-            .transpose(3, 4)[:, :, :, None]
-            .expand(-1, -1, -1, heads, -1, -1)
-            .reshape(batch * count, groups * heads, 2 * w, t.shape[-1])
-            for t in (x.k_win, x.v_win)
-        )
-        bias = _band(count, w, rows)
-        if batch > 1:
-            bias = bias.repeat(batch, 1, 1, 1)
-        out = split_dim(attend(rows, k, v, bias, scale).transpose(1, 2), 0, count)
-        return split_dim(out.flatten(1, 2)[:, :seq_len], 2, heads)
+        return masked_window(q, x.k_win, x.v_win, cfg, attend)
 
 
 class _Mix(torch.autograd.Function):
@@ -192,7 +165,7 @@ class _Mix(torch.autograd.Function):
 
 
 def batched_sdpa(
-    x: Branches, cfg: NSAConfig, version: Ranges, *, use_flash: bool
+    x: Branches, cfg: NSAConfig, version: Ranges, *, use_flash: bool, window: Window
 ) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     attend = _fused if use_flash else _explicit
@@ -206,7 +179,7 @@ def batched_sdpa(
     o_cmp, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     blocks = blocks.transpose(1, 2).contiguous()
     o_sel = _selected(q, x, blocks, cfg, version, attend)
-    o_win = _window(q, x, cfg, attend)
+    o_win = _window(q, x, cfg, attend, window)
     with profile_range(GATE_RANGE):
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         out = cast(

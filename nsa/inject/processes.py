@@ -25,6 +25,8 @@ from nsa.inject.hooks import (
 
 _CLOCK_JUMP_S = 3600.0
 _GRANDCHILD = ("sleep", "600")
+# Of the device's clock: most of a day.
+_FOREVER_CYCLES = 10**14
 
 # -- ends ------------------------------------------------------------------------------------------
 
@@ -130,6 +132,17 @@ def _other_shape(injector: Injector) -> None:
     wrap(dist, "all_reduce", make)
 
 
+def _stuck_stream(_engine: Any) -> None:
+    """Work on the GPU that never ends: the collectives after it wait until NCCL's watchdog acts.
+
+    With one rank it is the only way to a timeout of NCCL's own, since nobody else can be late.
+    """
+    import torch
+
+    sleep: Any = torch.cuda._sleep
+    sleep(_FOREVER_CYCLES)
+
+
 def _late(seconds: float) -> Callable[[Any], None]:
     return lambda _engine: time.sleep(seconds)
 
@@ -197,6 +210,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "extra_collective": at_step(_extra_all_reduce),
     "other_op": at_step(_other_op),
     "other_shape": _other_shape,
+    "stuck_stream": at_step(_stuck_stream),
     "late_20ms": at_step(_late(0.02), every=True),
     "late_100ms": at_step(_late(0.1), every=True),
     "clock_jump": at_step(_jump_clock),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
-from nsa.train.launch import LaunchPlan, plan_launch
+from nsa.torch_env import Passed
+from nsa.train.launch import plan_launch
 from nsa.train.output import shout
 from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
 
@@ -26,15 +27,15 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         rank = _rank(environ)
         shout(str(error) if rank == 0 else f"[rank {rank}] {error}")
         return int(ExitCode.CONFIG)
-    translate_environment(plan, environ)
+    translate_environment(plan.passed, environ)
     from nsa.train.session import train
 
     return train(plan, termination)
 
 
-def translate_environment(plan: LaunchPlan, environ: MutableMapping[str, str]) -> None:
+def translate_environment(passed: Sequence[Passed], environ: MutableMapping[str, str]) -> None:
     """Give torch the variables under the names it reads; it looks when it is imported."""
-    setting, removing = torch_env.changes(list(plan.passed), environ)
+    setting, removing = torch_env.changes(list(passed), environ)
     for name in removing:
         del environ[name]
     environ.update(setting)

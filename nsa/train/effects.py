@@ -15,10 +15,13 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
+from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
+from nsa.train import liger
 from nsa.train.cli import TOGGLE_OVERRIDES
+from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
 from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
@@ -43,7 +46,8 @@ class Seen:
 
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
-    a rank whose object does nothing.
+    a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
+    toggle asks for them.
     """
 
     engine: Engine
@@ -53,6 +57,7 @@ class Seen:
     kernels: Mapping[str, str] | None
     wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
+    nodes: Mapping[str, int] | None = None
 
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
@@ -205,6 +210,21 @@ def _audit(seen: Seen) -> Evidence:
     return "none" not in seen.kernels.values(), dict(seen.kernels)
 
 
+def _window(seen: Seen) -> Evidence:
+    """torch's operator inside the branch's range is what ran, whatever was chosen."""
+    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
+    found = "varlen" if VARLEN_OPERATOR in ran else "masked"
+    evidence = {"ran": found, "chosen": str(seen.engine.window(seen.toggles))}
+    if not ran:
+        return None, evidence | {"ran": "no operator of the window branch was seen"}
+    return found == asked or asked == "auto", evidence
+
+
+def _self_test(seen: Seen) -> Evidence:
+    asked, tested = seen.toggles.text("NSA_SELF_TEST"), seen.engine.tested
+    return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
+
+
 def _fa2(seen: Seen) -> Evidence:
     if not seen.toggles.flag("NSA_USE_FA2"):
         return True, "off"
@@ -260,11 +280,46 @@ def _timeout(seen: Seen) -> Evidence:
     return seen.engine.ranks.grouped, {"timeout_s": minutes * 60}
 
 
+def _compile(seen: Seen) -> Evidence:
+    """Every compiled call leaves a node of its own in the graph that autograd keeps of the loss."""
+    asked = seen.toggles.text("NSA_COMPILE")
+    if seen.nodes is None:
+        return None, "no forward pass was looked at"
+    layers = seen.engine.plan.config.model.n_layers
+    wanted = 0 if asked == "off" else CALLS_PER_LAYER * layers + CALLS_BESIDE
+    did = count_compiled()
+    evidence = {
+        "compiled_calls": seen.nodes.get(COMPILED_NODE, 0),
+        "wanted": wanted,
+        "graphs": did.graphs,
+        "breaks": did.breaks,
+        "furthest_off": [str(gap) for gap in seen.engine.gaps],
+    }
+    took = evidence["compiled_calls"] == wanted and (asked == "off" or did.breaks == 0)
+    if asked == "graphs":
+        evidence |= {"cuda_graphs": did.recorded, "refused": did.skipped}
+        took = took and did.recorded > 0 and did.skipped == 0
+    return took, evidence
+
+
+def _liger(seen: Seen) -> Evidence:
+    if seen.nodes is None:
+        return None, "no forward pass was looked at"
+    layers = seen.engine.plan.config.model.n_layers
+    on = seen.toggles.flag("NSA_LIGER")
+    found = {name: seen.nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
+    wanted = {liger.NORM_NODE: (2 * layers + 1) * on, liger.MLP_NODE: layers * on}
+    gaps = [str(gap) for gap in seen.engine.gaps]
+    return found == wanted, {"calls": found, "wanted": wanted, "furthest_off": gaps}
+
+
 _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_PREFILL_BATCHED": _prefill,
     "NSA_SEL_RANGES_V2": _ranges,
     "NSA_OPT_FUSED": _fused,
     "NSA_DDP_BUCKET_MB": _bucket,
+    "NSA_COMPILE": _compile,
+    "NSA_LIGER": _liger,
     "NSA_DDP_COMPRESS": _compress,
     "NSA_DDP_STATIC_GRAPH": _ddp_fact("static_graph", "NSA_DDP_STATIC_GRAPH"),
     "NSA_DDP_FIND_UNUSED": _ddp_fact("find_unused_parameters", "NSA_DDP_FIND_UNUSED"),
@@ -272,6 +327,8 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_SDPA_AUDIT": _audit,
     "NSA_SDPA_FLASH_ONLY": _sdpa("NSA_SDPA_FLASH_ONLY"),
     "NSA_SDPA_NO_FLASH": _sdpa("NSA_SDPA_NO_FLASH"),
+    "NSA_WINDOW": _window,
+    "NSA_SELF_TEST": _self_test,
     "NSA_USE_FA2": _fa2,
     "NSA_USE_TRITON_SEL": _triton,
     "NSA_NVTX": _nvtx,

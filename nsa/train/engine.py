@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.utils.hooks import RemovableHandle
 
+from nsa.attention import PathChoice, choose_window
+from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch, Source
+from nsa.dense import Dense, mean_loss
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
+from nsa.train import compiled, liger
+from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
+from nsa.train.kernels import other_kernels, why_not
 from nsa.train.launch import LaunchPlan
 from nsa.train.ranks import Ranks
 
@@ -68,20 +75,30 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
+        # Ways to run the window branch that may not be used, and why: a self-test has to show that
+        # varlen_attn computes what masks do before anything trains with it.
+        self.barred = {"varlen": "varlen_attn was not tested on this device"}
+        self.tested: tuple[str, ...] = ()
+        self.dense: Dense | None = None
+        self.gaps: list[Gap] = []
+        self.on_loss: Callable[[Tensor], None] | None = None
+        self._made: dict[str, Dense] = {}
+        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
+        self._kept: list[RemovableHandle] = []
 
     def configure(self, toggles: ToggleSet) -> None:
-        """Put the toggles of a block in force: kernels, ranges, optimizer, DDP wrapper."""
-        use_flash_kernel = not toggles.flag("NSA_SDPA_NO_FLASH")
-        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
-        torch.backends.cuda.enable_flash_sdp(use_flash_kernel)
-        torch.backends.cuda.enable_mem_efficient_sdp(others)
-        torch.backends.cuda.enable_cudnn_sdp(others)
-        torch.backends.cuda.enable_math_sdp(others)
+        """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
+
+        Raises Refused where the dense parts cannot run as asked here, or give other numbers.
+        """
+        self.allow_kernels(toggles)
+        window = self.window(toggles).value
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                # A restriction of SDPA's kernels is about the SDPA path, on any device.
-                layer.force_sdpa = not (use_flash_kernel and others)
+                layer.force_sdpa = forces_sdpa(toggles)
+                layer.window = "varlen" if window == "varlen" else "masked"
+        self._use_dense(toggles)
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:
@@ -92,6 +109,73 @@ class Engine:
             shape = (self.plan.per_rank_batch, train.seq_len)
             with self.autocast():
                 self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
+
+    def allow_kernels(self, toggles: ToggleSet) -> None:
+        """Which kernels SDPA may choose from."""
+        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
+        torch.backends.cuda.enable_flash_sdp(not toggles.flag("NSA_SDPA_NO_FLASH"))
+        torch.backends.cuda.enable_mem_efficient_sdp(others)
+        torch.backends.cuda.enable_cudnn_sdp(others)
+        torch.backends.cuda.enable_math_sdp(others)
+
+    def window(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
+        """How the window branch runs under these toggles, and why; `tested`: by what may be used.
+
+        Raises NSAError where a way is asked for by name that cannot run.
+        """
+        choice = choose_window(
+            self.model.cfg.attention,
+            toggles.text("NSA_WINDOW"),
+            dtype=self.dtype,
+            device=self.device,
+            use_flash=self.model.cfg.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
+        )
+        if tested and choice.value in self.barred:
+            return PathChoice(value="masked", reason=self.barred[choice.value])
+        return choice
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of attention's inputs."""
+        return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
+
+    def _use_dense(self, toggles: ToggleSet) -> None:
+        """Let the dense parts run as asked, once they are known to agree with our own modules."""
+        problem = why_not(toggles, self.device.type)
+        if problem is not None:
+            raise compiled.Refused(problem)
+        mode, with_liger = toggles.text("NSA_COMPILE"), toggles.flag("NSA_LIGER")
+        self._switch_dense(mode, with_liger=with_liger)
+        self.gaps = []
+        if not other_kernels(toggles):
+            return
+        if (mode, with_liger) not in self._agreed:
+            self._agreed[mode, with_liger] = compare(
+                self.model,
+                tokens=(self.plan.per_rank_batch, self.plan.config.train.seq_len),
+                autocast=self.autocast,
+                half=_AUTOCAST.get(self.plan.config.runtime.precision),
+            )
+        self.gaps = self._agreed[mode, with_liger]
+        wide = "; ".join(str(gap) for gap in self.gaps if gap.too_wide)
+        # All ranks or none: what comes next is a collective.
+        if self.ranks.any(bool(wide)):
+            what = "NSA_LIGER=1" if with_liger else f"NSA_COMPILE={mode}"
+            raise compiled.Refused(
+                f"{what}: does not agree with our own modules on this device "
+                f"({wide or ELSEWHERE}); unset it"
+            )
+
+    def _switch_dense(self, mode: str, *, with_liger: bool) -> None:
+        if mode != "off" and mode not in self._made:
+            self._made[mode] = compiled.compile_dense(mode)
+        self.dense = self._made.get(mode)
+        self.model.use(self.dense)
+        liger.use(self.model, with_liger)
+        while self._kept:
+            self._kept.pop().remove()
+        if mode == "graphs":
+            self._kept = compiled.keep_gradients(self.model.parameters())
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""
@@ -107,9 +191,12 @@ class Engine:
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
         call = self.wrapped if wrapped and self.wrapped is not None else self.model
+        if self._kept:
+            compiled.begin_micro_batch()
         with self.autocast():
             logits = call(tokens[:, :-1])
-        return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        loss = mean_loss if self.dense is None else self.dense.loss
+        return loss(logits, tokens[:, 1:])
 
     def compute(
         self,
@@ -143,6 +230,8 @@ class Engine:
             with self.wrapped.gradient_scope(last=number == len(batches)):
                 with clock.part("forward"), watch if number == 1 else nullcontext():
                     loss = self.loss(tokens) / len(batches)
+                    if self.on_loss is not None and number == 1:
+                        self.on_loss(loss)
                 with clock.part("backward"):
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
@@ -224,6 +313,11 @@ class Engine:
             entry["step"] = entry["step"].to(self.device if fused else "cpu")
         self.optimizer = self._new_optimizer(fused=fused)
         self.optimizer.load_state_dict(state)
+
+
+def forces_sdpa(toggles: ToggleSet) -> bool:
+    """A restriction of SDPA's kernels is about the SDPA path, on any device."""
+    return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

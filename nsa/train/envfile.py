@@ -21,6 +21,7 @@ from nsa.config import model_flops_per_token
 from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
 from nsa.train.launch import LaunchPlan
 from nsa.train.output import say, write_json
+from nsa.train.policies import policies
 
 _REDACTED = "[redacted]"
 _ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s&;]+)")
@@ -189,9 +190,10 @@ def write_env(
     started_at: str,
     device: torch.device,
     facts: dict[str, Any],
+    attention: dict[str, Any],
     notes: list[str],
 ) -> None:
-    """Write env.json atomically."""
+    """Write env.json atomically. attention: how its window branch runs, and the self-test."""
     toggles = [row for row in plan.toggles.describe() if row["source"] != "default"]
     content = {
         "schema_version": 1,
@@ -207,6 +209,8 @@ def write_env(
         "config_sources": dict(plan.loaded.sources),
         "config_sha256": comparable_digest(plan, facts),
         "effective": facts,
+        "attention": attention,
+        "policies": policies(),
         "toggles": toggles,
         "passthrough": [
             {k: redact(v) if v else v for k, v in row.describe().items()} for row in plan.passed
@@ -217,7 +221,7 @@ def write_env(
     write_json(run_dir / ENV_JSON, content)
 
 
-def announce(plan: LaunchPlan, facts: Mapping[str, Any]) -> None:
+def announce(plan: LaunchPlan, facts: Mapping[str, Any], attention: Mapping[str, Any]) -> None:
     """Say in the log what the launch is."""
     say(
         f"[config] {facts['n_params']:,} parameters, S={facts['seq_len']}, global batch "
@@ -226,6 +230,10 @@ def announce(plan: LaunchPlan, facts: Mapping[str, Any]) -> None:
         f"dataset {facts['dataset']}"
     )
     say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
+    window, tested = attention["window"], attention["self_test"]
+    say(f"[window] {window['value']} ({window['reason']})")
+    if not tested["ran"]:
+        say(f"[self-test] none ({tested['reason']})")
     say(
         f"[checkpointing] gradient checkpointing {facts['gradient_checkpointing']} "
         f"({facts['gradient_checkpointing_reason']})"

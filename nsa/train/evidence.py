@@ -8,7 +8,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
+from nsa.attention.window import VARLEN_OPERATOR
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -19,9 +22,11 @@ from nsa.contract import (
     Event,
 )
 from nsa.train.arms import Block
+from nsa.train.compiled import backward_nodes
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
+from nsa.train.kernels import other_kernels
 from nsa.train.launch import AUDITED
 from nsa.train.output import say, write_json
 from nsa.train.profiling import StepProfiler
@@ -30,6 +35,7 @@ _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.
 _KERNELS = (
     ("_scaled_dot_product_flash_attention", "flash"),
+    (VARLEN_OPERATOR, "flash"),
     ("_scaled_dot_product_efficient_attention", "efficient"),
     ("_scaled_dot_product_cudnn_attention", "cudnn"),
     ("_scaled_dot_product_attention_math", "math"),
@@ -154,7 +160,8 @@ class BlockEvidence:
         self._ranges = RangeCounts()
         self._update: OperatorCount | None = None
         self._audit: KernelAudit | None = None
-        self._steps, self._emitted = 0, False
+        self._steps, self.emitted = 0, False
+        self._nodes: Counter[str] | None = None
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
         busy = profiler is not None and profiler.active
@@ -171,8 +178,27 @@ class BlockEvidence:
             counts = stack.enter_context(count_ranges())
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
-            yield
+            if self._looks_back:
+                self.engine.on_loss = self._look_back
+            try:
+                yield
+            finally:
+                self.engine.on_loss = None
         self._ranges = counts
+
+    @property
+    def _looks_back(self) -> bool:
+        return any(self.block.toggles.is_set(name) for name in ("NSA_COMPILE", "NSA_LIGER"))
+
+    def _look_back(self, loss: Tensor) -> None:
+        self._nodes = backward_nodes(loss)
+
+    def judge_steps(self, compiled_in_steps: int) -> None:
+        """The block is over: a graph that was compiled in its timed steps spoils their times."""
+        if compiled_in_steps and other_kernels(self.block.toggles):
+            name = "NSA_LIGER" if self.block.toggles.flag("NSA_LIGER") else "NSA_COMPILE"
+            why = {"compiled_in_timed_steps": compiled_in_steps}
+            self.log.effect(self.block, name, False, why)
 
     def watch_update(self) -> AbstractContextManager[Any]:
         """Around the optimizer's step; only the block's first one is looked at."""
@@ -184,7 +210,7 @@ class BlockEvidence:
     def step_done(self) -> bool:
         """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
         self._steps += 1
-        if self._emitted or self._steps < 2:
+        if self.emitted or self._steps < 2:
             return False
         grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
         if grouped and self._steps < _EVIDENCE_STEPS and not self._bucket_sizes():
@@ -194,9 +220,9 @@ class BlockEvidence:
 
     def emit(self) -> None:
         """Write `ddp_buckets` and one `effect` per toggle, once per block."""
-        if self._emitted or not self._steps:
+        if self.emitted or not self._steps:
             return
-        self._emitted = True
+        self.emitted = True
         block, sizes = self.block, self._bucket_sizes()
         if sizes is not None:
             self.log.heartbeat.write(
@@ -220,6 +246,7 @@ class BlockEvidence:
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
             running=self.running,
+            nodes=self._nodes,
         )
 
     def _bucket_sizes(self) -> list[float] | None:

@@ -23,6 +23,7 @@ from nsa.toggles import (
 )
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
+from nsa.train.kernels import why_not
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.
@@ -148,7 +149,7 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     toggles = with_safe_mode(given)
     loaded = _load(flags, toggles, problems)
     ddp = _ddp(flags.ddp, place, problems)
-    run_dir, run_token = _harness(environ, problems)
+    run_dir, run_token = harness_of(environ, problems)
     if loaded is None:
         raise refusal(problems)
     problems += _relations(loaded.config, place, flags, toggles)
@@ -202,7 +203,8 @@ def _ddp(asked: str, place: Place, problems: list[str]) -> bool:
     return asked == "1" or (asked == "auto" and place.from_torchrun)
 
 
-def _harness(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
+def harness_of(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
+    """The run directory and the token that a harness gave; what is wrong goes to `problems`."""
     token = environ.get(RUN_TOKEN_VARIABLE)
     if token is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", token):
         problems.append(f"{RUN_TOKEN_VARIABLE}={token!r}: must be 8 to 64 hexadecimal digits")
@@ -231,6 +233,8 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
             f"NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; "
             "set it to 0"
         )
+    if (missing := why_not(toggles, config.runtime.device)) is not None:
+        problems.append(missing)
     return problems
 
 

@@ -27,11 +27,14 @@ from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
 from nsa.train.clock import StepClock
+from nsa.train.compiled import Refused
+from nsa.train.compiling import Compiling
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome, is_out_of_memory
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
+from nsa.train.kernels import other_kernels
 from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.output import say
 from nsa.train.process import Termination
@@ -69,6 +72,7 @@ class Loop:
             halt_file=run_dir / HALT_FILE,
         )
         self.log = EffectLog(heartbeat, run_dir)
+        self.compiling = Compiling(heartbeat)
         self.meter = TokenMeter(engine.model)
         self.movement = Movement(engine.model)
         self.largest_lr = 0.0
@@ -103,7 +107,14 @@ class Loop:
 
     def enter(self, block: Block) -> bool:
         """Put a block's toggles in force. False, on all ranks, where it cannot run on one."""
-        self.engine.configure(block.toggles)
+        try:
+            self.engine.configure(block.toggles)
+        except Refused as refused:
+            if self.plan.schedule is None:
+                raise
+            self._cannot(block, str(refused))
+            return False
+        self.compiling.note("block")
         kind = block.toggles.text("NSA_DDP_COMPRESS")
         if kind != "off" and self.ranks.grouped:
             say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
@@ -112,10 +123,12 @@ class Loop:
         error = self._probe(block)
         if not self.ranks.any(error is not None):
             return True
-        text = error or f"{ELSEWHERE} could not run it"
+        self._cannot(block, error or f"{ELSEWHERE} could not run it")
+        return False
+
+    def _cannot(self, block: Block, text: str) -> None:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
         say(f"[arms] {block.arm} cannot run: {text}", rank=self.ranks.rank)
-        return False
 
     def _prove(self) -> None:
         """Once for each launch, before its first step: does every rank's gradient arrive?"""
@@ -125,6 +138,7 @@ class Loop:
         self.heartbeat.phase = Phase.FIRST_STEP
         proof = first_pass(self.engine, self._early)
         self.heartbeat.write(Event.PROOF, **proof)
+        self.compiling.note("proof")
 
     def accounts(self) -> dict[str, Any]:
         """What the exit event says beside the end: tokens by two counts, how far weights moved."""
@@ -141,7 +155,9 @@ class Loop:
     def _probe(self, block: Block) -> str | None:
         if block.toggles.values["NSA_USE_TRITON_SEL"]:
             return f"NSA_USE_TRITON_SEL=1: {UNAVAILABLE['NSA_USE_TRITON_SEL']}"
-        if not any(block.toggles.flag(name) for name in AUDITED):
+        if not any(block.toggles.flag(name) for name in AUDITED) and not other_kernels(
+            block.toggles
+        ):
             return None
         if self._early is None:
             self._early = self.source.fetch()
@@ -174,6 +190,7 @@ class Loop:
         steps = block.total_steps
         if self.plan.schedule is None:
             steps -= self.step  # a resumed run has done some already
+        self.compiling.begin_block()
         self.clock.restart()
         for number in range(1, steps + 1):
             self.one_step(block, number <= block.warmup_steps, evidence)
@@ -183,6 +200,7 @@ class Loop:
                 break
         self.settler.drain()
         evidence.emit()
+        evidence.judge_steps(self.compiling.in_steps)
 
     def _enough(self) -> bool:
         found = self.ranks.any((self.run_dir / ENOUGH_FILE).exists())
@@ -245,6 +263,7 @@ class Loop:
         reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
         told = {"mem_mib": round(mem_mib, 1), "reserved_mib": reserved}
         beat.write(Event.STEP_END, **self.meter.take(), **told)
+        self.compiling.note("step", timed=evidence.emitted and not warmup)
         if evidence.step_done():
             clock.restart()
 
@@ -296,6 +315,7 @@ class Loop:
         beat.phase = Phase.EVAL
         beat.write(Event.EVAL_START)
         loss = self.engine.validation_loss(self.source, self.plan.config.train.eval_batches)
+        self.compiling.note("eval")
         self.tables.val(self.step, loss)
         beat.write(Event.EVAL, loss=loss, seconds=round(perf_counter() - begin, 4))
         say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)

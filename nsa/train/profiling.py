@@ -7,19 +7,21 @@ import gzip
 import pstats
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nsa.contract import PROFILE_JSON, TRACE_FILE
+from nsa.train.compiled import GENERATED
 from nsa.train.launch import PROFILE_WARMUP_STEPS
 from nsa.train.output import write_json
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
-# Kinds of Kineto's events on a device's timeline; all others are the host's.
-_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_ON_DEVICE = (*_WORK, "gpu_user_annotation")
+# Kinds of events: on the host's timeline; work on a device's (kernels, copies); and a range of the
+# host's as it shows on a device's, from its first to its last kernel.
+HOST, WORK, DEVICE_RANGE = "host", "work", "device_range"
 _TOP = 10
 _COPY_BYTES = 1 << 20
 _SETTLE_S = 0.1
@@ -92,7 +94,7 @@ class StepProfiler:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """One event of the profiler: times in microseconds, `kind` as Kineto names it."""
+    """One event of the profiler: times in microseconds, `kind` one of the three above."""
 
     begin_us: float
     end_us: float
@@ -111,10 +113,17 @@ def recorded(profiler: Any) -> list[Recorded]:
             begin_us=event.start_ns() / 1000,
             end_us=event.end_ns() / 1000,
             name=event.name(),
-            kind=event.activity_type(),
+            kind=_kind(event),
         )
         for event in profiler.profiler.kineto_results.events()
     ]
+
+
+def _kind(event: Any) -> str:
+    """From what an event of torch 2.8 says too; only later ones have Kineto's own word for it."""
+    if event.device_type().name == "CPU":
+        return HOST
+    return DEVICE_RANGE if event.is_user_annotation() else WORK
 
 
 def save_trace(profiler: Any, path: Path) -> None:
@@ -128,7 +137,7 @@ def save_trace(profiler: Any, path: Path) -> None:
 
 def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
     """Times per `nsa.` range, the share of wall time outside every operator, and the device's."""
-    own = [event for event in events if event.kind not in _ON_DEVICE]
+    own = [event for event in events if event.kind == HOST]
     begin = min((event.begin_us for event in own), default=0.0)
     wall_us = max((event.end_us for event in own), default=0.0) - begin
     inside = covered((e.begin_us, e.end_us) for e in own if e.name.startswith(_OPERATORS))
@@ -140,7 +149,19 @@ def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
         "steps": steps,
         "wall_us": round(wall_us, 1),
         "gpu": _device_time(events),
+        "compiled": _compiled(events),
     }
+
+
+def _compiled(events: Sequence[Recorded]) -> dict[str, int]:
+    """Calls of compiled functions, kernels that were generated for them, replays of CUDA graphs."""
+    names = Counter(
+        kind
+        for event in events
+        for kind, start in GENERATED.items()
+        if event.name.startswith(start)
+    )
+    return {kind: names[kind] for kind in GENERATED}
 
 
 def _device_time(events: Sequence[Recorded]) -> dict[str, float] | None:
@@ -149,14 +170,14 @@ def _device_time(events: Sequence[Recorded]) -> dict[str, float] | None:
     It waits for Python where it is idle and no thread of the host is inside an operator. None if
     nothing ran on a device.
     """
-    work = [(e.begin_us, e.end_us) for e in events if e.kind in _WORK]
+    work = [(e.begin_us, e.end_us) for e in events if e.kind == WORK]
     if not work:
         return None
     begin, end = min(span[0] for span in work), max(span[1] for span in work)
     host = [
         (max(begin, e.begin_us), min(end, e.end_us))
         for e in events
-        if e.kind not in _ON_DEVICE
+        if e.kind == HOST
         and e.name.startswith(_OPERATORS)
         and e.end_us > begin
         and e.begin_us < end
@@ -177,7 +198,7 @@ def _ranges(events: Sequence[Recorded]) -> dict[str, dict[str, float]]:
         if not event.name.startswith("nsa."):
             continue
         row = ranges.setdefault(event.name, {"count": 0, "cpu_us": 0.0, "cuda_us": 0.0})
-        on_device = event.kind in _ON_DEVICE
+        on_device = event.kind != HOST
         row["count"] += not on_device
         row["cuda_us" if on_device else "cpu_us"] += event.end_us - event.begin_us
     return {

@@ -65,31 +65,40 @@ class Ranks:
 
 def choose_device(plan: LaunchPlan) -> torch.device:
     """The device of this rank. Raises ConfigError where the config asks for a missing one."""
-    asked = plan.config.runtime.device
+    return device_of(plan.place, plan.config.runtime.device, asked_by="runtime.device")
+
+
+def device_of(place: Place, asked: str, *, asked_by: str) -> torch.device:
+    """The device of a rank: cpu, cuda or auto. Raises ConfigError where it is missing."""
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if plan.place.local_rank >= count:
+    if place.local_rank >= count:
         problem = (
-            f"runtime.device={asked}: rank {plan.place.rank} needs CUDA device "
-            f"{plan.place.local_rank}, but {count} are visible; use runtime.device: cpu, fewer "
-            "ranks, or check CUDA_VISIBLE_DEVICES"
+            f"{asked_by}={asked}: rank {place.rank} needs CUDA device "
+            f"{place.local_rank}, but {count} are visible; set {asked_by} to cpu, use fewer ranks, "
+            "or check CUDA_VISIBLE_DEVICES"
         )
         raise refusal([problem])
-    device = torch.device("cuda", plan.place.local_rank)
+    device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
 def start_ranks(plan: LaunchPlan, device: torch.device) -> Ranks:
-    """Join the process group (gloo on the CPU, NCCL on GPUs); none for a single process."""
-    if plan.ddp:
-        timeout = timedelta(minutes=plan.toggles.number("NSA_PG_TIMEOUT_MIN"))
+    """Join the process group of a launch; none for a single process."""
+    timeout = timedelta(minutes=plan.toggles.number("NSA_PG_TIMEOUT_MIN"))
+    return join_ranks(plan.place, device, grouped=plan.ddp, timeout=timeout)
+
+
+def join_ranks(place: Place, device: torch.device, *, grouped: bool, timeout: timedelta) -> Ranks:
+    """Join the process group (gloo on the CPU, NCCL on GPUs) if the ranks are `grouped`."""
+    if grouped:
         if device.type == "cuda":
             dist.init_process_group("nccl", timeout=timeout, device_id=device)
         else:
             dist.init_process_group("gloo", timeout=timeout)
-    return Ranks(place=plan.place, device=device, grouped=plan.ddp)
+    return Ranks(place=place, device=device, grouped=grouped)
 
 
 def parameter_hash(module: nn.Module) -> str:

@@ -19,6 +19,7 @@ _LEFTOVERS = (
     contract.ENOUGH_FILE,
     contract.HEARTBEATS.glob(),
     contract.SDPA_AUDIT_JSON,
+    contract.CEILINGS_JSON,
     contract.CHECKPOINTS_DIR,
 )
 

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -22,13 +22,14 @@ from nsa.train.engine import Engine, is_out_of_memory
 from nsa.train.envfile import announce, effective, write_env
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
-from nsa.train.launch import LaunchPlan
+from nsa.train.launch import LaunchPlan, Place
 from nsa.train.loop import Loop
 from nsa.train.output import say, shout
 from nsa.train.process import Termination, open_stackdump
 from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
 from nsa.train.rundir import by_hand, claim, link_latest, new_token
+from nsa.train.self_test import SelfTest, self_test
 from nsa.train.settle import End
 
 
@@ -49,7 +50,7 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
         beat, _Ending(end=End(code=ExitCode.PREEMPTED, reason=why), steps_done=beat.step)
     )
     if plan.ddp and plan.place.world_size > 1:
-        beat.on_exit = termination.on_usr2 = lambda: _write_flight(beat)
+        beat.on_exit = termination.on_usr2 = lambda: keep_flight(beat)
     ending = _Ending(end=End(code=ExitCode.CRASH, reason="unknown"))
     try:
         _Session(plan, termination, beat, ending).run()
@@ -60,7 +61,7 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {plan.place.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
-        ending.end = _crash(error)
+        ending.end = crash_end(error)
         _write_exit(beat, ending)
         shout(f"[rank {plan.place.rank}] {ending.end.reason}")
         # Not raised again: tearing torch down would keep the other ranks waiting for half a second.
@@ -71,7 +72,8 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     return int(ending.end.code)
 
 
-def _crash(error: Exception) -> End:
+def crash_end(error: Exception) -> End:
+    """The end that an exception means."""
     text = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
         return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY}{text}")
@@ -80,7 +82,8 @@ def _crash(error: Exception) -> End:
     return End(code=ExitCode.CRASH, reason=text)
 
 
-def _write_flight(beat: Heartbeat) -> None:
+def keep_flight(beat: Heartbeat) -> None:
+    """Write the rank's latest collectives beside its heartbeats; where that fails, say so."""
     if beat.run_dir is None:
         return
     try:
@@ -107,6 +110,29 @@ def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
         shout(f"[rank {beat.rank}] the exit event could not be written: {error}")
 
 
+def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
+    """Claim the directory and start this rank's own files in it; returns the stack dump's.
+
+    Raises ConfigError where the directory belongs to an earlier launch.
+    """
+    if place.rank == 0:
+        claim(run_dir, place.world_size)
+    else:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        beat.open(run_dir)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"run directory {run_dir} belongs to an earlier launch: it holds "
+            f"{Path(error.filename).name}; give every launch a directory of its own"
+        ) from error
+    if grouped:
+        # torch looks when it makes the process group, or when it dumps.
+        prefix = str(run_dir / NCCL_FLIGHTS.stem)
+        os.environ.update(torch_env.flight_dumps(prefix))
+    return open_stackdump(run_dir, place.rank)
+
+
 class _Session:
     def __init__(
         self, plan: LaunchPlan, termination: Termination, beat: Heartbeat, ending: _Ending
@@ -128,6 +154,7 @@ class _Session:
         if plan.toggles.flag("NSA_NVTX"):
             tracing.enable_nvtx(True)
         engine = Engine(plan, ranks)
+        tested = self_test(engine)
         source, first = self._source(ranks)
         start_step = self._resume(engine, source, plan.flags.resume) if plan.flags.resume else 0
         if first is None:
@@ -135,7 +162,7 @@ class _Session:
             beat.write(Event.DATA_START)
             first = source.fetch()
         if ranks.rank == 0:
-            self._describe(run_dir, engine, source)
+            self._describe(run_dir, engine, source, tested)
         tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
@@ -163,23 +190,7 @@ class _Session:
         ranks.end()
 
     def _open(self, run_dir: Path) -> None:
-        """Claim the directory and start this rank's own files in it."""
-        if self.plan.place.rank == 0:
-            claim(run_dir, self.plan.place.world_size)
-        else:
-            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self.beat.open(run_dir)
-        except FileExistsError as error:
-            raise ConfigError(
-                f"run directory {run_dir} belongs to an earlier launch: it holds "
-                f"{Path(error.filename).name}; give every launch a directory of its own"
-            ) from error
-        self._stackdump = open_stackdump(run_dir, self.plan.place.rank)
-        if self.plan.ddp:
-            # torch looks when it makes the process group, or when it dumps.
-            prefix = str(run_dir / NCCL_FLIGHTS.stem)
-            os.environ.update(torch_env.flight_dumps(prefix, torch_version=torch.__version__))
+        self._stackdump = open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan
@@ -251,7 +262,7 @@ class _Session:
             )
         return restored.step
 
-    def _describe(self, run_dir: Path, engine: Engine, source: Source) -> None:
+    def _describe(self, run_dir: Path, engine: Engine, source: Source, tested: SelfTest) -> None:
         plan = self.plan
         facts = effective(
             plan,
@@ -261,6 +272,10 @@ class _Session:
             floor_source=source.floor_source,
         )
         facts["dataset"] = self.dataset_used
+        attention = {
+            "window": vars(engine.window(plan.toggles)),
+            "self_test": tested.describe(),
+        }
         write_env(
             run_dir,
             plan,
@@ -268,9 +283,10 @@ class _Session:
             started_at=self.started_at,
             device=engine.device,
             facts=facts,
+            attention=attention,
             notes=self.notes,
         )
-        announce(plan, facts)
+        announce(plan, facts, attention)
 
     def _tables(self, run_dir: Path) -> Tables:
         toggles = self.plan.toggles

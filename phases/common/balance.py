@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
+from collections.abc import Mapping
+from typing import Any
+
+from nsa.contract import ENV_JSON
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    failed,
+    invalid,
+    missing,
+    passed,
+    warned,
+)
 from phases.common.measure import log_value, rank_value
 from runbook.read.accounts import Workload
 from runbook.read.learning import oracle_account, oracle_tolerance
@@ -51,7 +64,12 @@ def learned_from(case: Case, name: str) -> Finding:
 
 
 def as_written(case: Case, name: str) -> Finding:
-    """PASS if the model computed for its first batch what the equations say."""
+    """PASS if the model computed for its first batch what the equations say.
+
+    FAIL too if a kernel failed the trainer's self-test, though the trainer then did without it: a
+    device or a build that gives wrong numbers there is not to be trusted elsewhere. A kernel that
+    could not run at all is a warning.
+    """
     launch, work = _every_rank(case, name), _workload(case, name)
     paths = [rank.path for rank in launch.ranks[:1]]
     problems = oracle_account(launch.ranks, work)
@@ -66,7 +84,46 @@ def as_written(case: Case, name: str) -> Finding:
         f"off by at most {max(spots[n] for n in ('attention', 'layer', 'logits')):.2g} of "
         f"themselves, allowed {oracle_tolerance(work):.2g}"
     )
-    return passed(reason, measurement=value, evidence=paths)
+    return _self_tested(case, name) or passed(
+        f"{reason}{_agreed(case, name)}", measurement=value, evidence=paths
+    )
+
+
+def _self_test(case: Case, name: str) -> Mapping[str, Any]:
+    """The kernels that the trainer tested on its device, by name."""
+    tested = (case.env(name).get("attention") or {}).get("self_test") or {}
+    found: Mapping[str, Any] = tested.get("paths") or {}
+    return found
+
+
+def _agreed(case: Case, name: str) -> str:
+    tested = _self_test(case, name)
+    return f"; the self-test agrees with {', '.join(tested)}" if tested else ""
+
+
+def _self_tested(case: Case, name: str) -> Finding | None:
+    """What the trainer found wrong with its kernels; None where that is nothing."""
+    launch = case.launch(name)
+    if odd := [text for text in launch.problems if f"{ENV_JSON}.attention" in text]:
+        # What was left out may be the one that failed.
+        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.env_path,))
+    bad = {
+        kind: found
+        for kind, found in _self_test(case, name).items()
+        if not found.get("agrees") or found.get("problems")
+    }
+    if not bad:
+        return None
+    ran = ((case.env(name).get("attention") or {}).get("window") or {}).get("value")
+    told = "; ".join(
+        f"{kind}: {', '.join((found.get('problems') or ('no reason given',))[:3])}"
+        for kind, found in bad.items()
+    )
+    reason = f"{name}: the self-test rejected {told}; {ran} ran instead"
+    paths = (case.launch(name).env_path,)
+    if all(found.get("refused") for found in bad.values()):
+        return warned(reason, evidence=paths, topic="self_test")
+    return failed(Reason.MISMATCH, reason, evidence=paths, topic="self_test")
 
 
 def _every_rank(case: Case, name: str) -> LaunchEvidence:

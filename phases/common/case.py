@@ -114,6 +114,7 @@ _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
@@ -141,7 +142,8 @@ def ending(launch: LaunchEvidence) -> Finding:
     culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     cause = f": {result.cause}" if result.cause else ""
     reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
-    return _finding(outcome, code, reason, evidence=paths)
+    topic = "devices" if result.status is LaunchStatus.HARDWARE_ERROR else ""
+    return _finding(outcome, code, reason, evidence=paths, topic=topic)
 
 
 def _lacking(log: TrainingLog, launch: Launch) -> list[str]:

@@ -158,6 +158,29 @@ def interleaved(
     )
 
 
+def ceilings_launch(context: PlanContext, *, phase: str, name: str, purpose: str) -> Launch:
+    """`nsa.ceilings` on the profile's devices, with what launches set for NCCL and CUDA."""
+    profile = context.profile
+    many = profile.ranks > 1
+    start = ("torchrun", f"--nproc_per_node={profile.ranks}") if many else ("python",)
+    return Launch(
+        name=name,
+        phase=phase,
+        kind="ceilings",
+        argv=(*start, "-m", "nsa.ceilings", "--device", profile.hardware.device),
+        env={
+            name: value
+            for name, value in environment(context, phase, ddp=many).items()
+            if name.startswith(("NCCL_", "CUDA_", "OMP_"))
+        },
+        run_dir=f"{phase}/{name}",
+        nproc=profile.ranks,
+        steps=0,
+        timeout_s=profile.phases[phase].timeout_s,
+        purpose=purpose,
+    )
+
+
 def pytest_launch(
     context: PlanContext,
     *,

@@ -210,13 +210,16 @@ def _broken(case: Case) -> str:
     """What the card itself reports; facts that it does not report say nothing."""
     problems = []
     facts = case.evidence.facts
-    ecc, remap, throttle = (
-        facts.get(f"gpu.{name}") for name in ("ecc_uncorrected", "remap_pending", "throttle")
+    ecc, remap, failure, throttle = (
+        facts.get(f"gpu.{name}")
+        for name in ("ecc_uncorrected", "remap_pending", "remap_failure", "throttle")
     )
     if ecc and isinstance(ecc.value, (int, float)) and ecc.value > 0:
         problems.append(f"{ecc.value:g} uncorrected memory error(s)")
     if remap and remap.value is True:
         problems.append("a row remap is pending: reset the GPU")
+    if failure and failure.value is True:
+        problems.append("a row could not be remapped: replace the GPU")
     if throttle and throttle.value:
         problems.append(f"throttled: {throttle.value}")
     return "; ".join(problems)

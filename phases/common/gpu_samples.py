@@ -122,8 +122,6 @@ def _in_timed_steps(
     case: Case, name: str, launch: LaunchEvidence, frame: pd.DataFrame
 ) -> pd.Series[bool]:
     """Which samples tell of nothing but the steps that the throughput rests on."""
-    import pandas as pd
-
     window = effective_rate(case.log(name)).window
     steps = launch.ranks[0].steps if launch.ranks else None
     if steps is None or "ts" not in steps or window is None or not steps["ts"].notna().all():
@@ -132,11 +130,20 @@ def _in_timed_steps(
     begin, end = ended.get(window.first_step - 1), ended.get(window.last_step)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
+    seconds = clock_of(frame, float(ended.iloc[-1]))
+    return (seconds >= float(begin) + _AVERAGED_S) & (seconds <= float(end))
+
+
+def clock_of(frame: pd.DataFrame, end: float) -> pd.Series[float]:
+    """The samples' times on the clock on which the steps ended at `end` (s); NaN if unreadable."""
+    import pandas as pd
+
     when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     seconds = (when - pd.Timestamp(0)).dt.total_seconds()
-    zone = _ZONE_S * round((float(seconds.max()) - float(ended.iloc[-1])) / _ZONE_S)
-    seconds = seconds - zone
-    return (seconds >= float(begin) + _AVERAGED_S) & (seconds <= float(end))
+    latest = float(seconds.max())
+    if latest != latest:
+        return seconds
+    return seconds - _ZONE_S * round((latest - end) / _ZONE_S)
 
 
 def _value(

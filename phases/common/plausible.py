@@ -157,6 +157,15 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
+# How exactly a product may be computed; which SDPA kernels are allowed follows from the toggles.
+_PRECISION = (
+    "float32_matmul_precision",
+    "tf32_matmul",
+    "tf32_cudnn",
+    "bf16_reduced_precision_reduction",
+    "fp16_reduced_precision_reduction",
+    "fp16_accumulation",
+)
 # What must be equal in env.json for numbers of two launches to be compared.
 _SAME: tuple[str, ...] = (
     "git.sha",
@@ -172,6 +181,7 @@ _SAME: tuple[str, ...] = (
     "config_sha256",
     "effective",
     "config",
+    *(f"policies.{name}" for name in _PRECISION),
 )
 # Free text and where results go; both differ without meaning anything.
 _IGNORED = (

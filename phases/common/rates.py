@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsa.contract import Ceiling
 from phases.common.case import (
     Case,
     Finding,
@@ -18,6 +19,7 @@ from phases.common.case import (
     skipped,
     warned,
 )
+from phases.common.ceilings import other_devices, slowest
 from phases.common.measure import (
     against,
     decided,
@@ -29,7 +31,13 @@ from phases.common.measure import (
     with_limit,
 )
 from phases.common.training import require_sound
-from phases.limits import MFU_FLOOR, THROUGHPUT, THROUGHPUT_AIM_HIGH, THROUGHPUT_AIM_LOW
+from phases.limits import (
+    MFU_FLOOR,
+    MFU_OF_CEILING,
+    THROUGHPUT,
+    THROUGHPUT_AIM_HIGH,
+    THROUGHPUT_AIM_LOW,
+)
 from runbook.config.limits import IDLE_MFU
 from runbook.read.accounts import COPY_TOLERANCE
 from runbook.read.clocks import clock_ratio
@@ -178,15 +186,47 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
     if hardware.peak_tflops is None:
         reason = f"{pooled}; no peak of this device is known, so no share of it"
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
-    per_token = float((env.get("effective") or {}).get("model_flops_per_token") or 0.0)
-    if per_token <= 0:
-        raise missing(f"{names[0]}: env.json has no FLOPs per token")
+    per_token, size = _flops_per_token(env, names[0])
     peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
     share = float(pooled.value) * per_token / peak
-    size = f"{float((env['effective']).get('n_params') or 0) / 1e6:.1f}M parameters"
     note = f"{per_token:.4g} FLOPs per token ({size}), peak {peak / 1e12:.0f} TFLOP/s"
     value = derived(pooled, name="mfu", value=share, unit="", note=note)
     return _judge_mfu(case, value, f"{note} ({hardware.peak_source})")
+
+
+def _flops_per_token(env: Mapping[str, Any], name: str) -> tuple[float, str]:
+    """Model FLOPs for a token, and the model's size in words."""
+    effective = env.get("effective") or {}
+    per_token = float(effective.get("model_flops_per_token") or 0.0)
+    if per_token <= 0:
+        raise missing(f"{name}: env.json has no FLOPs per token")
+    return per_token, f"{float(effective.get('n_params') or 0) / 1e6:.1f}M parameters"
+
+
+def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
+    """Model FLOPs per second over the matrix product that preflight measured on these devices.
+
+    A slow card lowers both, so what is missing here is missing to the settings or to the host.
+    """
+    pooled, env = pooled_rate(case, names), case.env(names[0])
+    limit = case.limit(MFU_OF_CEILING)
+    if not limit.gated and "preflight" not in case.evidence.earlier:
+        reason = f"throughput: {pooled}; preflight, which measures the ceiling, was not run"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
+    before = case.earlier("preflight")
+    if strange := other_devices(before, env):
+        return invalid(Reason.NOT_COMPARABLE, strange, measurement=pooled)
+    slow = slowest(before, Ceiling.MATMUL)
+    per_token, size = _flops_per_token(env, names[0])
+    ceiling = float(slow.value) * 1e12 * int(env.get("world_size") or 1)
+    share = float(pooled.value) * per_token / ceiling
+    text = f"{share:.2%} of {float(slow.value):.4g} TFLOP/s for each device ({slow.note})"
+    value = derived(pooled, name="mfu_of_ceiling", value=share, unit="", note=size, also=[slow])
+    # Shown only, it may be of shared cores, which were slower while preflight ran.
+    if limit.gated and not 0.0 < share <= 1.0:
+        reason = f"{text}: a share outside (0, 1] is not possible"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+    return against(value, limit, text)
 
 
 def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:

@@ -22,13 +22,15 @@ _IMPOSSIBLE = (RunbookError, ArithmeticError)
 class Row:
     """One question of the acceptance table, and how to answer it from a case.
 
-    `what` ends the id of its check; `topic` is the playbook's entry that fixes it.
+    `what` ends the id of its check; `topic` is the playbook's entry that fixes it; `needs` names
+    the phases without which running this row's phase again does not answer it.
     """
 
     what: str
     question: str
     answer: Callable[[Case], Finding]
     topic: str = ""
+    needs: tuple[str, ...] = ()
 
 
 class RowPhase(Phase):
@@ -82,7 +84,9 @@ class RowPhase(Phase):
             phase=self.name,
             question=row.question,
             remedy=remedy,
-            rerun="" if fine else context.rerun(*self.needs, self.name),
+            rerun=""
+            if fine
+            else context.rerun(*dict.fromkeys((*row.needs, *self.needs)), self.name),
             required=check_id in context.profile.required,
             **said,
         )

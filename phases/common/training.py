@@ -20,6 +20,7 @@ from phases.common.case import (
     passed,
     warned,
 )
+from phases.common.device_changes import device_changes
 from phases.common.measure import in_file, log_value, rank_value
 from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
@@ -35,12 +36,16 @@ Names = Callable[[Case], Sequence[str]]
 def first_problem(
     answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
 ) -> Finding:
-    """The worst finding over several launches; PASS only if all pass, with the first's number."""
+    """The worst finding over several launches; PASS only if all pass, with the first's number.
+
+    A warning is worse than a plain PASS: it must not vanish behind one.
+    """
     if not names:
         return incomplete(Reason.NOT_RUN, "no launch was planned")
     findings = [_caught(answer, case, name) for name in names]
-    worst = min(findings, key=lambda finding: finding.outcome.rank)
-    if worst.outcome is not Outcome.PASS or len(findings) == 1:
+    # A warning stands before a plain PASS: of several launches it must be the one that is read.
+    worst = min(findings, key=lambda one: (one.outcome.rank, one.code is not Reason.WARNING))
+    if worst.outcome is not Outcome.PASS or worst.code is Reason.WARNING or len(findings) == 1:
         return worst
     paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
     reason = f"{len(findings)} launches: {worst.reason}"
@@ -55,7 +60,7 @@ def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Fi
 
 
 def training_rows(names: Names) -> tuple[Row, ...]:
-    """The rows `completed` to `oracle` of a phase with training launches."""
+    """The rows `completed` to `devices` of a phase with training launches."""
 
     def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
         return lambda case: first_problem(answer, case, names(case))
@@ -104,6 +109,12 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             over(as_written),
             topic="oracle",
         ),
+        Row(
+            "devices",
+            "Did GPUs and links stay free of errors, and to this launch alone?",
+            over(device_changes),
+            topic="devices",
+        ),
     )
 
 
@@ -141,7 +152,7 @@ def _completed(case: Case, names: Sequence[str]) -> Finding:
 
 
 def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:
-    """Raise Unanswerable unless the launches ran as planned, plausibly, and alike.
+    """Raise Unanswerable unless the launches ran as planned, plausibly, alike, on healthy devices.
 
     A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
     as a PASS. `but` as in `differences`.
@@ -152,7 +163,9 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
         first_problem(balanced, case, names),
         alike(case, names, but=but),
     )
-    for finding in found:
+    harmed = first_problem(device_changes, case, names)
+    suspect = [harmed] if harmed.outcome is Outcome.INVALID else []
+    for finding in (*found, *suspect):
         if finding.outcome is not Outcome.PASS:
             reason = f"these launches do not count: {finding.reason}"
             raise Unanswerable(replace(finding, reason=reason))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from runbook import __version__
 from runbook.cli._parser import CommandParser, parse_all
+from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.drill import DRILL
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.history import HISTORY
@@ -27,7 +28,7 @@ COMMANDS = {
         *(RUN, REPORT, VERIFY, JUDGE),
         *(PHASES, PROFILES, TOGGLES, SCHEMA),
         *(INSPECT, COMPARE, HISTORY, DECIDE, REPLAY),
-        *(WATCH, STACKS, TRIAGE, DRILL),
+        *(WATCH, STACKS, TRIAGE, DRILL, GPU_ACCEPTANCE),
     )
 }
 
@@ -110,6 +111,9 @@ def _dispatch(words: list[str]) -> int:
             hint=f"commands: {', '.join(COMMANDS)}",
         )
     args, problems = parse_all(parser, parsers, words)
+    from runbook.checkout import share_packages
+
+    share_packages(os.environ)
     command = COMMANDS[args.command]
     problems.extend(command.problems(args))
     if problems:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from runbook.cli._measure import STEPS, Trial, measure_here
+from runbook.cli._parser import SIGNALS
 from runbook.cli.finished import load_run, run_folders
 from runbook.config.page import limits_of
-from runbook.console import Console
+from runbook.console import Console, printable
+from runbook.engine.forecast import Pace, forecast, too_long
 from runbook.engine.scope import departures
-from runbook.errors import RunbookError
+from runbook.errors import ProgramExit, RunbookError
 from runbook.launch.command import pasteable
 from runbook.records import RunRecord
 from runbook.records.measurement import duration_text
@@ -33,22 +36,36 @@ class Estimate(NamedTuple):
 
 
 class Estimator:
-    """Estimates from the newest run of the same profile that ended well, launch by launch."""
+    """Estimates, launch by launch: from steps measured here, else from the newest run of the same
+    profile that ended well, else from the profile.
+    """
 
-    def __init__(self, profile: Profile, out_dir: Path) -> None:
-        self._profile = profile
+    def __init__(self, profile: Profile, out_dir: Path, *, pace: Pace | None = None) -> None:
+        self._profile, self._pace = profile, pace
         self._earlier = _newest(profile.name, out_dir)
 
     def estimate(self, launch: Launch) -> Estimate:
         """The estimate of one launch, never above its time limit."""
-        found = self._as_before(launch) or self._by_profile(launch) or self._at_floor(launch)
+        found = (
+            self._measured(launch)
+            or self._as_before(launch)
+            or self._by_profile(launch)
+            or self._at_floor(launch)
+        )
         if found is None:
             return Estimate(None, "duration not known yet")
         seconds, source = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
-            text = f"would take {duration_text(seconds)} ({source}), more than its time limit"
+            text = f"{too_long(launch, seconds)} ({source})"
         return Estimate(min(seconds, launch.timeout_s), text)
+
+    def _measured(self, launch: Launch) -> tuple[float, str] | None:
+        seconds = forecast(launch, self._pace, self._profile) if self._pace else None
+        if seconds is None or self._pace is None:
+            return None
+        start = duration_text(self._pace.startup_s)
+        return seconds, f"{self._pace} and {start} of start-up, measured here now"
 
     def _as_before(self, launch: Launch) -> tuple[float, str] | None:
         if self._earlier is None:
@@ -91,21 +108,40 @@ Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
-    """Print the plan; start nothing, write nothing, judge nothing."""
+    """Print the plan; write and judge nothing, start nothing but what --measure asks for."""
     from runbook.engine import plan_all
 
     plan = plan_all(args.options)
-    estimator = Estimator(args.setup.profile, args.out)
+    trial = measure_here(args.setup) if args.measure else Trial()
+    if trial.interrupted:
+        console.error(f"measuring was {trial.problem}")
+        return SIGNALS.get(trial.interrupted, ProgramExit.INTERRUPTED)
+    estimator = Estimator(args.setup.profile, args.out, pace=trial.pace)
     if args.json:
-        console.json_document(_document(plan, args, estimator))
+        console.json_document(_document(plan, args, estimator) | _measured(trial))
     else:
         _print(console, plan, args, estimator)
+    if trial.problem:
+        console.error(printable(f"nothing could be measured here: {trial.problem}"))
+        return ProgramExit.INCOMPLETE
     return 0
+
+
+def _measured(trial: Trial) -> dict[str, object]:
+    """What was measured, for machines."""
+    if trial.pace is None:
+        return {"measured": {"problem": trial.problem} if trial.problem else None}
+    pace = trial.pace
+    where = f"{pace.launch.phase}/{pace.launch.name}"
+    found = {"launch": where, "steps": pace.launch.steps, "step_s": pace.step_s}
+    return {"measured": {**found, "startup_s": pace.startup_s}}
 
 
 def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator) -> None:
     profile = args.setup.profile
     console.result("# dry run: nothing is started, nothing is judged")
+    if args.measure:
+        console.result(f"# but for {STEPS} steps of the baseline, to measure this machine")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
     if caveats := departures(profile, args.setup.settings):
         console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
@@ -123,9 +159,11 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
             )
         if not launches:
             console.result("#   starts no process")
-        for launch in launches:
-            estimate = estimator.estimate(launch)
-            everything.append(estimate)
+        estimates = [estimator.estimate(launch) for launch in launches]
+        everything += estimates
+        if len(launches) > 1:
+            console.result(f"#   time    {_total([(phase, launches)], estimates)}")
+        for launch, estimate in zip(launches, estimates, strict=True):
             purpose = f": {launch.purpose}" if launch.purpose else ""
             console.result(f"#   {launch.name}{purpose}")
             console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")

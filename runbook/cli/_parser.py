@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runbook.console import Console
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import ProgramExit, UsageError, did_you_mean
 
 DEFAULT_OUT = "artifacts"
+# How a program says which signal ended it.
+SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runbook.cli._parser import (
     DEFAULT_OUT,
+    SIGNALS,
     Command,
     CommandParser,
     add_out,
@@ -21,9 +22,9 @@ from runbook.cli.finished import find_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, UsageError
 
-_SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
-# A run continues with its original options; where it lies and how it is shown may be said again.
-_FREE_BESIDE_RESUME = ("out", "resume")
+# A run continues with its original options; where it lies, how it is shown and how long this part
+# may take may be said again.
+_FREE_BESIDE_RESUME = ("out", "resume", "until_s")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -50,9 +51,22 @@ def _add_arguments(parser: CommandParser) -> None:
         "--resume", metavar="RUN", help="continue an interrupted run: its folder or id"
     )
     group.add_argument(
+        "--until-s",
+        type=number_type(above=0),
+        metavar="S",
+        help="end this part of the run within S seconds and exit with 3; --resume goes on with the "
+        "next part. A launch that would be cut off is left to it",
+    )
+    group.add_argument(
         "--dry-run",
         action="store_true",
         help="print the commands with time estimates; start and judge nothing",
+    )
+    group.add_argument(
+        "--measure",
+        action="store_true",
+        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
+        "estimate with them",
     )
     group.add_argument(
         "--keep-going",
@@ -109,6 +123,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found: list[str] = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
+    if args.measure and not args.dry_run:
+        found.append("--measure is for --dry-run: a run measures its first steps by itself")
     args.resume_folder = None
     if args.resume is not None:
         found.extend(_beside_resume(args))
@@ -175,8 +191,10 @@ def _tell_unused(args: argparse.Namespace, console: Console) -> None:
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
+    from runbook.checkout import how_to_call
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
+    from runbook.engine.part import TIME_LIMIT
 
     _tell_unused(args, console)
     if args.dry_run:
@@ -185,14 +203,18 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         return print_plan(args, console)
     with observer_for(console, as_json=args.json) as observer:
         if args.resume_folder is not None:
-            record = resume_run(args.resume_folder, observer=observer)
+            record = resume_run(args.resume_folder, observer=observer, until_s=args.until_s)
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
-            record = run_plan(args.options, observer=observer)
+            if called := how_to_call():
+                observer.note(called)
+            record = run_plan(args.options, observer=observer, until_s=args.until_s)
     if not args.json:
         print_summary(console, record, Path(observer.run_root))
     if record.interrupted:
-        return _SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+        if record.options.get("signal") == TIME_LIMIT:
+            return ProgramExit.INCOMPLETE
+        return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
     return record.verdict.exit_code
 
 
@@ -206,6 +228,7 @@ RUN = Command(
   runbook run --phase preflight,baseline --profile a100x2_pcie4
   runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.seq_len=1024
   runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
+  runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
 
 The result goes to stdout, progress to stderr.""",
     exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error, 130 Ctrl-C, 143 SIGTERM",

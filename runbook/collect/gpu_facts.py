@@ -179,6 +179,7 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.nvlink": None,
     "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.ecc_uncorrected, max),
     "gpu.remap_pending": _any(lambda gpu: gpu.remap_pending),
+    "gpu.remap_failure": _any(lambda gpu: gpu.remap_failure),
     "gpu.throttle": _reasons(lambda gpu: gpu.throttle),
     "gpu.caps": _reasons(lambda gpu: gpu.caps),
     "gpu.mig": _any(lambda gpu: gpu.mig),

@@ -56,6 +56,7 @@ class GpuState:
     caps: tuple[str, ...]
     ecc_uncorrected: int | None
     remap_pending: bool | None
+    remap_failure: bool | None
     mig: bool | None
     processes: tuple[GpuProcess, ...]
 
@@ -89,6 +90,16 @@ def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
 
     Elements that a driver version lacks are None. Raises RunbookError if it is no such document.
     """
+    root = read_xml(xml_text)
+    return NvidiaSmi(
+        driver=_text(root, "driver_version"),
+        cuda=_text(root, "cuda_version"),
+        gpus=tuple(_gpu(index, node) for index, node in enumerate(root.findall("gpu"))),
+    )
+
+
+def read_xml(xml_text: str) -> ET.Element:
+    """The document of `nvidia-smi -q -x`. Raises RunbookError if it is none."""
     try:
         # expat loads no external entities and bounds the expansion of internal ones.
         root = ET.fromstring(xml_text)  # noqa: S314
@@ -96,11 +107,7 @@ def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
         raise RunbookError(f"nvidia-smi's XML cannot be read: {error}") from error
     if root.tag != "nvidia_smi_log":
         raise RunbookError(f"expected <nvidia_smi_log> from nvidia-smi -q -x, got <{root.tag}>")
-    return NvidiaSmi(
-        driver=_text(root, "driver_version"),
-        cuda=_text(root, "cuda_version"),
-        gpus=tuple(_gpu(index, node) for index, node in enumerate(root.findall("gpu"))),
-    )
+    return root
 
 
 def _gpu(index: int, node: ET.Element) -> GpuState:
@@ -120,6 +127,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
         caps=_clock_reasons(node, _CAPS),
         ecc_uncorrected=_ecc_uncorrected(node),
         remap_pending=_says(node, "remapped_rows/remapped_row_pending", "Yes"),
+        remap_failure=_says(node, "remapped_rows/remapped_row_failure", "Yes"),
         mig=_mig(node),
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )

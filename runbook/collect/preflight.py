@@ -10,6 +10,7 @@ from pathlib import Path
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
 from runbook.collect.host import TokenProcess, TorchFacts, ask_torch, find_token_processes
+from runbook.collect.host_settings import collect_host_settings
 from runbook.collect.probe import NO_VARIABLES, Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
@@ -53,6 +54,7 @@ def collect_preflight(
         host_file=_HOST,
     )
     drafts += _host_drafts(run_root)
+    drafts += collect_host_settings(_HOST)
     drafts += _process_drafts(find_token_processes())
     drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
     _write_host(run_root, drafts)

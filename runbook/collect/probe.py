@@ -22,6 +22,9 @@ from runbook.records.evidence import Fact
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
+_KILLED_WITHIN_S = 2.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draft:
     """A fact whose file may still grow. None needs a note that says why there is no value."""
@@ -101,18 +104,28 @@ def run_tool(
         )
     except OSError as error:
         return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
-    with process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            stdout, stderr = process.communicate()
-            problem = f"{argv[0]}: no answer within {timeout_s:g} s"
-            return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return _gave_up(process, f"{argv[0]}: no answer within {timeout_s:g} s")
+    except BaseException:
+        _gave_up(process, "")
+        raise
     problem = _exit_problem(argv[0], process.returncode, stderr)
+    return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+
+
+def _gave_up(process: subprocess.Popen[str], problem: str) -> ToolResult:
+    """Kill the tool's session; one that hangs in a driver cannot be, and is not waited for."""
+    os.killpg(process.pid, signal.SIGKILL)
+    try:
+        stdout, stderr = process.communicate(timeout=_KILLED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.poll()
+        return ToolResult(stdout="", stderr="", problem=f"{problem}, and it does not end")
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 

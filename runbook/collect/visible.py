@@ -7,16 +7,35 @@ it (CUDA C++ Programming Guide, "CUDA Environment Variables").
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.collect.nvidia import GpuState
 
 _MIG = "MIG-"
 
 
+class Gpu(Protocol):
+    """What has to be known of a GPU to tell whether a launch sees it."""
+
+    @property
+    def index(self) -> int:
+        """Its place in nvidia-smi's order."""
+
+    @property
+    def uuid(self) -> str:
+        """Its UUID, empty if unknown."""
+
+    @property
+    def mig(self) -> bool | None:
+        """Is it cut into instances?"""
+
+
+_Gpu = TypeVar("_Gpu", bound=Gpu)
+
+
 def visible_gpus(
-    gpus: Sequence[GpuState], *, environment: Mapping[str, str], uuids: Sequence[str] = ()
-) -> tuple[GpuState, ...]:
+    gpus: Sequence[_Gpu], *, environment: Mapping[str, str], uuids: Sequence[str] = ()
+) -> tuple[_Gpu, ...]:
     """The GPUs that CUDA shows to a launch, in nvidia-smi's order.
 
     `uuids` are those of torch's devices, with or without the leading "GPU-".
@@ -27,7 +46,7 @@ def visible_gpus(
     return tuple(gpu for gpu in gpus if gpu.index in chosen)
 
 
-def _by_uuid(gpus: Sequence[GpuState], uuids: Sequence[str]) -> set[int] | None:
+def _by_uuid(gpus: Sequence[Gpu], uuids: Sequence[str]) -> set[int] | None:
     """Indices of torch's devices; None unless each of them is exactly one GPU."""
     known = {gpu.uuid.removeprefix("GPU-"): gpu.index for gpu in gpus if gpu.uuid}
     wanted = [uuid.removeprefix("GPU-") for uuid in uuids]
@@ -36,7 +55,7 @@ def _by_uuid(gpus: Sequence[GpuState], uuids: Sequence[str]) -> set[int] | None:
     return {known[uuid] for uuid in wanted}
 
 
-def _by_variable(gpus: Sequence[GpuState], text: str | None) -> set[int]:
+def _by_variable(gpus: Sequence[Gpu], text: str | None) -> set[int]:
     """Indices that the variable names: all if it is not set, none after the first invalid entry."""
     if text is None:
         return {gpu.index for gpu in gpus}
@@ -52,7 +71,7 @@ def _by_variable(gpus: Sequence[GpuState], text: str | None) -> set[int]:
     return chosen
 
 
-def _meant(gpus: Sequence[GpuState], entry: str) -> set[int]:
+def _meant(gpus: Sequence[Gpu], entry: str) -> set[int]:
     """The GPUs that one entry stands for: an index, or the beginning of one UUID."""
     if entry.isdigit():
         return {gpu.index for gpu in gpus if gpu.index == int(entry)}

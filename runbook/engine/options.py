@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -61,12 +61,16 @@ class RunOptions(Invocation):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Options resolved: the profile, the settings, the phases in running order."""
+    """Options resolved: the profile, the settings, the phases in running order.
+
+    `planned` are their launches as far as they are known before anything ran, for estimates.
+    """
 
     options: RunOptions
     profile: Profile
     settings: Settings
     phases: tuple[Phase, ...]
+    planned: tuple[Launch, ...] = ()
 
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
@@ -148,7 +152,14 @@ def prepare(options: RunOptions) -> Setup:
     setup = Setup(options=options, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return setup
+    return with_plan(setup)
+
+
+def with_plan(setup: Setup) -> Setup:
+    """The setup with the launches of its phases."""
+    context = setup.context({})
+    launches = tuple(launch for phase in setup.phases for launch in phase.plan(context))
+    return replace(setup, planned=launches)
 
 
 def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
@@ -186,6 +197,11 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         settings=parse_settings(options.settings),
         phases=phases,
     )
+
+
+def setup_to_resume(record: RunRecord) -> Setup:
+    """The setup of a run that goes on, with its plan."""
+    return with_plan(setup_of_record(record))
 
 
 def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:

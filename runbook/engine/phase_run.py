@@ -20,6 +20,7 @@ from runbook.engine.judge import (
 )
 from runbook.engine.not_started import known_end
 from runbook.engine.options import Setup
+from runbook.engine.part import TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
@@ -46,6 +47,7 @@ class RunState:
     run_root: Path
     journal: Journal
     observer: Observer
+    part: Part = field(default_factory=Part)
     stop: StopRequest = field(default_factory=StopRequest)
     facts: dict[str, Fact] = field(default_factory=dict)
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
@@ -141,6 +143,10 @@ class PhaseRun:
             done = known_end(launch, self.entries)
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
+        if done is None and not self._has_time_for(launch):
+            state.stop.request(TIME_LIMIT)
+            cause = f"left to the next part: {state.part.left_s:.0f} s are too few"
+            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)
@@ -153,12 +159,18 @@ class PhaseRun:
                 state.observer.launch_finished(launch, done)
         self.entries.append(LaunchEntry(launch=launch, result=done))
 
+    def _has_time_for(self, launch: Launch) -> bool:
+        settings = self.state.setup.profile.phases.get(self.phase.name)
+        typical_s = settings.typical_s if settings else None
+        return self.state.part.has_time_for(launch, self.entries, typical_s)
+
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
         run_dir = state.run_root / launch.run_dir
         if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
             set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
+        state.part.started_any = True
         return run_launch(
             launch,
             state.run_root,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.toggles import (
+    NEEDS_CUDA,
+    TOGGLES,
     UNAVAILABLE,
     ToggleSet,
     conflicts,
@@ -48,16 +50,17 @@ def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:
     yield from problems
     yield from torch_env.plan(launch.env, uses_nccl=setup.profile.has_gpu)[1]
     given = toggle_set(values, {name: _source(setup, launch, name) for name in values})
-    yield from _toggle_problems(given)
+    cuda = setup.profile.has_gpu
+    yield from _toggle_problems(given, cuda=cuda)
     arms = launch.schedule.settings if launch.schedule else {}
     for arm, settings in arms.items():
         values, problems = read_values(settings)
         yield from problems
         source = f"arm {arm} of phase {launch.phase}"
-        yield from _toggle_problems(with_safe_mode(given).replaced(values, source))
+        yield from _toggle_problems(with_safe_mode(given).replaced(values, source), cuda=cuda)
 
 
-def _toggle_problems(toggles: ToggleSet) -> Iterator[str]:
+def _toggle_problems(toggles: ToggleSet, *, cuda: bool) -> Iterator[str]:
     for found in conflicts(toggles):
         ways = (_way_out(toggles, found.one, "0"), _way_out(toggles, found.other, found.needs))
         yield f"{found.text}: {' or '.join(ways)}"
@@ -66,6 +69,13 @@ def _toggle_problems(toggles: ToggleSet) -> Iterator[str]:
             yield (
                 f"{name}=1 ({toggles.sources[name]}) can never take effect: {why}; "
                 f"{_way_out(toggles, name, '0')}"
+            )
+    for setting, why in NEEDS_CUDA.items():
+        name, _, value = setting.partition("=")
+        if not cuda and toggles.values[name] == TOGGLES[name].parse(value):
+            yield (
+                f"{setting} ({toggles.sources[name]}): {why}, and the profile has none; "
+                f"{_way_out(toggles, name, 'off' if TOGGLES[name].choices else '0')}"
             )
 
 

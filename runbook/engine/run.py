@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook import __version__, registry
+from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.not_started import wrong_machine
-from runbook.engine.options import RunOptions, Setup, prepare, setup_of_record
+from runbook.engine.options import RunOptions, Setup, prepare, setup_to_resume
 from runbook.engine.outputs import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -29,7 +30,9 @@ from runbook.engine.outputs import (
     write_manifest,
     write_reports,
 )
+from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.progress import Forecaster
 from runbook.engine.unused import UNUSED, unused_variables
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
@@ -68,20 +71,21 @@ def create_run_folder(out: Path) -> Path:
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
-def run_plan(options: RunOptions, *, observer: Observer) -> RunRecord:
+def run_plan(options: RunOptions, *, observer: Observer, until_s: float | None = None) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
-    A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
-    everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
-    written. If the disk refuses, the record is returned with that reason and is never GO. Raises
-    `UsageError` before anything is created if the options are wrong or the run's folder cannot be
-    made.
+    A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM, and
+    when `until_s` seconds are over, everything that was started is ended, the rest becomes
+    INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the disk
+    refuses, the record is returned with that reason and is never GO. Raises `UsageError` before
+    anything is created if the options are wrong or the run's folder cannot be made.
     """
-    return run_setup(prepare(options), observer=observer)
+    return run_setup(prepare(options), observer=observer, until_s=until_s)
 
 
-def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
+def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None) -> RunRecord:
     """`run_plan` with its options resolved already."""
+    part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
     with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
@@ -93,7 +97,7 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
             known=_known_phases(setup),
         )
         return _continue(
-            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
         )
 
 
@@ -101,14 +105,16 @@ def resume_run(
     run_root: Path,
     *,
     observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
+    until_s: float | None = None,
 ) -> RunRecord:
-    """Continue a run after an interruption or a crash of harness or machine.
+    """Continue a run after an interruption, its time limit, or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
     launches that had ended are not repeated. Raises `UsageError` if there is nothing to continue
     or another version of the program made the run, `RunbookError` if its journal is damaged.
     """
+    part = Part(limit_s=until_s)
     run_root = run_root.resolve()
     if not (run_root / EVENTS_FILE).is_file():
         raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
@@ -119,7 +125,9 @@ def resume_run(
         _refuse_if_pointless(record, journal)
         setup = make_setup(record)
         done = _finished_phases(journal)
-        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        state = RunState(
+            setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
+        )
         state.finished_launches = _finished_launches(journal, done)
         _restore(state, done)
         journal.append("run_resumed", sync=True)
@@ -165,8 +173,15 @@ def _finished_launches(
 def _continue(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
     names = tuple(phase.name for phase in state.setup.phases)
+    done = _finished_phases(state.journal)
+    left = [
+        launch
+        for launch in state.setup.planned
+        if launch.phase not in done and (launch.phase, launch.name) not in state.finished_launches
+    ]
+    state.observer = Forecaster(state.observer, left, state.setup.profile)
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
-    with _signals(state.stop):
+    with _signals(state.stop), state.part.ends(state.stop):
         try:
             _run_phases(state)
             return _finish(state)
@@ -280,6 +295,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         environment={
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            **({"program": called} if (called := how_to_call()) else {}),
             **({UNUSED: ", ".join(unused)} if unused else {}),
         },
         required=setup.required,

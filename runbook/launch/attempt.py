@@ -7,7 +7,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +15,25 @@ from nsa.contract import ENOUGH_FILE, TRAINING_CSV, ExitCode
 from runbook.files import utc_text, write_atomic
 from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
 from runbook.launch.command import Command
+from runbook.launch.counters import When, write_devices
 from runbook.launch.detectors import Monitor
 from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
+from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.kernel_log import KernelLog
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
 from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
-from runbook.read.documents import CONSOLE_LOG, JUNIT_XML, LAUNCH_JSON, read_console
+from runbook.read.documents import (
+    CONSOLE_LOG,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LAUNCH_JSON,
+    read_console,
+)
+from runbook.read.kernel_lines import KernelLine
 from runbook.read.redact import redact_variables
 from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
 
@@ -68,6 +78,7 @@ class Attempt:
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._failed_at: float | None = None
+        self._ended_at = self.began
         self._ended_with: int | None = None  # stays None if the command is ended from here
         self._reported_step = -1
         self._looked_at, self._blocks_seen = 0.0, 0
@@ -80,12 +91,14 @@ class Attempt:
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.kind == "trainer",
+            loopback=self.launch.has_ranks,
         )
         self._describe()
         before = oom_kills()
+        self.kernel = KernelLog()
+        self.devices = write_devices(self.run_dir, When.BEFORE, environment)
         with Reaper(self.token), self.console.open("ab") as console:
-            sampler = GpuSampler(self.run_dir, environment)
+            sampler = GpuSampler(self.run_dir, environment, self.devices.source)
             sampler.start()
             child = spawn(self.command.argv, environment, output=console)
             try:
@@ -96,7 +109,11 @@ class Attempt:
                 sampler.stop()
                 self.watch.close()
         self.watch.update()
-        return self._result(child.returncode, end, (before, oom_kills()))
+        self._ended_at = time.monotonic()
+        window = self.kernel.close(self.run_dir)
+        hurry = bool(self.options.stop.requested)
+        write_devices(self.run_dir, When.AFTER, environment, hurry=hurry)
+        return self._result(child.returncode, end, (before, oom_kills()), window.lines)
 
     def _describe(self) -> None:
         document = {
@@ -135,7 +152,7 @@ class Attempt:
         if now - self.began > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
-        if self.launch.kind != "trainer" or any(s.ended and s.exit_code != 0 for s in ranks):
+        if not self.launch.has_ranks or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
             hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
@@ -236,14 +253,18 @@ class Attempt:
             self.options.observer.note(f"{self.launch.name}: {anomaly.line()}")
 
     def _result(
-        self, child_code: int | None, end: End | None, oom: tuple[int | None, int | None]
+        self,
+        child_code: int | None,
+        end: End | None,
+        oom: tuple[int | None, int | None],
+        kernel: Sequence[KernelLine],
     ) -> LaunchResult:
         self._watch_numbers()
         lines, _ = read_console(self.console)
         states = [state for _, state in sorted(self.watch.ranks.items())]
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
-        if self.launch.kind == "trainer":
+        if self.launch.has_ranks:
             own, wanted = self._ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(
@@ -251,6 +272,10 @@ class Attempt:
             )
             end, found, notes = bundle(self.run_dir, states, end, token=self.token, console=lines)
             self.evidence += [path for path in found if path not in self.evidence]
+            pids = {state.pid: state.rank for state in states if state.pid is not None}
+            end = with_kernel_log(end, kernel, slots=self.devices.slots, pids=pids)
+            if kernel:
+                self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
@@ -260,7 +285,7 @@ class Attempt:
             exit_code=child_code,
             ranks=exits,
             started_at=self.started_at,
-            duration_s=round(time.monotonic() - self.began, 3),
+            duration_s=round(self._ended_at - self.began, 3),
             attempts=self.number,
             cause=end.cause,
             culprit_rank=end.culprit_rank,

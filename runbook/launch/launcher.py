@@ -88,7 +88,7 @@ def _inside(run_root: Path, name: str) -> Path:
 
 
 def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool:
-    if launch.kind != "trainer":
+    if not launch.has_ranks:
         return False
     if result.status in _STALLS:
         return True

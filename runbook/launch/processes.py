@@ -81,7 +81,11 @@ def build_environment(
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], *, output: IO[bytes]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: IO[bytes],
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a session of its own, tied to the life of the calling thread.
 
@@ -93,6 +97,7 @@ def spawn(
     return subprocess.Popen(
         shim,
         env=dict(environment),
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

@@ -81,14 +81,18 @@ def _needed(effective: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wire(env: Mapping[str, Any], nproc: int) -> str | None:
-    """The type that gradients should travel in; None where the arms differ in it."""
-    if nproc == 1:
-        return "fp32"
+    """The type that gradients should travel in; None where that is not known.
+
+    The arms may differ in it, and of one rank env.json does not say whether DDP, whose hook
+    narrows the gradients of a single rank too, was there: row `compression` asks for that.
+    """
     if "NSA_DDP_COMPRESS" in str(env.get("arms") or ""):
         return None
     toggles = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
     kind = str(toggles.get("NSA_DDP_COMPRESS") or "off")
-    return "fp32" if kind == "off" else kind
+    if kind == "off":
+        return "fp32"
+    return None if nproc == 1 else kind
 
 
 def balance(

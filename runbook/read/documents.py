@@ -21,6 +21,11 @@ CONFIG_YAML = "config.yaml"
 JUNIT_XML = "junit.xml"
 GPU_SAMPLES_CSV = "gpu_samples.csv"
 GPU_SAMPLER_TXT = "gpu_sampler.txt"
+DEVICES_BEFORE_JSON = "devices_before.json"
+DEVICES_AFTER_JSON = "devices_after.json"
+NVIDIA_SMI_BEFORE_XML = "nvidia_smi_before.xml"
+NVIDIA_SMI_AFTER_XML = "nvidia_smi_after.xml"
+KERNEL_LOG_JSON = "kernel_log.json"
 INCIDENT_JSON = "incident.json"
 ANOMALIES_JSONL = "anomalies.jsonl"
 ANOMALY_TYPE = ".anomaly_type"
@@ -43,9 +48,16 @@ GPU_SAMPLES = RowSpec(
         "pcie_gen",
         "pcie_width",
         "uuid",
+        "source",
+        "own_processes",
+        "own_utilization_percent",
+        "own_memory_mib",
+        "other_processes",
+        "unknown_processes",
+        "others",
     ),
     key="timestamp",
-    text=frozenset({"timestamp", "throttle_reasons", "uuid"}),
+    text=frozenset({"timestamp", "throttle_reasons", "uuid", "source", "others"}),
     filled=frozenset({"index"}),
     whole=frozenset({"index"}),
 )

@@ -11,9 +11,12 @@ import pandas as pd
 from nsa import contract
 from runbook.read.documents import (
     CONSOLE_LOG,
+    DEVICES_AFTER_JSON,
+    DEVICES_BEFORE_JSON,
     GPU_SAMPLES,
     GPU_SAMPLES_CSV,
     JUNIT_XML,
+    KERNEL_LOG_JSON,
     file_sha256,
     name_below,
     read_console,
@@ -23,7 +26,7 @@ from runbook.read.documents import (
 from runbook.read.heartbeats import heartbeat_files
 from runbook.read.history import read_heartbeats
 from runbook.read.rows import RowSpec, read_rows
-from runbook.read.shapes import AUDIT, ENV, PROFILE, shaped
+from runbook.read.shapes import AUDIT, CEILINGS, DEVICES, ENV, KERNEL_LOG, PROFILE, shaped
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
@@ -48,6 +51,10 @@ _DOCUMENTS = {
     "env": (contract.ENV_JSON, ENV),
     "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
     "profile": (contract.PROFILE_JSON, PROFILE),
+    "ceilings": (contract.CEILINGS_JSON, CEILINGS),
+    "devices_before": (DEVICES_BEFORE_JSON, DEVICES),
+    "devices_after": (DEVICES_AFTER_JSON, DEVICES),
+    "kernel_log": (KERNEL_LOG_JSON, KERNEL_LOG),
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),

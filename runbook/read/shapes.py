@@ -7,12 +7,30 @@ for every reader alike, and no reader has to ask for its type.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import Event
+from nsa.contract import Ceiling, Event
 
+# Of a GPU in devices_before.json and devices_after.json.
+DEVICE_COUNTERS = (
+    "ecc_corrected_volatile",
+    "ecc_uncorrected_volatile",
+    "ecc_corrected_aggregate",
+    "ecc_uncorrected_aggregate",
+    "remapped_correctable",
+    "remapped_uncorrectable",
+    "remap_pending",
+    "remap_failure",
+    "retired_single_bit",
+    "retired_double_bit",
+    "retired_pending",
+    "pcie_replays",
+    "power_violation_s",
+    "thermal_violation_s",
+)
+LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
 _LARGEST = 2**64
 
@@ -32,9 +50,19 @@ def is_number(value: object) -> bool:
     return is_any_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
+def is_flag(value: object) -> bool:
+    """True or false."""
+    return isinstance(value, bool)
+
+
 def is_text(value: object) -> bool:
     """A string."""
     return isinstance(value, str)
+
+
+def is_truth(value: object) -> bool:
+    """Yes or no."""
+    return isinstance(value, bool)
 
 
 def anything(value: object) -> bool:
@@ -97,15 +125,21 @@ def _fit(value: Any, shape: Shape, where: str, problems: list[str]) -> Any:
         every = {
             key: _fit(one, shape.shape, f"{where}.{key}", problems) for key, one in value.items()
         }
-        bad = any(one is _NOTHING or one is None for one in every.values())
-        return _NOTHING if bad else every
+        return _NOTHING if _spoiled(every.values(), where, problems) else every
     if isinstance(shape, Items) and isinstance(value, list):
         items = [_fit(one, shape.shape, where, problems) for one in value]
-        return _NOTHING if any(one is _NOTHING or one is None for one in items) else items
+        return _NOTHING if _spoiled(items, where, problems) else items
     if not isinstance(shape, Fields | Each | Items) and shape(value):
         return value
     problems.append(f"{where} has an unexpected value: {str(value)[:40]!r}")
     return _NOTHING
+
+
+def _spoiled(items: Collection[Any], where: str, problems: list[str]) -> bool:
+    """Does one item leave out all of them? A null among them has not been told yet."""
+    if any(one is None for one in items):
+        problems.append(f"{where} holds a null")
+    return any(one is _NOTHING or one is None for one in items)
 
 
 ENV = Fields(
@@ -143,6 +177,28 @@ ENV = Fields(
                 **dict.fromkeys(("dtype", "device", "dataset", "loss_floor_source"), is_text),
             }
         ),
+        "attention": Fields(
+            {
+                "window": Fields({"value": is_text, "reason": is_text}),
+                "self_test": Fields(
+                    {
+                        "ran": is_truth,
+                        "reason": is_text,
+                        "paths": Each(
+                            Fields(
+                                {
+                                    "agrees": is_truth,
+                                    "refused": is_text,
+                                    "problems": Items(is_text),
+                                    "whole": Fields({}),
+                                }
+                            )
+                        ),
+                    }
+                ),
+            }
+        ),
+        "policies": Fields({}),
         "toggles": Items(Fields({"name": is_text})),
         "notes": Items(anything),
         "arms": Fields({"warmup_steps": is_count}),
@@ -164,6 +220,52 @@ PROFILE = Fields(
                 "python_wait_us": is_number,
             }
         ),
+    }
+)
+_MEASURED = Fields(
+    {
+        **dict.fromkeys(("size", "bytes", "ranks", "inner"), is_count),
+        **dict.fromkeys(("host_s", "rate"), is_number),
+        **dict.fromkeys(("dtype", "unit"), is_text),
+        "seconds": Items(is_number),
+    }
+)
+CEILINGS = Fields(
+    {
+        "run_token": is_text,
+        "world_size": is_count,
+        "ranks": Items(
+            Fields(
+                {
+                    "rank": is_count,
+                    "device": Fields(dict.fromkeys(("type", "name", "uuid"), is_text)),
+                    **dict.fromkeys(Ceiling, _MEASURED),
+                }
+            )
+        ),
+    }
+)
+_DEVICE = Fields(
+    {
+        **dict.fromkeys(("index", "clock_events"), is_count),
+        **dict.fromkeys(("uuid", "name", "pci", "problem"), is_text),
+        "pci_path": Items(is_text),
+        "counters": Fields(dict.fromkeys(DEVICE_COUNTERS, is_number)),
+        "link": Fields(dict.fromkeys(LINK_FIELDS, is_count)),
+    }
+)
+DEVICES = Fields(
+    {
+        **dict.fromkeys(("source", "problem", "taken_at", "driver"), is_text),
+        "gpus": Items(_DEVICE),
+    }
+)
+KERNEL_LOG = Fields(
+    {
+        **dict.fromkeys(("source", "problem"), is_text),
+        **dict.fromkeys(("others", "left_out"), is_count),
+        "lost": is_flag,
+        "lines": Items(is_text),
     }
 )
 _SPOTS = (

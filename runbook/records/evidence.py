@@ -122,6 +122,9 @@ class LaunchEvidence:
     profile: Mapping[str, Any] | None = None
     profile_path: str = ""
     profile_sha256: str = ""
+    ceilings: Mapping[str, Any] | None = None
+    ceilings_path: str = ""
+    ceilings_sha256: str = ""
     trace_path: str = ""
     trace_sha256: str = ""
     junit: JUnitReport | None = None
@@ -131,6 +134,15 @@ class LaunchEvidence:
     gpu_samples: pd.DataFrame | None = None
     gpu_samples_path: str = ""
     gpu_samples_sha256: str = ""
+    devices_before: Mapping[str, Any] | None = None
+    devices_before_path: str = ""
+    devices_before_sha256: str = ""
+    devices_after: Mapping[str, Any] | None = None
+    devices_after_path: str = ""
+    devices_after_sha256: str = ""
+    kernel_log: Mapping[str, Any] | None = None
+    kernel_log_path: str = ""
+    kernel_log_sha256: str = ""
     halted: bool = False
     problems: tuple[str, ...] = ()
 

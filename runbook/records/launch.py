@@ -53,12 +53,13 @@ class ArmSchedule(Record):
 class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
-    `run_dir` is relative to the run's folder. `optional` launches decide their own arm only.
+    `kind`: the trainer, the measurement of the devices' ceilings, or shipped tests. `run_dir` is
+    relative to the run's folder. `optional` launches decide their own arm only.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
     phase: str
-    kind: str = Field(pattern=r"^(trainer|pytest)$")
+    kind: str = Field(pattern=r"^(trainer|ceilings|pytest)$")
     argv: tuple[str, ...]
     env: dict[str, str]
     run_dir: str
@@ -71,6 +72,11 @@ class Launch(Record):
     optional: bool = False
     purpose: str = ""
     retry_steps: int | None = None
+
+    @property
+    def has_ranks(self) -> bool:
+        """True if every rank of it writes heartbeats, by which it is watched and its end told."""
+        return self.kind != "pytest"
 
     def words(self) -> tuple[str, ...]:
         """The whole command: `argv`, and the config, its changed keys and the arms as options."""
@@ -120,6 +126,7 @@ class LaunchStatus(StrEnum):
     CRASHED = "crashed"
     CONFIG_ERROR = "config_error"
     ENVIRONMENT_ERROR = "environment_error"
+    HARDWARE_ERROR = "hardware_error"
     NON_FINITE = "non_finite"
     OUT_OF_MEMORY = "out_of_memory"
     HALTED = "halted"

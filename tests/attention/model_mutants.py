@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-_PARTS = "        parts = self.project(x)\n"
+_PARTS = "        parts = self.project(x, norm)\n"
 _TURNED = 'elif name[0] == "v":\n                target'
 
 

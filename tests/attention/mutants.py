@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     _mutant(
         "the window is one too long in SDPA",
-        "attention/sdpa.py",
+        "attention/window.py",
         "hidden.tril()",
         "hidden.tril(-1)",
     ),
@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     _mutant(
         "the window reaches before the first token in SDPA",
-        "attention/sdpa.py",
+        "attention/window.py",
         'bias[0, :, :w] = float("-inf")',
         "bias[0, :, :w] += 0",
     ),

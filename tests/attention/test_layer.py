@@ -184,7 +184,7 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert str(choose_path(cfg, 1024)).startswith("cpu_dense (S=1024 <= n_sel*l_sel=1024")
     assert choose_path(cfg, 1025).value == "cpu_block"
     on_cuda = choose_path(cfg, 4096, device="cuda")
-    assert on_cuda.value == "sdpa" and "window by stretches of 512" in on_cuda.reason
+    assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
     assert choose_path(cfg, 9, path="reference").value == "reference"
 
 

@@ -9,11 +9,13 @@ from torch import Tensor
 import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
+from nsa.config import WINDOWS, Window
 from nsa.data.source import Batch
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
 from nsa.train.ranks import Ranks
+from nsa.train.self_test import self_test
 from tests.attention.test_proofs import NAMES, SMALL, inputs
 from tests.attention.test_step_on_cuda import PRODUCTION
 
@@ -64,16 +66,37 @@ def test_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None
 
 
 @pytest.mark.gpu
-def test_a_real_step_never_waits() -> None:
-    """CUDA itself raises at every synchronization of the second step."""
+def test_the_self_test_takes_seconds_and_finds_nothing() -> None:
+    """As the trainer runs it: the window that `auto` wants agrees, and nothing is left behind."""
+    engine = production()
+    before = torch.cuda.get_rng_state(), torch.get_rng_state()
+    found = self_test(engine)
+    assert [name for name, one in found.paths.items() if one.problems] == []
+    assert list(found.paths) == ["varlen"], "varlen_attn of this torch is not used on this device"
+    assert sum(one.seconds for one in found.paths.values()) < 60
+    assert torch.equal(torch.cuda.get_rng_state(), before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def production() -> Engine:
+    """The engine of rank 0 of the production run, without a process group."""
     words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
     toggles = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1"}
     plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **toggles})
     device = torch.device("cuda", 0)
+    return Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_real_step_never_waits(window: Window) -> None:
+    """CUDA itself raises at every synchronization of the second step."""
     precision = torch.get_float32_matmul_precision()
-    engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
-    engine.configure(plan.toggles)
-    clock = StepClock(device)
+    engine = production()
+    if window == "varlen":
+        engine.barred.clear()
+    engine.configure(engine.plan.toggles)
+    clock = StepClock(engine.device)
     batches = [Batch(tokens=torch.randint(256, (1, 2049)).pin_memory()) for _ in range(2)]
     try:
         for number, mode in ((1, "default"), (2, "error")):

@@ -281,7 +281,10 @@ def test_k_path_parity(path: str, seq_len: int, version: str) -> None:
             weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
             found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
         for name, a, b in zip(("out", *NAMES), *found, strict=True):
-            assert gap(a, b) <= bound, f"{path} {version} {dtype}: {name} off by {gap(a, b):.1e}"
+            # A gradient is a sum over queries: roundoff grows with it. (The float32 reference
+            # itself is off by 1.03e-5 at a value of 8 on some processors.)
+            most = bound * max(1.0, float(a.detach().abs().max()))
+            assert gap(a, b) <= most, f"{path} {version} {dtype}: {name} off by {gap(a, b):.1e}"
 
 
 def test_k_the_cpu_path_is_the_same_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 from runbook import registry
 from runbook.cli._dry_run import Estimator
 from runbook.config import load_profile
+from runbook.engine.forecast import Pace
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import runbook
@@ -156,6 +157,56 @@ def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
     assert "as in run" not in Estimator(profile, tmp_path).estimate(other).text
     keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
     assert Estimator(profile, tmp_path).estimate(launch).seconds != 1.0
+
+
+@pytest.mark.e2e
+def test_measured_steps_are_the_estimate_and_nothing_is_left(tmp_path: Path) -> None:
+    words = ("run", "--dry-run", "--measure", "--json", "--profile", "cpu")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    ended = runbook(*words, "--phase", "baseline,long_run", cwd=tmp_path, TMPDIR=str(scratch))
+    assert ended.code == 0, ended.err
+    assert [*scratch.iterdir()] == [] and [*tmp_path.iterdir()] == [scratch]
+    document = json.loads(ended.out)
+    pace = document["measured"]
+    assert pace["launch"] == "baseline/run1" and 0.0 < pace["step_s"] < 30.0
+    for phase in document["phases"]:
+        for launch in phase["launches"]:
+            seconds = pace["startup_s"] + launch["steps"] * pace["step_s"]
+            assert launch["estimate_s"] == pytest.approx(min(seconds, launch["timeout_s"]))
+            assert "measured here now" in launch["estimate"]
+
+
+@pytest.mark.e2e
+def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "extends: cpu\nname: mine\ntitle: mine\nconfig: ./none.yaml\n", encoding="utf-8"
+    )
+    (tmp_path / "none.yaml").write_text("model: {dim: 3}\n", encoding="utf-8")
+    words = ("run", "--dry-run", "--measure", "--profile", "mine.yaml", "--phase", "baseline")
+    ended = runbook(*words, cwd=tmp_path)
+    assert ended.code == 3 and "nothing could be measured here: " in ended.err
+    assert "# 1/1 baseline: " in ended.out and "measured here now" not in ended.out
+
+
+def test_measuring_is_a_part_of_a_dry_run(tmp_path: Path) -> None:
+    ended = runbook("run", "--measure", "--profile", "cpu", cwd=tmp_path)
+    assert ended.code == 2 and "--measure is for --dry-run" in ended.err
+
+
+def test_measured_steps_come_before_an_earlier_run_and_name_what_is_too_long(
+    tmp_path: Path,
+) -> None:
+    profile = load_profile("a100x2_pcie4")
+    launch = samples.entry("baseline", "run1").launch
+    pace = Pace(step_s=1.0, startup_s=5.0, launch=launch)
+    found = Estimator(profile, tmp_path, pace=pace).estimate(launch)
+    assert found.seconds == min(5.0 + launch.steps, launch.timeout_s)
+    slow = Pace(step_s=1e3, startup_s=5.0, launch=launch)
+    told = Estimator(profile, tmp_path, pace=slow).estimate(launch)
+    assert told.seconds == launch.timeout_s and "phases.baseline.timeout_s" in told.text
 
 
 @pytest.mark.e2e

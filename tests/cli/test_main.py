@@ -260,6 +260,7 @@ def test_the_codes_that_scripts_rely_on() -> None:
         "NO_GO": 1,
         "USAGE": 2,
         "INCOMPLETE": 3,
+        "PARTIAL": 4,
         "DEFECT": 70,
         "INTERRUPTED": 130,
         "TERMINATED": 143,

@@ -42,6 +42,7 @@ def test_two_healthy_a100_on_pcie_4() -> None:
         "gpu.nvlink": False,
         "gpu.ecc_uncorrected": 0,
         "gpu.remap_pending": False,
+        "gpu.remap_failure": False,
         "gpu.throttle": "",
         "gpu.caps": "",
         "gpu.mig": False,

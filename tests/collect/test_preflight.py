@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ PROMISED = {
     "memory.total_gib",
     "env.problems",
     "env.recorded",
+    "host.numa_balancing",
+    "host.iommu_translates",
+    "host.acs_redirects",
+    "host.memlock_mib",
+    "host.shm_gib",
+    "host.cpu_governor",
+    "host.busy_cpus",
+    "host.cpu_quota",
 }
 
 
@@ -145,6 +154,14 @@ def test_a_tool_that_is_absent_fails_or_hangs_is_a_problem_in_words() -> None:
     hung = run_tool(["sh", "-c", "echo partial; sleep 60 & wait"], timeout_s=0.5)
     assert hung.problem == "sh: no answer within 0.5 s"
     assert hung.stdout == "partial\n"
+
+
+def test_a_tool_that_cannot_be_ended_is_not_waited_for() -> None:
+    """A child in a session of its own keeps the pipes open, like a tool that hangs in a driver."""
+    began = time.monotonic()
+    stuck = run_tool(["sh", "-c", "setsid sleep 20 & wait"], timeout_s=0.5)
+    assert stuck.problem == "sh: no answer within 0.5 s, and it does not end"
+    assert time.monotonic() - began < 10
 
 
 def test_a_tool_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

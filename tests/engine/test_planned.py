@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nsa.contract import NSAError
-from nsa.toggles import TOGGLES
+from nsa.toggles import NEEDS_CUDA, TOGGLES
+from nsa.train import kernels
 from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
@@ -110,8 +112,15 @@ def accepted_by_the_trainer(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("profile", ["a100x2_pcie4", "cpu", "h200x1"])
-def test_what_is_planned_is_what_the_trainer_accepts(profile: str) -> None:
-    """Any yes/no toggle or choice: refused when planned, or accepted in every launch."""
+def test_what_is_planned_is_what_the_trainer_accepts(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any yes/no toggle or choice: refused when planned, or accepted in every launch.
+
+    On a machine with every package: which are installed is found out where the launch runs.
+    """
+    installed = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
+    monkeypatch.setattr(kernels, "importlib", installed)
     refused = set()
     for toggle in TOGGLES.values():
         values = {"bool": ("0", "1"), "choice": toggle.choices}.get(toggle.kind, ())
@@ -129,4 +138,14 @@ def test_what_is_planned_is_what_the_trainer_accepts(profile: str) -> None:
                         accepted_by_the_trainer(launch)
                     except NSAError as error:
                         pytest.fail(f"{setting}, {launch.phase}/{launch.name}: {error}")
-    assert refused == {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1"}
+    on_cuda = set(NEEDS_CUDA) if profile == "cpu" else set()
+    assert refused == {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1", *on_cuda}
+
+
+def test_what_needs_a_cuda_device() -> None:
+    text = refusal("NSA_COMPILE=graphs", phases="baseline")
+    assert "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device" in text
+    assert "leave out --set NSA_COMPILE" in text
+    assert "NSA_LIGER=1 (--set): its kernels need" in refusal("NSA_LIGER=1", phases="baseline")
+    prepare(RunOptions(profile="h200x1", phases="baseline", settings=("NSA_COMPILE=graphs",)))
+    prepare(RunOptions(profile="cpu", phases="baseline", settings=("NSA_COMPILE=dense",)))

@@ -61,6 +61,18 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "port.free": (True, "host.json"),
     "processes.leftover": (0.0, "host.json"),
     "env.problems": ("", "host.json"),
+    "host.numa_balancing": (False, "host.json"),
+    "host.iommu_translates": (False, "host.json"),
+    "host.acs_redirects": (False, "host.json"),
+    "host.memlock_mib": ("unlimited", "host.json"),
+    "host.shm_gib": (64.0, "host.json"),
+    "host.shm_free_gib": (64.0, "host.json"),
+    "host.cpu_governor": ("performance", "host.json"),
+    "host.load_per_cpu": (0.05, "host.json"),
+    "host.busy_cpus": (0.2, "host.json"),
+    "host.hugepages": ("madvise", "host.json"),
+    "host.swap_used_mib": (0.0, "host.json"),
+    "host.cpu_quota": ("none", "host.json"),
 }
 
 

@@ -106,7 +106,7 @@ def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
 def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> Mapping[str, Any]:
     """The first pass of a rank: a pass has the tokens of one micro-batch."""
     work = profile.workload
-    wire = launch.env.get("NSA_DDP_COMPRESS", "off") if launch.nproc > 1 else "off"
+    wire = launch.env.get("NSA_DDP_COMPRESS", "off")
     return {
         **PROOF,
         "loss": float(table["loss"].iloc[0]),

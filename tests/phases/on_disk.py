@@ -32,6 +32,10 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         (contract.ENV_JSON, made.env),
         (contract.SDPA_AUDIT_JSON, made.audit),
         (contract.PROFILE_JSON, made.profile),
+        (contract.CEILINGS_JSON, made.ceilings),
+        ("devices_before.json", made.devices_before),
+        ("devices_after.json", made.devices_after),
+        ("kernel_log.json", made.kernel_log),
         ("result.json", made.result.model_dump(mode="json")),
     ):
         if document is not None:

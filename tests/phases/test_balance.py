@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from runbook.read.shapes import ENV, shaped
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, heartbeats, spoil, traces
@@ -151,6 +152,83 @@ def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> Non
     spoiled = builder.evidence("baseline", where, change=spoil.parts(env={"world_size": 2}))
     check = builder.row("baseline", what, spoiled, where)
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+
+
+def _self_tested(**paths: dict[str, Any]) -> spoil.Change:
+    """The trainer tested its kernels, with these results, and trained with masks."""
+    window = {"value": "masked", "reason": "as it came out"}
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        tested = {"ran": True, "reason": "device cuda", "paths": paths}
+        env = {**(made.env or {}), "attention": {"window": window, "self_test": tested}}
+        return replace(made, env=env)
+
+    return change
+
+
+_AGREES = {"agrees": True, "refused": None, "problems": []}
+_DISAGREES = {"agrees": False, "refused": None, "problems": ["k_win is off by 0.2 of itself"]}
+_REFUSED = {"agrees": False, "refused": "no kernel", "problems": ["it could not run: no kernel"]}
+
+
+@pytest.mark.parametrize(
+    ("paths", "outcome", "code", "text"),
+    [
+        ({"varlen": _AGREES}, Outcome.PASS, Reason.OK, "the self-test agrees with varlen"),
+        (
+            {"varlen": _DISAGREES, "masked": _AGREES},
+            Outcome.FAIL,
+            Reason.MISMATCH,
+            "rejected varlen: k_win is off by 0.2 of itself; masked ran instead",
+        ),
+        (
+            {"varlen": _REFUSED, "masked": _AGREES},
+            Outcome.PASS,
+            Reason.WARNING,
+            "rejected varlen: it could not run: no kernel; masked ran instead",
+        ),
+        ({"varlen": _REFUSED, "masked": _DISAGREES}, Outcome.FAIL, Reason.MISMATCH, "k_win"),
+        ({"varlen": {**_DISAGREES, "agrees": True}}, Outcome.FAIL, Reason.MISMATCH, "k_win is off"),
+    ],
+)
+def test_a_kernel_that_the_trainer_rejected_is_seen(
+    paths: dict[str, Any], outcome: Outcome, code: Reason, text: str
+) -> None:
+    """In every launch, whichever phase it is of, though the trainer went on without the kernel."""
+    where = builder.context()
+    for phase in ("baseline", "sdpa_audit", "long_run"):
+        found = builder.evidence(phase, where, change=_self_tested(**paths))
+        check = builder.row(phase, "oracle", found, where)
+        assert (check.outcome, check.code) == (outcome, code), check.reason
+        assert text in check.reason
+        if outcome is Outcome.FAIL:
+            assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
+
+
+@pytest.mark.parametrize("odd", [None, 5, "fine", [], [None]])
+def test_a_damaged_result_does_not_hide_the_kernel_that_failed(odd: Any) -> None:
+    where = builder.context()
+    attention = {"self_test": {"ran": True, "paths": {"varlen": _DISAGREES, "masked": odd}}}
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        env = {**(made.env or {}), "attention": attention}
+        kept, problems = shaped(env, ENV, "env.json")
+        return replace(made, env=kept, problems=(*made.problems, *problems))
+
+    found = builder.evidence("baseline", where, change=change)
+    check = builder.row("baseline", "oracle", found, where)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    assert "env.json.attention.self_test.paths" in check.reason
+
+
+def test_a_warning_of_one_launch_does_not_vanish_behind_the_others() -> None:
+    where = builder.context()
+    names = [launch.name for launch in builder.PHASES["baseline"].plan(where)]
+    assert len(names) > 1
+    change = _self_tested(varlen=_REFUSED, masked=_AGREES)
+    found = builder.evidence("baseline", where, change=change, only=names[-1:])
+    check = builder.row("baseline", "oracle", found, where)
+    assert check.code is Reason.WARNING and f"{names[-1]}: the self-test" in check.reason
 
 
 def _learns(change: spoil.Change, **context: Any) -> Any:

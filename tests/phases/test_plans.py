@@ -135,11 +135,24 @@ def test_parity_runs_the_two_documented_test_commands() -> None:
 
 
 def test_preflight_runs_the_sanity_tests() -> None:
-    (sanity,) = plan("preflight")
+    sanity, _ = plan("preflight")
     assert sanity.argv[-3:] == (
         "nsa.tests.test_equiv_small",
         "nsa.tests.test_group_consistency",
         "nsa.tests.test_whole_model",
+    )
+
+
+def test_preflight_measures_the_devices_with_the_settings_of_nccl() -> None:
+    _, pair = plan("preflight")
+    assert pair.command_line() == (
+        "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 -m nsa.ceilings --device cuda"
+    )
+    _, one = plan("preflight", "h200x1")
+    assert one.command_line() == "python -m nsa.ceilings --device cuda"
+    _, cores = plan("preflight", "cpu")
+    assert cores.command_line() == (
+        "OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m nsa.ceilings --device cpu"
     )
 
 

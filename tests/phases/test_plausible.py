@@ -159,6 +159,18 @@ def test_mfu_is_achieved_over_peak_of_all_ranks() -> None:
     assert mfu_of(case, {**env, "effective": {"model_flops_per_token": 0.0}}, 1e5) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("tf32_matmul", True), ("float32_matmul_precision", "medium")]
+)
+def test_launches_of_other_precision_are_unlike(name: str, other: object) -> None:
+    exact = {"tf32_matmul": False, "float32_matmul_precision": "highest"}
+    kernels = {"sdpa_kernels": {"flash": True}}
+    rough = {**exact, name: other, "sdpa_kernels": {"flash": False}}
+    assert differences({"policies": exact}, {"policies": {**exact, **kernels}}) == []
+    (found,) = differences({"policies": exact}, {"policies": rough})
+    assert found.startswith(f"policies.{name}: ")
+
+
 def test_what_makes_two_launches_unlike() -> None:
     """Facts of checkout, versions, device and config count; where results go does not."""
     left = {

@@ -217,6 +217,7 @@ def test_an_idle_link_that_trained_down_is_no_fault() -> None:
     [
         ("gpu.ecc_uncorrected", 3.0, "3 uncorrected"),
         ("gpu.remap_pending", True, "row remap"),
+        ("gpu.remap_failure", True, "could not be remapped: replace"),
         ("gpu.throttle", "GPU 0: thermal", "throttled: GPU 0: thermal"),
     ],
 )
@@ -271,13 +272,13 @@ def test_sanity_tests_have_to_run(what: str, module: str) -> None:
         return change
 
     for status, outcome in (("failed", Outcome.FAIL), ("skipped", Outcome.SKIPPED)):
-        found = builder.evidence("preflight", WHERE, change=spoil(status))
+        found = builder.evidence("preflight", WHERE, change=spoil(status), only=("sanity",))
         assert builder.row("preflight", what, found, WHERE).outcome is outcome
 
     def forgotten(made: Any) -> Any:
         cases = tuple(case for case in made.junit.cases if module not in case.classname)
         return replace(made, junit=replace(made.junit, cases=cases))
 
-    found = builder.evidence("preflight", WHERE, change=forgotten)
+    found = builder.evidence("preflight", WHERE, change=forgotten, only=("sanity",))
     check = builder.row("preflight", what, found, WHERE)
     assert said(check) == (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,13 +26,24 @@ PARTS = {
     "env": None,
     "audit": None,
     "profile": None,
+    "ceilings": None,
     "trace_path": "",
     "junit": None,
     "console_lines": (),
     "gpu_samples": None,
+    "devices_before": None,
+    "devices_after": None,
+    "kernel_log": None,
 }
 # Decided by the plan alone, without any evidence.
 PLANNED = {"preflight.prefill"}
+
+
+def _needed(check: Check) -> tuple[str, ...]:
+    """The phases that have to run again before this one, for this row."""
+    phase: Any = PHASES[check.phase]
+    (row,) = (row for row in phase.rows() if row.what == check.id.partition(".")[2])
+    return (*row.needs, *phase.needs)
 
 
 def assert_whole(checks: tuple[Check, ...]) -> None:
@@ -39,7 +51,7 @@ def assert_whole(checks: tuple[Check, ...]) -> None:
         assert check.question and check.reason, check.id
         if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
             assert check.remedy, check.id
-            phases = ",".join((*PHASES[check.phase].needs, check.phase))  # type: ignore[attr-defined]
+            phases = ",".join((*_needed(check), check.phase))
             assert check.rerun.startswith(f"runbook run --phase {phases} --profile "), check.id
 
 
@@ -81,6 +93,7 @@ EXPECTED_ENDINGS = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
     LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
     LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
     LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
@@ -123,7 +136,7 @@ def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
 
     def nothing_left(made: LaunchEvidence) -> LaunchEvidence:
         """Refused; the others of its phase were then not started."""
-        left = replace(change(made), ranks=(), env=None, training=None, junit=None)
+        left = replace(change(made), ranks=(), env=None, training=None, junit=None, ceilings=None)
         name = first.setdefault(made.launch.phase, made.launch.name)
         if name == made.launch.name:
             return left

@@ -15,14 +15,9 @@ from tests.phases.answers import WHERE, row, said
 PHASES = registry.phases()
 
 
-def scaled(
-    one: float,
-    many: float,
-    *,
-    what: str = "scaling",
-    where: Any = WHERE,
-    change: spoil.Change | None = None,
-) -> Check:
+def scaled_evidence(
+    one: float, many: float, *, where: Any = WHERE, change: spoil.Change | None = None
+) -> PhaseEvidence:
     """E = many / (2 * one) at one batch per GPU, with one percent between launches.
 
     At one global batch, which one GPU runs twice as fast, E is half as large.
@@ -40,7 +35,19 @@ def scaled(
         made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
         alone[launch.name] = change(made) if change else made
     earlier = {"baseline": PhaseEvidence(launches=before)}
-    found = PhaseEvidence(launches=alone, earlier=earlier)
+    return PhaseEvidence(launches=alone, earlier=earlier)
+
+
+def scaled(
+    one: float,
+    many: float,
+    *,
+    what: str = "scaling",
+    where: Any = WHERE,
+    change: spoil.Change | None = None,
+) -> Check:
+    """One row of such a run."""
+    found = scaled_evidence(one, many, where=where, change=change)
     return builder.row("single_gpu", what, found, where)
 
 

@@ -115,6 +115,8 @@ def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
 
 def on_device(device: str) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
+        if made.launch.kind != "pytest":
+            return made
         assert made.junit is not None
         properties = {"device": device} if device else {}
         cases = tuple(replace(case, properties=properties) for case in made.junit.cases)

@@ -16,6 +16,7 @@ import pandas as pd
 
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
+from runbook.read.shapes import DEVICE_COUNTERS
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import (
     JUnitCase,
@@ -23,6 +24,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     TrainingLog,
 )
+from tests.phases import ceiling_files
 from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
 
 VOCABULARY = 256
@@ -162,7 +164,57 @@ def gpu_samples(
             "memory_total_mib": 81_920.0,
         }
     )
-    return frame.assign(uuid="GPU-" + frame["index"].astype(str))
+    return frame.assign(
+        throttle_reasons="0x0000000000000004",
+        pcie_gen=4.0,
+        pcie_width=16.0,
+        uuid="GPU-" + frame["index"].astype(str),
+        source="nvml",
+        own_processes=1.0,
+        own_utilization_percent=busy,
+        own_memory_mib=used_mib,
+        other_processes=0.0,
+        unknown_processes=0.0,
+        others="",
+    )
+
+
+def slot(gpu: int) -> str:
+    """The PCI place of a GPU."""
+    return f"0000:{0x17 + gpu:02x}:00"
+
+
+def devices(gpus: int) -> dict[str, Any]:
+    """What healthy GPUs count, before a launch and after it."""
+    counters = {**dict.fromkeys(DEVICE_COUNTERS, 0), "ecc_uncorrected_aggregate": 7}
+    counters |= dict.fromkeys(("retired_single_bit", "retired_double_bit", "retired_pending"))
+    found = [
+        {
+            "index": gpu,
+            "uuid": f"GPU-{gpu}",
+            "name": "NVIDIA A100 80GB PCIe",
+            "pci": f"0000{slot(gpu)}.0".upper(),
+            "pci_path": [f"0000:{0x56 + gpu:02x}:01"],
+            "mig": False,
+            "counters": dict(counters),
+            "link": {"gen": 1, "gen_max": 4, "width": 16, "width_max": 16},
+            "clock_events": 1,
+            "missing": {"retired_pending": "Not Supported"},
+        }
+        for gpu in range(gpus)
+    ]
+    return {"schema_version": 1, "source": "nvml", "problem": "", "driver": "580", "gpus": found}
+
+
+def kernel_log(*lines: str, **changes: Any) -> dict[str, Any]:
+    """What the kernel logged while a launch ran."""
+    document = {"schema_version": 1, "source": "/dev/kmsg", "problem": "", "lost": False}
+    return {**document, "others": 3, "left_out": 0, "lines": list(lines), **changes}
+
+
+def no_devices() -> dict[str, Any]:
+    """What is written where there is no driver."""
+    return {**devices(0), "source": "", "problem": "no NVIDIA driver; no nvidia-smi"}
 
 
 def gates(steps: int, *, entropy: float = 0.95, max_gate: float = 0.4) -> pd.DataFrame:
@@ -234,11 +286,19 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     if launch.kind == "pytest":
         device = "cuda" if profile.has_gpu else "cpu"
         return replace(base, junit=junit(launch.name, where, device))
+    if launch.kind == "ceilings":
+        return replace(
+            base,
+            ceilings=ceiling_files.document(launch, profile),
+            ceilings_path=f"{where}/ceilings.json",
+            ceilings_sha256=digest_of(where),
+        )
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
     trained = float(table["dt_s"].sum())
     samples = gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
     gpu = {"gpu": _ON_GPU} if profile.has_gpu else {}
+    counted = devices(launch.nproc) if profile.has_gpu else no_devices()
     return replace(
         base,
         result=done,
@@ -261,4 +321,13 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         gpu_samples=samples,
         gpu_samples_path=f"{where}/gpu_samples.csv",
         gpu_samples_sha256=SHA,
+        devices_before=counted,
+        devices_before_path=f"{where}/devices_before.json",
+        devices_before_sha256=SHA,
+        devices_after=counted,
+        devices_after_path=f"{where}/devices_after.json",
+        devices_after_sha256=SHA,
+        kernel_log=kernel_log(),
+        kernel_log_path=f"{where}/kernel_log.json",
+        kernel_log_sha256=SHA,
     )

@@ -12,6 +12,7 @@ import pytest
 
 from runbook.read import accounts
 from runbook.read.accounts import Workload
+from runbook.read.learning import gradient_account
 from tests.read.launches import (
     PER_RANK,
     STEPS,
@@ -190,13 +191,29 @@ def test_the_ranks_together_read_what_one_reads() -> None:
     assert together.tolist() == single.tolist()
 
 
+ENV: dict[str, Any] = {
+    "world_size": 2,
+    "effective": {"per_rank_batch": 1, "seq_len": 8, "accumulation": 1, "dtype": "fp32"},
+    "toggles": [{"name": "NSA_DDP_COMPRESS", "value": "bf16"}],
+}
+
+
 def test_arms_that_differ_in_compression_have_no_single_wire() -> None:
-    env: dict[str, Any] = {
-        "world_size": 2,
-        "effective": {"per_rank_batch": 1, "seq_len": 8, "accumulation": 1, "dtype": "fp32"},
-        "toggles": [{"name": "NSA_DDP_COMPRESS", "value": "bf16"}],
-    }
+    env = ENV
     assert Workload.of(env).wire == "bf16"
     assert Workload.of(env | {"arms": {"set": {"NSA_DDP_COMPRESS": "off"}}}).wire is None
     assert Workload.of(env | {"toggles": []}).wire == "fp32"
-    assert Workload.of(env | {"world_size": 1}).wire == "fp32"
+    assert Workload.of(env | {"world_size": 1, "toggles": []}).wire == "fp32"
+
+
+@pytest.mark.parametrize("told", ["bf16", "fp32"])
+def test_one_rank_narrows_its_gradients_in_ddp_and_not_without(told: str) -> None:
+    # As torchrun --nproc_per_node=1 with NSA_DDP_COMPRESS=bf16 leaves it, and python without DDP.
+    work = Workload.of(ENV | {"world_size": 1})
+    low = 0.998046875 if told == "bf16" else 1.0
+    _, ranks = honest()
+    alone = proof_of(ranks, 0, wire=told, mean_low=low)[:1]
+    alone = ending_of(alone, 0, proof=alone[0].proof)
+    assert gradient_account(alone, work) == []
+    wrong = proof_of(alone, 0, mean_low=0.97)
+    assert "came out as 0.97" in gradient_account(wrong, work)[0]

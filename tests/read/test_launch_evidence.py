@@ -134,3 +134,23 @@ def test_truncation_of_any_file_never_raises(tmp_path: Path, folder: Path, name:
         (folder / name).write_bytes(data[:length])
         evidence = read_launch(tmp_path, launch(), RESULT)
         assert evidence.training is not None and len(evidence.training.frame) == 5
+
+
+@pytest.mark.parametrize("name", ["devices_before", "devices_after", "kernel_log"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"gpus": 3, "lines": 3}',
+        '{"gpus": [{"counters": {"pcie_replays": "many"}}], "lines": [7]}',
+        '{"gpus": [{"link": [], "pci": 1}], "lines": {}}',
+        '{"gpus": ["x"], "source": 4, "lines": [null]}',
+    ],
+)
+def test_a_malformed_document_of_the_devices_is_a_problem(
+    tmp_path: Path, folder: Path, name: str, text: str
+) -> None:
+    (folder / f"{name}.json").write_text(text)
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert any(f"{name}.json" in problem for problem in evidence.problems)

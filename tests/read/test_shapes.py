@@ -62,10 +62,10 @@ def test_what_fits_stays_as_it_is(good: dict[str, Any]) -> None:
         ({"deep": [1]}, {}, ["d.deep has an unexpected value: '[1]'"]),
         ({"deep": {"t": 1, "u": 2}}, {"deep": {"u": 2}}, ["d.deep.t has an unexpected value: '1'"]),
         ({"each": {"a": 1, "b": "x"}}, {}, ["d.each.b has an unexpected value: 'x'"]),
-        ({"each": {"a": 1, "b": None}}, {}, []),
+        ({"each": {"a": 1, "b": None}}, {}, ["d.each holds a null"]),
         ({"each": 5}, {}, ["d.each has an unexpected value: '5'"]),
         ({"items": ["x", 1]}, {}, ["d.items has an unexpected value: '1'"]),
-        ({"items": ["x", None]}, {}, []),
+        ({"items": ["x", None]}, {}, ["d.items holds a null"]),
         ({"items": "x"}, {}, ["d.items has an unexpected value: 'x'"]),
         ({"n": "y" * 50}, {}, [f"d.n has an unexpected value: {'y' * 40!r}"]),
     ],
@@ -79,7 +79,8 @@ def test_what_does_not_fit_is_left_out(
 def test_notes_may_be_anything_but_nothing() -> None:
     notes = {"notes": ["x", 1, {"a": None}], "git": {"dirty": True}}
     assert shaped(notes, ENV, "env.json") == (notes, [])
-    assert shaped({"notes": [None]}, ENV, "env.json") == ({}, [])
+    nothing = ["env.json.notes holds a null"]
+    assert shaped({"notes": [None]}, ENV, "env.json") == ({}, nothing)
 
 
 @pytest.mark.parametrize(

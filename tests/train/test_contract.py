@@ -91,8 +91,10 @@ class TestOfARealLaunch:
                 seen.add(event)
         missing = {
             Event.DATA_START,
+            Event.COMPILED,
             Event.ARM_FAILED,
             Event.ENOUGH,
+            Event.CEILING_START,
             Event.NONFINITE,
             Event.HALT,
         }

@@ -5,12 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+from torch.autograd import DeviceType
 
 from nsa.contract import TRACE_FILE
-from nsa.train.profiling import Recorded, StepProfiler, covered, recorded, save_trace, summarize
+from nsa.train.profiling import (
+    DEVICE_RANGE,
+    HOST,
+    WORK,
+    Recorded,
+    StepProfiler,
+    covered,
+    recorded,
+    save_trace,
+    summarize,
+)
 
 
 def test_covered_is_the_length_of_the_union() -> None:
@@ -18,17 +32,17 @@ def test_covered_is_the_length_of_the_union() -> None:
     assert covered([]) == 0
 
 
-def event(begin: float, end: float, name: str, kind: str = "cpu_op") -> Recorded:
+def event(begin: float, end: float, name: str, kind: str = HOST) -> Recorded:
     return Recorded(begin_us=begin, end_us=end, name=name, kind=kind)
 
 
 STEP = [
-    event(0, 100, "nsa.win", "user_annotation"),
+    event(0, 100, "nsa.win"),
     event(10, 40, "aten::mm"),
-    event(20, 30, "cudaLaunchKernel", "cuda_runtime"),
+    event(20, 30, "cudaLaunchKernel"),
     event(50, 60, "aten::add"),
-    event(35, 95, "ampere_gemm", "kernel"),
-    event(35, 95, "nsa.win", "gpu_user_annotation"),
+    event(35, 95, "ampere_gemm", WORK),
+    event(35, 95, "nsa.win", DEVICE_RANGE),
 ]
 
 
@@ -48,10 +62,10 @@ def test_what_the_device_waits_for() -> None:
     more = [
         event(97, 99, "aten::add"),
         event(118, 135, "aten::mm"),
-        event(120, 130, "gemm", "kernel"),
-        event(122, 125, "other stream", "gpu_memcpy"),
+        event(120, 130, "gemm", WORK),
+        event(122, 125, "other stream", WORK),
         event(145, 170, "aten::mm"),
-        event(150, 160, "gemm", "kernel"),
+        event(150, 160, "gemm", WORK),
     ]
     assert summarize([*STEP, *more], 1)["gpu"] == {
         "window_us": 125,
@@ -74,6 +88,74 @@ def test_a_real_trace_is_kept_and_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / TRACE_FILE) as stream:
         assert "nsa.win" in {row.get("name") for row in json.load(stream)["traceEvents"]}
     assert [path.name for path in tmp_path.iterdir()] == [TRACE_FILE]
+
+
+# How Kineto names what is on a device's timeline, where torch tells.
+ON_DEVICE = {
+    "kernel": WORK,
+    "gpu_memcpy": WORK,
+    "gpu_memset": WORK,
+    "gpu_user_annotation": DEVICE_RANGE,
+}
+
+
+def kinds(device: str) -> set[str]:
+    """Kinds that were found, each held against Kineto's word for the event, where torch has it."""
+    with torch.profiler.profile() as profiler, torch.profiler.record_function("nsa.win"):
+        torch.ones(64, device=device).add(1).sum().item()
+    found = recorded(profiler)
+    for row, own in zip(found, profiler.profiler.kineto_results.events(), strict=True):
+        if hasattr(own, "activity_type"):
+            assert row.kind == ON_DEVICE.get(own.activity_type(), HOST), own.activity_type()
+    return {row.kind for row in found}
+
+
+def test_on_a_cpu_all_events_are_the_hosts() -> None:
+    assert kinds("cpu") == {HOST}
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_all_three_kinds_are_told_apart() -> None:
+    assert kinds("cuda") == {HOST, WORK, DEVICE_RANGE}
+
+
+@dataclass(frozen=True)
+class KinetoEvent:
+    """What torch's event says of itself, in the versions that do not name its kind."""
+
+    device: DeviceType
+    annotation: bool
+
+    def name(self) -> str:
+        return "nsa.win" if self.annotation else "gemm"
+
+    def device_type(self) -> DeviceType:
+        return self.device
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
+    def start_ns(self) -> int:
+        return 1000
+
+    def end_ns(self) -> int:
+        return 3000
+
+
+@pytest.mark.parametrize(
+    ("device", "annotation", "kind"),
+    [
+        (DeviceType.CPU, False, HOST),
+        (DeviceType.CPU, True, HOST),
+        (DeviceType.CUDA, False, WORK),
+        (DeviceType.CUDA, True, DEVICE_RANGE),
+    ],
+)
+def test_the_kind_of_an_event(device: DeviceType, annotation: bool, kind: str) -> None:
+    results = SimpleNamespace(events=lambda: [KinetoEvent(device, annotation)])
+    profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    (found,) = recorded(profiler)
+    assert (found.kind, found.begin_us, found.end_us) == (kind, 1.0, 3.0)
 
 
 def test_many_events_do_not_take_minutes(tmp_path: Path) -> None:

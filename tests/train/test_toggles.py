@@ -15,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # As the trainer's contract lists them.
 LISTED = """PREFILL_BATCHED SEL_RANGES_V2 USE_TRITON_SEL SDPA_AUDIT SDPA_FLASH_ONLY SDPA_NO_FLASH
+WINDOW SELF_TEST
 USE_FA2 NVTX OPT_FUSED DDP_COMPRESS DDP_BUCKET_MB DDP_STATIC_GRAPH DDP_FIND_UNUSED DDP_DISABLE_GC
 DDP_SAFE_MODE PG_TIMEOUT_MIN TB_DISABLE DISABLE_CSV_LOGS DISABLE_AUX_STATS HEARTBEAT_EVERY
 MEM_DUMP_EVERY ACCUM LR SEQ_LEN BATCH_SIZE SCALER_INIT_SCALE SCALER_GROWTH_INTERVAL
 SCALER_GROWTH_FACTOR SCALER_BACKOFF_FACTOR WATCH_HEARTBEAT_STALL_S WATCH_FLATLINE_N
 WATCH_GATE_COLLAPSE_N WATCH_GATE_ENTROPY_MIN WATCH_GATE_MAX_THRESHOLD WATCH_INTERVAL_S
-WATCH_HALT TEST_SEL_PACK"""
+WATCH_HALT TEST_SEL_PACK COMPILE LIGER"""
 
 
 def test_the_table_is_exactly_the_contracts_list() -> None:
@@ -71,14 +72,14 @@ def test_origin_bad_values_are_not_swallowed() -> None:
 def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: str) -> None:
     row = TOGGLES[name]
     assert parse_toggles({}).values[name] == row.default
-    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "bf16"}[row.kind]
+    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "".join(row.choices[-1:])}[row.kind]
     if name == "NSA_SCALER_GROWTH_FACTOR" or name == "NSA_SCALER_INIT_SCALE":
         text = "3.5"
     found = parse_toggles({name: text})
     assert found.is_set(name)
     described = {line["name"]: line for line in found.describe()}[name]
     assert described["source"] == "environment"
-    assert described["value"] == {"bool": True, "int": 7, "choice": "bf16"}.get(
+    assert described["value"] == {"bool": True, "int": 7, "choice": text}.get(
         row.kind, float(text) if row.kind == "float" else None
     )
     assert row.meaning and row.requirement
@@ -114,6 +115,9 @@ def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
         "NSA_USE_TRITON_SEL",
         "NSA_SEL_RANGES_V2",
         "NSA_SDPA_AUDIT",
+        "NSA_WINDOW",
+        "NSA_COMPILE",
+        "NSA_LIGER",
     }
 
 
@@ -138,8 +142,11 @@ def test_origin_nothing_else_reads_nsa_variables(tmp_path: Path) -> None:
     assert len(_readers(tmp_path)) == 1
 
 
-def _mapped(environ: dict[str, str], *, uses_nccl: bool = True) -> dict[str, str]:
-    rows, problems = torch_env.plan(environ, uses_nccl=uses_nccl)
+def _mapped(
+    environ: dict[str, str], *, uses_nccl: bool = True, torch: str = "2.13.0+cpu"
+) -> dict[str, str]:
+    allocator = torch_env.allocator_variable(torch)
+    rows, problems = torch_env.plan(environ, uses_nccl=uses_nccl, allocator=allocator)
     assert problems == []
     setting, removing = torch_env.changes(rows, environ)
     return {k: v for k, v in environ.items() if k not in removing} | setting
@@ -169,6 +176,38 @@ def test_debug_detail_never_reaches_ddp_on_gloo() -> None:
     assert _mapped({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    ("torch", "read"),
+    [
+        ("2.8.0+cu128", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("2.9.0", "PYTORCH_ALLOC_CONF"),
+        ("2.15.0+cu132", "PYTORCH_ALLOC_CONF"),
+        ("2.15.0a0+git1234", "PYTORCH_ALLOC_CONF"),
+    ],
+)
+def test_the_allocators_settings_reach_every_torch(name: str, torch: str, read: str) -> None:
+    assert _mapped({name: "expandable_segments:True"}, torch=torch) == {
+        read: "expandable_segments:True"
+    }
+
+
+def test_the_installed_torch_reads_these_names() -> None:
+    """In its code stand the names of the flight recorder, and of the two of the allocator ours."""
+    import torch
+
+    home = Path(torch.__file__).parent / "lib"
+    core, rest = ((home / name).read_bytes() for name in ("libc10.so", "libtorch_cpu.so"))
+    code = core + b"".join(path.read_bytes() for path in home.glob("libc10_cuda.so"))
+    new, old = b"PYTORCH_ALLOC_CONF", b"PYTORCH_CUDA_ALLOC_CONF"
+    name = torch_env.allocator_variable(torch_env.installed_torch())
+    assert name.encode() == (new if new in code else old)
+    assert all(name.encode() in rest for name in torch_env.flight_dumps("x") if "_FR_" in name)
+    assert torch_env.installed_torch() == str(torch.__version__).partition("+")[0] or (
+        torch_env.installed_torch() == torch.__version__
+    )
+
+
 def test_both_names_of_the_allocator_are_an_error() -> None:
     both = {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}
     assert "alias" in torch_env.plan(both, uses_nccl=True)[1][0]
@@ -176,5 +215,5 @@ def test_both_names_of_the_allocator_are_an_error() -> None:
 
 def test_every_change_is_noted() -> None:
     for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"):
-        rows, _ = torch_env.plan({name: "1"}, uses_nccl=True)
+        rows, _ = torch_env.plan({name: "1"}, uses_nccl=True, allocator="PYTORCH_ALLOC_CONF")
         assert rows[0].note

@@ -1,0 +1,320 @@
+"""Attention forward and backward on a device: Native Sparse Attention beside dense causal kernels.
+
+    python benchmarks/attention_gpu.py --out DIR [--lengths 1024,...,32768] [--rounds 9]
+        [--device cuda|cpu] [--left-s 480]
+
+The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,
+bfloat16 on a GPU and float32 on a CPU. First what is computed: outputs and gradients against the
+written-out reference in float64, up to --check-to tokens; beyond, the outputs of the first ones,
+which see nothing of the rest. Then how long: all arms in turn (A B C, C B A, ...), CUDA events
+around forward and backward, or CPU time of the process. Peak memory is what the allocator held at
+most, less what was there before; on a CPU it is not measured (attention_cpu.py does that).
+
+Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
+of its kernels alone; ratios are against the best of them. Every length is a line in rows.jsonl as
+soon as it is known; a length that is there is not repeated.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import nsa
+from nsa.attention.api import attend
+from nsa.attention.branches import Branches
+from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
+from runbook.tools.acceptance.stages import TO_BE_CONTINUED
+
+CFG = nsa.NSAConfig()
+# As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
+# bits, at most five times on the way; float32 has the project's bound for paths.
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
+# Of the queries, how many may have chosen other blocks by rounding; they are not compared.
+SAME_BLOCKS = 0.99
+DENSE = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
+# The first runs of an arm load kernels and choose algorithms.
+WARM = 2
+INNER = {"cuda": 3, "cpu": 1}
+Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
+
+
+def inputs(seq_len: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """Queries, keys, values and gates of one sequence."""
+    generator = torch.Generator().manual_seed(seq_len)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(1, seq_len, *shape, generator=generator).to(device, dtype)
+
+    x = {"q": normal(CFG.n_heads, CFG.d_k)}
+    for branch in ("cmp", "sel", "win"):
+        x[f"k_{branch}"] = normal(CFG.n_kv_groups, CFG.d_k)
+        x[f"v_{branch}"] = normal(CFG.n_kv_groups, CFG.d_v)
+    x["gates"] = normal(CFG.n_heads, 3).sigmoid()
+    return {name: x[name].requires_grad_() for name in NAMES}
+
+
+def sparse(x: dict[str, Tensor]) -> Arm:
+    """The path that a model takes on this device."""
+    return lambda: (attend(Branches(**x), CFG, path="batched")[0], list(x.values()))
+
+
+def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
+    """Causal attention by one kernel; None leaves the choice to torch, as on a CPU."""
+    parts = [x[name].detach().transpose(1, 2).contiguous() for name in ("q", "k_sel", "v_sel")]
+    leaves = [part.requires_grad_() for part in parts]
+    times = CFG.n_heads // CFG.n_kv_groups
+
+    def grouped(native: bool) -> Tensor:
+        q, k, v = leaves
+        if not native:
+            k, v = (part.repeat_interleave(times, 1) for part in (k, v))
+        if backend is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=native)
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=native)
+
+    native = backend is not None
+    if native:
+        try:
+            grouped(True)
+        except RuntimeError:  # this kernel wants a key for each query head
+            native = False
+    return lambda: (grouped(native).transpose(1, 2), leaves)
+
+
+def gradients(result: Tensor, leaves: Sequence[Tensor], same: Tensor) -> list[Tensor]:
+    """The compared output, and gradients of a fixed weighting of it, both where `same` is true."""
+    weight = torch.linspace(-1, 1, result.shape[-1], device=result.device) * same
+    total = (result.double() * weight).sum()
+    return [result * same, *torch.autograd.grad(total, list(leaves))]
+
+
+def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """The largest difference, each as a share of the largest true value of its tensor."""
+    return max(
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
+        for a, b in zip(mine, truth, strict=True)
+    )
+
+
+def check_sparse(x: dict[str, Tensor], check_to: int) -> tuple[float, str]:
+    """Error against the reference in float64, and what was compared."""
+    seq_len = x["q"].shape[1]
+    kept = min(seq_len, check_to)
+    # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
+    short = {name: value[:, :kept] for name, value in x.items()}
+    wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
+    truth, theirs = attend(Branches(**wide), CFG, path="reference")
+    out, mine = attend(Branches(**x), CFG, path="batched")
+    same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
+    share = float(same.double().mean())
+    if share < SAME_BLOCKS:
+        return float("inf"), f"only {share:.1%} of the queries chose the blocks of float64"
+    same = same[..., None, None]
+    if kept < seq_len:
+        error = largest_error([out[:, :kept] * same], [truth * same])
+        return error, f"outputs of the first {kept}"
+    mine_, truth_ = (
+        gradients(result, list(leaves.values()), same)
+        for result, leaves in ((out, x), (truth, wide))
+    )
+    return largest_error(mine_, truth_), "outputs and gradients"
+
+
+def check_dense(arm: Arm, check_to: int) -> tuple[float, str]:
+    """The same for dense attention."""
+    out, leaves = arm()
+    kept = min(out.shape[1], check_to)
+    wide = [leaf.detach()[:, :, :kept].double().requires_grad_() for leaf in leaves]
+    q, k, v = wide
+    times = q.shape[1] // k.shape[1]
+    k, v = (part.repeat_interleave(times, 1) for part in (k, v))
+    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    ahead = torch.ones(kept, kept, dtype=torch.bool, device=q.device).triu_(1)
+    truth = (logits.masked_fill(ahead, float("-inf")).softmax(-1) @ v).transpose(1, 2)
+    if kept < out.shape[1]:
+        return largest_error([out[:, :kept]], [truth]), f"outputs of the first {kept}"
+    same = out.new_ones(())
+    mine, right = gradients(out, leaves, same), gradients(truth, wide, same.double())
+    return largest_error(mine, right), "outputs and gradients"
+
+
+def once(arm: Arm, device: str) -> tuple[float, float]:
+    """Seconds of a forward and of a backward pass, means of a few."""
+    inner = INNER[device]
+    if device == "cpu":
+        start = time.process_time()
+        out, leaves = arm()
+        middle = time.process_time()
+        torch.autograd.grad(out, list(leaves), out.detach())
+        return middle - start, time.process_time() - middle
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(inner)]
+    for start_, middle_, end_ in marks:
+        start_.record()
+        out, leaves = arm()
+        middle_.record()
+        torch.autograd.grad(out, list(leaves), out.detach())
+        end_.record()
+    torch.cuda.synchronize()
+    forward = sum(a.elapsed_time(b) for a, b, _ in marks) / inner / 1e3
+    return forward, sum(b.elapsed_time(c) for _, b, c in marks) / inner / 1e3
+
+
+def peak_bytes(arm: Arm, device: str) -> int | None:
+    """What one forward and backward pass holds at most beyond its inputs; None on a CPU."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out, leaves = arm()
+    torch.autograd.grad(out, list(leaves), out.detach())
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def arms_for(x: dict[str, Tensor], device: str) -> dict[str, Arm]:
+    """What is compared; sparse first."""
+    found = {"nsa": sparse(x)}
+    if device == "cpu":
+        return found | {"dense": dense(x, None)}
+    return found | {f"dense {name}": dense(x, backend) for name, backend in DENSE.items()}
+
+
+def measure(seq_len: int, device: str, rounds: int, check_to: int) -> list[dict[str, Any]]:
+    """All arms at one length: error, times of every round, peak memory."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    x = inputs(seq_len, dtype, device)
+    arms, rows = arms_for(x, device), {}
+    for name, arm in list(arms.items()):
+        row: dict[str, Any] = {"seq_len": seq_len, "arm": name, "dtype": str(dtype), "raw_s": []}
+        rows[name] = row
+        try:
+            row["error"], row["compared"] = (
+                check_sparse(x, check_to) if name == "nsa" else check_dense(arm, check_to)
+            )
+            for _ in range(WARM):
+                once(arm, device)
+            row["peak_bytes"] = peak_bytes(arm, device)
+        except RuntimeError as error:  # no such kernel here, or out of memory
+            row["problem"] = str(error).partition("\n")[0][:200]
+            del arms[name]
+        row["bound"] = BOUND[dtype]
+        row["right"] = row.get("error", float("inf")) <= BOUND[dtype]
+    order = list(arms)
+    for round_ in range(rounds):
+        for name in order if round_ % 2 == 0 else reversed(order):
+            rows[name]["raw_s"].append(once(arms[name], device))
+    _add_ratios(rows)
+    return list(rows.values())
+
+
+def _add_ratios(rows: dict[str, dict[str, Any]]) -> None:
+    """Each arm against the dense kernel with the best median, round by round."""
+    totals = {name: [sum(pair) for pair in row["raw_s"]] for name, row in rows.items()}
+    known = {n: statistics.median(t) for n, t in totals.items() if t and n.startswith("dense")}
+    best = min(known, key=known.__getitem__, default=None)
+    for name, row in rows.items():
+        if not totals[name]:
+            continue
+        row["total_ms"] = 1e3 * statistics.median(totals[name])
+        row["forward_ms"] = 1e3 * statistics.median(pair[0] for pair in row["raw_s"])
+        if best is not None:
+            ratios = [a / b for a, b in zip(totals[name], totals[best], strict=True)]
+            row |= {"beside": best, "ratio": statistics.median(ratios)}
+            row |= {"ratio_min": min(ratios), "ratio_max": max(ratios)}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """In Markdown."""
+    cells = []
+    for row in rows:
+        if "problem" in row:
+            cells.append((row["seq_len"], row["arm"], "-", "-", "-", "-", row["problem"]))
+            continue
+        ratio = "-"
+        if "ratio" in row:
+            ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
+        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}"
+        right = "" if row["right"] else f"WRONG, above {row['bound']:.2g}: "
+        cells.append(
+            (
+                *(row["seq_len"], row["arm"]),
+                *(f"{row['forward_ms']:.3f}", f"{row['total_ms']:.3f}", ratio, peak),
+                f"{right}{row['error']:.1e} ({row['compared']})",
+            )
+        )
+    header = ("S", "arm", "fwd ms", "fwd+bwd ms", "beside best dense", "peak MiB", "error")
+    return markdown_table(header, cells)
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """One sentence."""
+    wrong = [f"{row['arm']} at {row['seq_len']}" for row in rows if is_wrong(row)]
+    ratios = [
+        f"{row['seq_len']}: {row['ratio']:.2f}"
+        for row in rows
+        if row["arm"] == "nsa" and "ratio" in row
+    ]
+    text = f"time beside the best dense kernel at S = {', '.join(ratios) or '(nothing measured)'}"
+    return f"WRONG: {', '.join(wrong)}; {text}" if wrong else text
+
+
+def is_wrong(row: dict[str, Any]) -> bool:
+    """Ran and computed something else; or is ours, and did not run at all."""
+    return not row["right"] and ("problem" not in row or row["arm"] == "nsa")
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 all right, 1 an arm computes something else or ours does not run, 75 out of time."""
+    program = Program(__doc__)
+    whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    add = program.parser.add_argument
+    add("--lengths", type=whole, default=[1024, 2048, 4096, 8192, 16384, 32768])
+    add("--rounds", type=int, default=9)
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--check-to", type=int, default=4096, help="tokens that are held against float64")
+    args = program.parse(argv)
+    args.stand_in = args.device == "cpu"
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # waiting threads would count as CPU time
+    lines = args.out / "rows.jsonl"
+    rows: list[dict[str, Any]] = read_lines(lines)
+    longest_s = 0.0
+    for seq_len in args.lengths:
+        if any(row["seq_len"] == seq_len for row in rows):
+            continue
+        # Four times the work at twice the length, at most.
+        if rows and program.left_s < 4 * longest_s:
+            program.write(summary(rows), table(rows), {"rows": rows})
+            return TO_BE_CONTINUED
+        begun = time.monotonic()
+        found = measure(seq_len, args.device, args.rounds, args.check_to)
+        longest_s = time.monotonic() - begun
+        for row in found:
+            append_line(lines, row)
+        rows += found
+        program.write(summary(rows), table(rows), {"rows": rows})
+    program.write(summary(rows), table(rows), {"rows": rows, "torch": torch.__version__})
+    return 1 if any(is_wrong(row) for row in rows) else 0
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,359 @@
+"""heartbeat_rank*.jsonl of a rehearsed launch, after docs/trainer-contract.md."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.steps import (
+    EVAL_S,
+    PROFILE_FROM,
+    Block,
+    Job,
+    Steps,
+    data_digests,
+    seed_of,
+)
+from nsa.contract import Event, Phase
+
+Record = dict[str, Any]
+MIB = 2**20
+# From the start of the process to its first word, to the process group, to the first pass.
+BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
+STARTED_S = 12.4
+GROUPS = (
+    "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",
+    "attention.k_sel", "attention.k_win", "attention.v_cmp", "attention.v_sel", "attention.v_win",
+    "attention.gates", "attention.out_proj", "mlp_norm", "mlp.gate_up", "mlp.down", "norm",
+)  # fmt: skip
+# Fine details that every rank sends in the place of its gradients.
+_FINE = (0.0, 2.0**-5, 2.0**-9, 2.0**-14)
+_BOOLEANS = frozenset({
+    "NSA_PREFILL_BATCHED", "NSA_SEL_RANGES_V2", "NSA_OPT_FUSED", "NSA_SDPA_AUDIT", "NSA_NVTX",
+    "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_TB_DISABLE",
+    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS",
+})  # fmt: skip
+_ALWAYS = {
+    "NSA_PREFILL_BATCHED": "0",
+    "NSA_SEL_RANGES_V2": "1",
+    "NSA_OPT_FUSED": "0",
+    "NSA_DDP_BUCKET_MB": "25",
+    "NSA_DDP_COMPRESS": "off",
+}
+
+
+def typed(name: str, text: str) -> bool | float | str:
+    """A toggle's value as env.json and the heartbeats tell it."""
+    if name in _BOOLEANS:
+        return text == "1"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of a launch and its memory: what its records have in common.
+
+    began_s: when its first step begins, on the machine's clock; wall_s: what to add for the wall.
+    """
+
+    machine: Machine
+    job: Job
+    steps: Steps
+    rank: int
+    token: str
+    began_s: float
+    wall_s: float
+
+    @property
+    def pid(self) -> int:
+        """A number above Linux's largest process id: no process of this machine is meant."""
+        return 4_200_000 + seed_of(self.job.where, self.token) % 90_000 + self.rank
+
+    def record(self, event: Event, at_s: float, *, step: int, phase: Phase, **more: Any) -> Record:
+        """A heartbeat at a time, in s from the beginning of the first step."""
+        mono = self.began_s + at_s
+        return {
+            "event": event,
+            "ts": round(mono + self.wall_s, 6),
+            "mono": round(mono, 6),
+            "rank": self.rank,
+            "pid": self.pid,
+            "token": self.token,
+            "step": step,
+            "phase": phase,
+            "rss_mib": 2900.0 + self.rank,
+            "cuda_mib": None if step == 0 and event == Event.BOOT else self.memory(step)[0],
+            **more,
+        }
+
+    def memory(self, step: int) -> tuple[float, float, float]:
+        """MiB after a step: tensors, the most that tensors took, the most that was reserved.
+
+        Weights, both moments and DDP's buckets are float32. docs/performance.md counts 1,913 MiB
+        for one sequence with weights and gradients.
+        """
+        weights = self.job.shape.parameters * 4 / MIB
+        kept = weights * (4 if self.job.ddp else 3)
+        activations = (1913 - 2 * weights) * self.job.per_rank
+        leak = self.machine.leak_mib_per_step.get(self.rank, 0.0) * step
+        settling = 40.0 * min(1.0, step / 4)
+        peak = kept + weights + activations + settling + leak
+        return round(kept + leak, 1), round(peak, 1), round(peak * 1.08 + 180, 1)
+
+    def lines(self, stop: int, failed: int | None = None) -> Iterator[Record]:
+        """Everything up to the end of step `stop`; `failed` is a step that is begun, no more."""
+        yield self.record(Event.BOOT, BOOT_S - STARTED_S, step=0, phase=Phase.INIT)
+        yield self.record(Event.DATA_START, GROUP_S - STARTED_S, step=0, phase=Phase.DATA)
+        yield self.record(Event.INIT_DONE, GROUP_S + 0.1 - STARTED_S, step=0, phase=Phase.INIT)
+        yield self.record(
+            Event.PROOF, PROOF_S - STARTED_S, step=0, phase=Phase.FIRST_STEP, **self.proof(0)
+        )
+        digests = data_digests(self.job, stop, self.rank)
+        last = 0.0
+        for at in range(stop):
+            for record in self._one_step(at, digests[at], last, stop):
+                yield record
+                last = max(last, record["mono"] - self.began_s)
+        if failed is not None:
+            phase = Phase.STEP if failed > 1 else Phase.FIRST_STEP
+            yield self.record(Event.STEP_START, last + 1e-4, step=failed, phase=phase)
+            yield self.record(Event.FETCHED, last + 6e-4, step=failed, phase=phase)
+
+    def _one_step(self, at: int, digest: str, last: float, stop: int) -> Iterator[Record]:
+        job, steps, number = self.job, self.steps, at + 1
+        block, first_of_block = self._block(at)
+        if first_of_block and at > 0:
+            yield from self._refusals(at, last)
+        ended = float(steps.host_end_s[self.rank, at])
+        phase = Phase.FIRST_STEP if number == 1 else Phase.STEP
+        yield self.record(Event.STEP_START, last + 5e-5, step=number, phase=Phase.DATA)
+        fetched = min(last + 1e-4 + float(steps.fetch_s[at]), ended - 2e-4)
+        if job.profiled and self.rank == 0 and number == PROFILE_FROM:
+            yield self.record(
+                Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
+            )
+        yield self.record(Event.FETCHED, fetched, step=number, phase=phase)
+        lagging = at > 0 and not first_of_block and not job.evaluates(at)
+        if lagging:
+            yield self._progress(at - 1, ended - 1e-4, number, phase)
+        if job.profiled and self.rank == 0 and number == PROFILE_FROM + job.profiled - 1:
+            yield self.record(Event.PROFILE_SAVE, ended - 8e-5, step=number, phase=Phase.PROFILE)
+            yield self.record(
+                Event.PROFILER, ended - 5e-5, step=number, phase=Phase.STEP, active=False
+            )
+        _, peak, reserved = self.memory(number)
+        yield self.record(
+            Event.STEP_END,
+            ended,
+            step=number,
+            phase=phase,
+            embedded=job.per_rank * job.accumulation * job.shape.seq_len,
+            data=digest,
+            mem_mib=peak,
+            reserved_mib=reserved,
+        )
+        over = max(ended, float(steps.device_end_s[at]))
+        if number == stop or self._block(at + 1)[1] or job.evaluates(number):
+            yield self._progress(at, over + 3e-4, number, phase)
+        if job.evaluates(number):
+            yield from self._evaluation(at, over)
+        if self._settled(at):
+            yield from self._effects(block, number, ended + 3.5e-4)
+        if job.profiled and number == PROFILE_FROM + job.profiled:
+            yield from self._proven_nvtx(block, number, ended + 2e-4)
+
+    def _evaluation(self, at: int, over: float) -> Iterator[Record]:
+        told = {"loss": float(self.steps.loss[at]) + 0.01, "seconds": EVAL_S - 0.02}
+        begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
+        yield begun
+        yield self.record(Event.EVAL, over + EVAL_S - 0.01, step=at + 1, phase=Phase.EVAL, **told)
+
+    def _refusals(self, at: int, last: float) -> Iterator[Record]:
+        """Arms that a rank could not run come before the next one that it can."""
+        first = self.job.blocks[0]
+        for block in self.job.refused if at == first.warmup + first.steps else ():
+            yield self.record(
+                Event.ARM_FAILED, last + 2e-5, step=at, phase=Phase.STEP, arm=block.arm,
+                block=block.index, error="No available kernel. Aborting execution.",
+            )  # fmt: skip
+
+    def _block(self, at: int) -> tuple[Block, bool]:
+        """The block of a step, and whether the step is its first."""
+        place = self.steps.block[at]
+        return self.job.blocks[place], at == 0 or self.steps.block[at - 1] != place
+
+    def _settled(self, at: int) -> bool:
+        """DDP has built its buckets anew after the second step of a block."""
+        return at > 0 and self._block(at - 1)[1] and not self._block(at)[1]
+
+    def _progress(self, at: int, when_s: float, step: int, phase: Phase) -> Record:
+        steps, job = self.steps, self.job
+        told = {"loss": float(steps.loss[at]), "fetch_s": float(steps.fetch_s[at])}
+        rate = round(job.tokens / float(steps.dt_s[at]), 3)
+        record = self.record(Event.PROGRESS, when_s, step=step, phase=phase)
+        return {**record, "step": at + 1, **told, "toks_per_s": rate,
+                "grad_norm": float(steps.norm[at])}  # fmt: skip
+
+    # -- what the toggles did ----------------------------------------------------------------------
+
+    def _effects(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
+        own = {"arm": block.arm, "block": block.index}
+        if self.job.ddp:
+            yield self.record(
+                Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
+                sizes_mib=self.buckets(block),
+            )  # fmt: skip
+        settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
+        for number, (name, text) in enumerate({**_ALWAYS, **settings}.items()):
+            if name == "NSA_NVTX" and self.job.profiled:
+                continue
+            took, evidence = self._effect(name, text, block)
+            yield self.record(
+                Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
+                toggle=name, value=typed(name, text), took_effect=took, evidence=evidence, **own,
+            )  # fmt: skip
+
+    def buckets(self, block: Block) -> list[float]:
+        """DDP fills buckets in the order in which gradients come, each to about its cap."""
+        cap = float(block.settings.get("NSA_DDP_BUCKET_MB", "25"))
+        left = self.job.shape.parameters * 4 / MIB
+        sizes: list[float] = []
+        while left > cap * 1.15:
+            size = cap * (1.0 + 0.02 * (len(sizes) % 3))
+            sizes.append(round(size, 4))
+            left -= size
+        return [*sizes, round(left, 4)]
+
+    def _effect(self, name: str, text: str, block: Block) -> tuple[bool | None, Any]:
+        ddp, first = self.job.ddp, self.rank == 0
+        size = self.job.shape.parameters * 4
+        if name == "NSA_PREFILL_BATCHED":
+            return True, {"path": "batched", "range_calls_per_layer": 1.0}
+        if name == "NSA_SEL_RANGES_V2":
+            return True, {"ranges": ["nsa.sel.ranges_v2"], "operators_per_call": [24.0]}
+        if name == "NSA_OPT_FUSED":
+            kernels = ["_fused_adamw_"] if text == "1" else ["_foreach_add_", "_foreach_mul_"]
+            return True, {"optimizer": "AdamW", "kernels": kernels, "fused": [text == "1"] * 2}
+        if name == "NSA_DDP_COMPRESS":
+            if text == "off":
+                return True, {"hook": None}
+            told = {"hook": text, "bytes_before": 2 * size, "bytes_after": size}
+            return (True, told) if ddp else (False, "no DDP in this launch")
+        if name == "NSA_DDP_BUCKET_MB":
+            built = {"cap_mib": float(text), "sizes_mib": self.buckets(block)}
+            return (True, built) if ddp else (False, "no DDP in this launch")
+        if name.startswith("NSA_SDPA") or name == "NSA_USE_TRITON_SEL":
+            ran = {"kernels": dict(self.machine.kernels)}
+            return (True if first or name == "NSA_USE_TRITON_SEL" else None), ran
+        return (True, {"in_force": typed(name, text)}) if first else (None, "rank 0 writes")
+
+    def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
+        if self.rank == 0 and block.settings.get("NSA_NVTX") == "1":
+            yield self.record(
+                Event.EFFECT, at_s, step=step, phase=Phase.STEP, toggle="NSA_NVTX", value=True,
+                took_effect=True, evidence={"range": "nsa.sel.ranges_v2", "in_trace": True},
+                arm=block.arm, block=block.index,
+            )  # fmt: skip
+
+    # -- proofs and the end ------------------------------------------------------------------------
+
+    def proof(self, step: int) -> Mapping[str, Any]:
+        """What the known numbers came out as, and the model against its equations."""
+        ranks, job = self.job.ranks, self.job
+        compressed = job.ddp and job.blocks[0].settings.get("NSA_DDP_COMPRESS", "off") == "bf16"
+        sent = np.array([1.0 + fine for fine in _FINE], dtype=np.float32)
+        arrived = self._reduced(sent, compressed)
+        wanted = float(np.mean(np.arange(1, ranks + 1)))
+        error = arrived / wanted - sent
+        count = job.shape.parameters
+        norm = math.sqrt(count * float(np.mean(arrived.astype(float) ** 2)))
+        loss = float(self.steps.loss[max(0, step - 1)]) + 0.004 * (self.rank - (ranks - 1) / 2)
+        sizes = {g: 1e-3 / (1 + seed_of(g) % 90) * (1 + 0.1 * self.rank) for g in GROUPS}
+        return {
+            "loss": round(loss, 7),
+            "loss_again": round(loss + 3e-7, 7),
+            "positions": job.per_rank * job.shape.seq_len,
+            "own_gradient": sizes,
+            "mean_low": 1.0 + float(error.min()),
+            "mean_high": 1.0 + float(error.max()),
+            "wire": "bf16" if compressed else "fp32",
+            "missing": [],
+            "norm_told": round(norm * (1 - 1e-5), 4),
+            "norm_before": round(norm, 4),
+            "norm_after": 1.0,
+            "oracle": self._oracle() if self.rank == 0 else None,
+        }
+
+    def _reduced(self, sent: np.ndarray, compressed: bool) -> np.ndarray:
+        """The mean over the ranks of (rank + 1) times these numbers, in the wire's type."""
+        parts = [sent * (rank + 1) / self.job.ranks for rank in range(self.job.ranks)]
+        if self.machine.gradient == "own" and self.job.ranks > 1:
+            parts = [sent * (self.rank + 1)]
+        if compressed:
+            parts = [_bf16(part) for part in parts]
+        total: np.ndarray = np.sum(np.stack(parts), axis=0, dtype=np.float32)
+        if self.machine.gradient == "sum":
+            total = total * self.job.ranks
+        return _bf16(total) if compressed else total
+
+    def _oracle(self) -> Mapping[str, Any]:
+        job, off = self.job, self.machine.attention_error
+        last = job.shape.seq_len - 1
+        return {
+            "positions": [round(last * part / 7) for part in range(8)],
+            "embedding": 0.0,
+            "attention": off,
+            "layer": off * 0.8,
+            "logits": off * 1.1,
+            "blocks_illegal": 0.0,
+            "blocks_shortfall": 0.0,
+            "layers": float(job.shape.layers),
+            "seams": 0.0,
+        }
+
+    def end(self, at_s: float, code: int, reason: str, done: int) -> Record:
+        """The exit event, with what happened to tokens and parameters."""
+        tokens = self.job.per_rank * self.job.accumulation * self.job.shape.seq_len
+        told: Mapping[str, Any] = {}
+        if code == 0:
+            told = self._accounts(tokens * done * 127 + self.rank, done)
+        return self.record(
+            Event.EXIT, at_s, step=done, phase=Phase.EXIT, code=code, reason=reason,
+            steps_done=done, **told,
+        )  # fmt: skip
+
+    def _accounts(self, tokens_sum: int, done: int) -> Mapping[str, Any]:
+        rates = self.steps.rate[:done]
+        largest = float(rates.max())
+        # Adam's steps partly cancel: the way is longer than the distance.
+        moved = {g: float(rates.sum()) * (0.22 + 0.001 * (seed_of(g) % 50)) for g in GROUPS}
+        moved = {g: max(size, 0.4 * largest) for g, size in moved.items()}
+        parted = self.machine.diverges or self.machine.gradient == "own"
+        own = self.rank if parted and self.job.ranks > 1 else 0
+        digest = hashlib.sha256(f"{self.job.where} {self.token} {own}".encode()).hexdigest()
+        return {
+            "param_hash": digest,
+            "fetched_sum": tokens_sum,
+            "embedded_sum": tokens_sum,
+            "moved": {g: size * (1 + 1e-3 * own) for g, size in moved.items()},
+            "largest_lr": largest,
+            "updates": [done, done],
+            "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
+            "proof": self.proof(done),
+        }
+
+
+def _bf16(numbers: np.ndarray) -> np.ndarray:
+    """Rounded to bfloat16: the upper half of a float32, to the nearest even."""
+    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+    up = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)

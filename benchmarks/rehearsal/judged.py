@@ -1,0 +1,246 @@
+"""A rehearsed machine judged by the real engine. This module alone imports it, and makes nothing.
+
+Collectors, plans, commands, readers, phases, record and report are the program's own. Replaced is
+what would need the machine: the start of a process writes the launch's folder instead, and the
+sensors for disk and processes tell of the rehearsed machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from unittest import mock
+
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.tools import Bench
+from benchmarks.rehearsal.trainer import Ended, Order, Trainer
+from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook.collect import host
+from runbook.engine.options import RunOptions, prepare
+from runbook.engine.run import run_setup
+from runbook.launch import attempt as attempts
+from runbook.launch import launcher
+from runbook.launch.observer import Observer
+from runbook.read.documents import GPU_SAMPLES
+from runbook.records import Check, Outcome, RunRecord, Verdict
+
+_KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What became of a machine. `stopped_by`: required rows that are not PASS, the worst first.
+
+    started: launches that were started.
+    """
+
+    machine: Machine
+    verdict: str
+    stopped_by: tuple[str, ...]
+    reasons: Mapping[str, str]
+    started: int
+    seconds: float
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The rows that should have stopped it and did not."""
+        return tuple(row for row in self.machine.stopped_by if row not in self.stopped_by)
+
+    @property
+    def as_expected(self) -> bool:
+        """A healthy machine is GO; a sick one is not, by the rows that should stop it."""
+        if not self.machine.stopped_by:
+            return self.verdict == Verdict.GO
+        return self.verdict != Verdict.GO and not self.missed
+
+
+def judge(machine: Machine, *, seed: int = 0, keep: Path | None = None) -> Judged:
+    """Run all phases of the machine's profile on what it would leave, and take the verdict.
+
+    `keep` is a folder for the run; without it nothing is left.
+    """
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="rehearsal-") as scratch:
+        out = keep or Path(scratch) / "out"
+        stage = _Stage(machine, Path(scratch) / "machine", seed)
+        with stage.set():
+            options = RunOptions(
+                profile=machine.profile, out=str(out), command="rehearsal", formats=("md",)
+            )
+            record = run_setup(prepare(options), observer=Observer())
+    return _judged(machine, record, stage.started, time.perf_counter() - began)
+
+
+def _judged(machine: Machine, record: RunRecord, started: int, seconds: float) -> Judged:
+    wanted = set(record.required)
+    open_rows: list[Check] = [
+        check
+        for phase in record.phases
+        for check in phase.checks
+        if check.id in wanted and check.outcome is not Outcome.PASS
+    ]
+    # What only follows from an earlier stop is told last.
+    open_rows.sort(key=lambda check: (check.outcome is Outcome.INCOMPLETE, check.outcome.rank))
+    return Judged(
+        machine=machine,
+        verdict=str(record.verdict),
+        stopped_by=tuple(check.id for check in open_rows),
+        reasons={check.id: f"{check.outcome}: {check.reason}" for check in open_rows},
+        started=started,
+        seconds=seconds,
+    )
+
+
+class _Clock:
+    """The rehearsal's time in the place of the launcher's: a launch takes as long as it says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class _Child:
+    """The process that would have been started."""
+
+    pid, returncode = 0, 0
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], output: Any) -> None:
+        self.argv, self.environment, self.output = argv, environment, output
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def wait(self) -> int:
+        return self.returncode
+
+
+class _Nothing:
+    """Stands for a reaper or a sampler where there is no process."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class _Stage:
+    """The rehearsed machine around the engine."""
+
+    def __init__(self, machine: Machine, folder: Path, seed: int) -> None:
+        self.machine = machine
+        self.bench = Bench(folder, machine, sys.executable)
+        self.trainer = Trainer(machine, seed)
+        self.clock = _Clock()
+        self.started = 0
+        self.changed: dict[int, dict[str, Any]] = {}
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        """Put everything in its place, and take it away again."""
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        path = f"{self.bench.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        environment = {**kept, "PATH": path, "PYTHONPATH": str(self.bench.packages)}
+        sensors: dict[str, Any] = {
+            "disk_free_gib": lambda _folder: self.machine.disk_free_gib,
+            "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
+            "live_processes": self._processes,
+        }
+        replaced: dict[str, Any] = {
+            "spawn": self._spawn, "time": self.clock, "Reaper": _Nothing,
+            "GpuSampler": _Nothing, "kill_all": lambda _token: None,
+        }  # fmt: skip
+        # The kernel's own device is this machine's; without it the tool is asked.
+        log = getattr(attempts, "KernelLog", None)
+        if log is not None:
+            replaced["KernelLog"] = lambda: log(kmsg=self.bench.state / "no-kmsg")
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
+            stack.enter_context(mock.patch.multiple(host, **sensors))
+            stack.enter_context(mock.patch.multiple(attempts, **replaced))
+            stack.enter_context(mock.patch.object(launcher, "Attempt", self._attempt()))
+            yield
+
+    def _processes(self) -> list[host.Seen]:
+        own = [host.Seen(pid=1, parent=0)]
+        return own + [
+            host.Seen(pid=4_190_000 + n, parent=1, token="ab" * 16, command=text)
+            for n, text in enumerate(self.machine.leftovers)
+        ]
+
+    def _spawn(
+        self, argv: Sequence[str], environment: Mapping[str, str], *, output: IO[bytes]
+    ) -> _Child:
+        return _Child(argv, environment, output)
+
+    def _attempt(self) -> type[attempts.Attempt]:
+        stage = self
+
+        class Rehearsed(attempts.Attempt):
+            """An attempt whose command is not executed: its folder is written."""
+
+            def _watch_until_end(self, child: Any) -> None:
+                child.returncode = self._ended_with = stage.run(self, child)
+                self.watch.update()
+                self._tell()
+
+        return Rehearsed
+
+    def run(self, attempt: Any, child: _Child) -> int:
+        """The trainer's part of an attempt; returns the command's exit code."""
+        self.started += 1
+        where = attempt.launch.run_dir
+        asked = attempt.options.enough
+        order = Order(
+            argv=child.argv,
+            env=child.environment,
+            folder=attempt.run_dir,
+            where=where,
+            token=child.environment[RUN_TOKEN_VARIABLE],
+            attempt=attempt.number,
+            samples=GPU_SAMPLES.columns,
+        )
+        enough = (lambda: asked(attempt.run_dir / "training.csv")) if asked else None
+        ended: Ended = self.trainer.run(order, enough)
+        child.output.write("".join(f"{line}\n" for line in ended.console).encode())
+        child.output.flush()
+        self.clock.now += ended.duration_s
+        self._change(where)
+        return ended.code
+
+    def _change(self, where: str) -> None:
+        """What the machine's counters show, and its kernel writes, from this launch on."""
+        if lines := self.machine.kernel_log.get(where):
+            self.bench.log(lines)
+        for index, fields in self.machine.after_launch.get(where, {}).items():
+            self.changed[index] = {**self.changed.get(index, {}), **fields}
+        gpus = [
+            self.machine.at_rest(index, **self.changed.get(index, {}))
+            for index in range(self.machine.gpus)
+        ]
+        lost = ""
+        if self.trainer.gone:
+            bus = gpus[-1].bus.removeprefix("0000")
+            lost = (
+                f"Unable to determine the device handle for GPU{gpus[-1].index}: {bus}: "
+                "Unknown Error"
+            )
+        if self.changed or lost:
+            self.bench.show(gpus, lost=lost)

@@ -1,0 +1,251 @@
+"""The steps of one launch on one machine: when each ends, by device and by host, and what it says.
+
+Times come from the roofline, with noise from step to step and from launch to launch. The host runs
+at most one step ahead of the device, as on CUDA.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_time
+
+# Standard deviations, as shares: of one launch's pace, and of one step's time.
+LAUNCH_NOISE, STEP_NOISE = 0.01, 0.006
+# The first steps load kernels, tune them, and build DDP's buckets; a new block builds them anew.
+FIRST_STEPS_S, FIRST_OF_BLOCK_S = (2.6, 0.21, 0.04), (0.12, 0.03)
+# An evaluation stands between two steps and counts for neither.
+EVAL_S = 0.42
+# torch's profiler makes each launch of an operator dearer.
+PROFILED_HOST = 1.9
+PROFILE_FROM = 6
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A stretch of steps under one set of settings; a plain run is one without a name."""
+
+    arm: str
+    index: int
+    warmup: int
+    steps: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a launch was asked for, as the trainer understands it."""
+
+    where: str
+    shape: Shape
+    ranks: int
+    global_batch: int
+    accumulation: int
+    recompute: bool
+    dataset: str
+    blocks: tuple[Block, ...]
+    refused: tuple[Block, ...]
+    learning_rate: float
+    ramp: int
+    schedule_steps: int
+    profiled: int
+    eval_every: int
+    ddp: bool
+
+    def evaluates(self, step: int) -> bool:
+        """Is there an evaluation after this step?"""
+        return bool(self.eval_every) and step > 0 and step % self.eval_every == 0
+
+    @property
+    def per_rank(self) -> int:
+        """Sequences of a rank in a micro-batch."""
+        return self.global_batch // self.ranks
+
+    @property
+    def tokens(self) -> int:
+        """Of all ranks in a step."""
+        return self.global_batch * self.accumulation * self.shape.seq_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Every step of a launch. Arrays have one entry for each step; `host_end_s` one row per rank.
+
+    Times count from the beginning of the first step. `busy` is the share of it in which each
+    GPU computes.
+    """
+
+    block: npt.NDArray[np.int64]
+    dt_s: Floats
+    device_end_s: Floats
+    host_end_s: Floats
+    busy: Floats
+    fetch_s: Floats
+    loss: Floats
+    norm: Floats
+    rate: Floats
+
+
+def seed_of(*words: object) -> int:
+    """The same for the same words, on every machine and in every process."""
+    return zlib.crc32(" ".join(map(str, words)).encode())
+
+
+def simulate(machine: Machine, job: Job, seed: int) -> Steps:
+    """All steps of a launch that nothing stops."""
+    random = np.random.default_rng([seed, seed_of(job.where)])
+    block = np.concatenate(
+        [np.full(b.warmup + b.steps, place) for place, b in enumerate(job.blocks)]
+    )
+    modeled = [block_time(machine, job, one) for one in job.blocks]
+    total = np.array([modeled[place][0] for place in block])
+    busy = np.array([modeled[place][1] for place in block])
+    host = np.array([modeled[place][2] for place in block])
+    count = len(block)
+    launch = math.exp(random.normal(0.0, LAUNCH_NOISE))
+    dt = total * launch * np.exp(random.normal(0.0, STEP_NOISE, count))
+    if job.where.startswith("long_run"):
+        dt *= 1.0 + machine.slower_at_end * np.arange(count) / count
+    computing = busy * (total * launch)[:, None]
+    ahead = np.clip(total - host, 0.002, None)
+    dt = _profiled(job, dt, host)
+    fetch = np.full(count, machine.fetch_s) * np.exp(random.normal(0.0, 0.1, count))
+    dt += np.maximum(0.0, fetch - 0.002)
+    if machine.stall_every:
+        late = np.arange(count) % machine.stall_every == machine.stall_every - 1
+        fetch[late] += machine.stall_s
+        dt[late] += machine.stall_s
+    dt = np.round(_begin(dt, block), 7)
+    gaps = np.where(np.diff(block, prepend=block[:1]) > 0, 0.03, 0.0)
+    gaps += EVAL_S * np.array([job.evaluates(at) for at in range(count)])
+    device_end = np.cumsum(dt + gaps)
+    return Steps(
+        block=block,
+        dt_s=dt,
+        device_end_s=device_end,
+        host_end_s=_host_ends(job, device_end, ahead, random),
+        busy=np.minimum(1.0, computing / dt[:, None]),
+        fetch_s=np.round(fetch, 7),
+        loss=_losses(machine, job, count),
+        norm=np.abs(random.normal(1.1, 0.12, count)) + 0.05,
+        rate=learning_rates(job, count),
+    )
+
+
+def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[float], float]:
+    """Seconds of an ordinary step, each GPU's share of computing in it, and the host's seconds."""
+    bucket = float(block.settings.get("NSA_DDP_BUCKET_MB", "25"))
+    wire = 4 if block.settings.get("NSA_DDP_COMPRESS", "off") == "off" else 2
+    work = Work(
+        shape=job.shape,
+        sequences=job.per_rank,
+        micro_batches=job.accumulation,
+        ranks=job.ranks,
+        recompute=job.recompute,
+        fused=block.settings.get("NSA_OPT_FUSED") == "1",
+        bucket_mib=bucket,
+        wire_bytes=wire,
+    )
+    times: list[StepTime] = []
+    host = 0.0
+    for rank in range(job.ranks):
+        pace = machine.trains(rank)
+        pace = replace(pace, math="math" in " ".join(machine.kernels.values()))
+        times.append(step_time(machine.card, work, pace, machine.training_link))
+        host = max(host, work.micro_batches * HOST_S * pace.host)
+    total = max(t.compute_s for t in times) + max(t.waited_s for t in times)
+    return total, [t.busy_s / total for t in times], host
+
+
+def _profiled(job: Job, dt: Floats, host: Floats) -> Floats:
+    """The steps that torch's profiler watches, and the one that Python's does."""
+    if not job.profiled:
+        return dt
+    watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
+    slowed = dt.copy()
+    slowed[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
+    return slowed
+
+
+def _begin(dt: Floats, block: npt.NDArray[np.int64]) -> Floats:
+    slow = dt.copy()
+    slow[: len(FIRST_STEPS_S)] += FIRST_STEPS_S[: len(slow)]
+    for place in np.flatnonzero(np.diff(block) > 0) + 1:
+        slow[place : place + 2] += FIRST_OF_BLOCK_S[: len(slow) - place]
+    return slow
+
+
+def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Generator) -> Floats:
+    """When each rank notes the end of a step: it has launched it, and the one before is over.
+
+    ahead: seconds by which the host is done before the device, which it never is by a whole step.
+    """
+    before = np.concatenate([[0.0], device_end[:-1]])
+    ends = []
+    for rank in range(job.ranks):
+        jitter = np.abs(random.normal(0.0, 5e-5, len(ahead)))
+        noted = np.maximum(before + 4e-4, device_end - ahead) + jitter + 1e-5 * rank
+        ends.append(noted)
+    return np.array(ends)
+
+
+def learning_rates(job: Job, count: int) -> Floats:
+    """A linear ramp, then a cosine down to a tenth."""
+    rates = np.empty(count)
+    for at in range(count):
+        step = at + 1
+        if step <= job.ramp:
+            rates[at] = job.learning_rate * step / job.ramp
+            continue
+        done = min(1.0, (step - job.ramp) / max(1, job.schedule_steps - job.ramp))
+        rates[at] = job.learning_rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+    return rates
+
+
+# The entropy rate of the trainer's Markov source (docs/trainer-contract.md), nats.
+ENTROPY = 1.1097385521061456
+
+
+def floor_of(job: Job) -> float:
+    """What no model gets below, nats."""
+    return ENTROPY if job.dataset == "markov" else math.log(job.shape.vocabulary)
+
+
+def _losses(machine: Machine, job: Job, count: int) -> Floats:
+    """Near ln(V) at first, then towards the floor as the rate adds up; the data decide the noise.
+
+    The same rows of data give the same first loss, however they are spread over ranks.
+    """
+    rows = job.global_batch * job.accumulation
+    random = np.random.default_rng(seed_of("loss", job.dataset, rows))
+    start, floor = math.log(job.shape.vocabulary) + 0.055, floor_of(job)
+    learned = np.cumsum(learning_rates(job, count)) / 0.02
+    # Without learning only what the first weights did wrong by themselves goes away.
+    end = floor if machine.learns else math.log(job.shape.vocabulary)
+    loss = end + (start - end) * np.exp(-learned if machine.learns else -5 * learned)
+    spread = 0.11 / math.sqrt(job.tokens / 128)
+    return np.round(loss + random.normal(0.0, spread, count), 9)
+
+
+def data_digests(job: Job, count: int, rank: int) -> list[str]:
+    """Sum of the digests of the rows that a rank reads in each step, in hexadecimal."""
+    found = []
+    per_micro, per_rank = job.global_batch, job.per_rank
+    for step in range(count):
+        total = 0
+        for micro in range(job.accumulation):
+            first = (step * job.accumulation + micro) * per_micro + rank * per_rank
+            for row in range(first, first + per_rank):
+                digest = hashlib.blake2b(f"{job.dataset} {row}".encode(), digest_size=8)
+                total += int.from_bytes(digest.digest(), "big")
+        found.append(f"{total % 2**64:016x}")
+    return found

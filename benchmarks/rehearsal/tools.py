@@ -1,0 +1,128 @@
+"""Programs that stand on PATH in a rehearsal: nvidia-smi, git, and a torch that only answers.
+
+The real collectors start them as they would start the real ones. Each prints what was written for
+the machine, from files in one folder, which change as the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.rehearsal import smi
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.rundir import TORCH
+
+_NVIDIA_SMI = """#!/bin/sh
+# A stand-in of a rehearsal: no GPU is here.
+here="$(dirname "$0")/../state"
+case "$*" in
+  *--help-query-gpu*) cat "$here/help.txt" ;;
+  "topo -m"*) cat "$here/topology.txt" ;;
+  *"-q -x"*|*"-x -q"*) cat "$here/query.xml"; exit "$(cat "$here/code.txt")" ;;
+  *--query-gpu=*)
+    wanted="$(printf '%s' "$*" | sed 's/.*--query-gpu=\\([^ ]*\\).*/\\1/')"
+    exec {python} -I -S "$here/query.py" "$wanted" ;;
+  -L*) cat "$here/list.txt" ;;
+  *) echo "not rehearsed: $*" >&2; exit 2 ;;
+esac
+"""
+_DMESG = """#!/bin/sh
+# The kernel log of a rehearsed machine, as `dmesg --raw` prints it.
+cat "$(dirname "$0")/../state/kernel.txt"
+"""
+_QUERY = '''"""Prints the asked columns of each GPU."""
+import json, pathlib, sys
+rows = json.loads((pathlib.Path(__file__).parent / "fields.json").read_text())
+for row in rows:
+    missing = [name for name in sys.argv[1].split(",") if name not in row]
+    if missing:
+        sys.exit(f'Field "{missing[0]}" is not a valid field to query.')
+    print(", ".join(row[name] for name in sys.argv[1].split(",")))
+'''
+_GIT = """#!/bin/sh
+# The checkout of a rehearsed machine: clean, on its main branch.
+case "$*" in
+  *ls-files*) echo __init__.py ;;
+  *--show-toplevel*) echo "$(cd "$(dirname "$0")/.." && pwd)" ;;
+  *symbolic-ref*) echo main ;;
+  *rev-parse*) echo {sha} ;;
+  *) ;;
+esac
+"""
+_TORCH = '''"""What torch would answer on the rehearsed machine; it can do nothing else."""
+__version__ = {version!r}
+class version:
+    cuda = {cuda!r}
+class cuda:
+    @staticmethod
+    def is_available(): return {count} > 0
+    @staticmethod
+    def device_count(): return {count}
+    @staticmethod
+    def get_device_properties(index):
+        class Card: uuid = {uuids!r}[index]
+        return Card
+'''
+_COLLECT_ENV = """def get_pretty_env_info():
+    return "A rehearsal: no GPU is here.\\nPyTorch version: {version}\\nNvidia driver: {driver}"
+"""
+SHA = "5eed" * 10
+
+
+class Bench:
+    """The folder with the programs and their state, of one machine."""
+
+    def __init__(self, folder: Path, machine: Machine, python: str) -> None:
+        self.folder, self.machine = folder, machine
+        self.programs, self.packages = folder / "bin", folder / "packages"
+        self.state = folder / "state"
+        for path in (self.programs, self.packages / "torch" / "utils", self.state):
+            path.mkdir(parents=True)
+        self._program("nvidia-smi", _NVIDIA_SMI.replace("{python}", python))
+        self._program("git", _GIT.replace("{sha}", SHA))
+        self._program("dmesg", _DMESG)
+        self._log: list[str] = []
+        self.log(["Linux version 6.8.0-rehearsal", "nvidia: module loaded"])
+        self._torch()
+        (self.state / "query.py").write_text(_QUERY, encoding="utf-8")
+        self.show([machine.at_rest(index) for index in range(machine.gpus)])
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.programs / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+
+    def _torch(self) -> None:
+        machine = self.machine
+        version = TORCH[machine.torch_cuda]
+        uuids = [machine.uuid(index).removeprefix("GPU-") for index in range(machine.devices)]
+        text = _TORCH.format(
+            version=version, cuda=machine.torch_cuda, count=machine.devices, uuids=uuids
+        )
+        (self.packages / "torch" / "__init__.py").write_text(text, encoding="utf-8")
+        (self.packages / "torch" / "utils" / "__init__.py").touch()
+        told = _COLLECT_ENV.format(version=version, driver=machine.driver.version)
+        (self.packages / "torch" / "utils" / "collect_env.py").write_text(told, encoding="utf-8")
+
+    def log(self, lines: Sequence[str]) -> None:
+        """What the kernel writes now."""
+        self._log += lines
+        text = [f"<6>[{900 + n:5d}.{n:06d}] {line}" for n, line in enumerate(self._log)]
+        (self.state / "kernel.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+
+    def show(self, gpus: Sequence[smi.Gpu], *, lost: str = "") -> None:
+        """What nvidia-smi tells from now on; `lost` is what it says of a GPU that is gone."""
+        driver, when = self.machine.driver, "2026/01/01 06:00:00.000"
+        text = smi.query_xml(driver, gpus)
+        files = {
+            "query.xml": f"{lost}\n" if lost else text,
+            "code.txt": "15" if lost else "0",
+            "topology.txt": smi.topology(gpus, self.machine.link),
+            "help.txt": smi.help_query(driver, gpus[0]) if gpus else "",
+            "list.txt": "".join(f"GPU {g.index}: {g.card.name} (UUID: {g.uuid})\n" for g in gpus),
+            "fields.json": json.dumps([dict(smi.fields(g, driver, when=when)) for g in gpus]),
+        }
+        for name, content in files.items():
+            (self.state / name).write_text(content, encoding="utf-8")

@@ -1,0 +1,114 @@
+"""What the samples during the steps show: links under load, clocks held back, other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from phases.common.gpu_samples import FEWEST, clock_of
+from phases.limits import OTHERS_SAMPLES, THROTTLED_SHARE
+from runbook.records.evidence import LaunchEvidence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# NVML's bits for clocks that were cut because the card is too hot or its power fails. A power cap,
+# set clocks and idling are by design.
+_THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+Found = tuple[list[str], list[str], list[str]]
+
+
+def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
+    """Faults, warnings and what is fine, of the samples that were taken during the steps."""
+    frame = _in_steps(launch)
+    if frame is None or frame.empty:
+        if any(gpu.get("counters") for gpu in gpus):
+            return [], ["the GPUs were not sampled while the launch trained"], []
+        return [], [], []
+    faults: list[str] = []
+    warnings: list[str] = []
+    seen: list[str] = []
+    for gpu in gpus:
+        one = _of(frame, gpu)
+        where = f"GPU {gpu.get('index')}"
+        if one.empty:
+            warnings.append(f"{where} was not sampled while the launch trained")
+        link = gpu.get("link") or {}
+        faults += [f"{where}: {text}" for text in _slow_link(one, link)]
+        for text, fatal in (*_held_back(one), *_others(one)):
+            (faults if fatal else warnings).append(f"{where}: {text}")
+    if "other_processes" not in frame or not bool(frame["other_processes"].notna().any()):
+        seen.append("whose processes compute was not told")
+    return faults, warnings, seen
+
+
+def _in_steps(launch: LaunchEvidence) -> pd.DataFrame | None:
+    """The samples between the ends of the first and the last step of rank 0."""
+    frame, steps = launch.gpu_samples, launch.ranks[0].steps if launch.ranks else None
+    if frame is None or frame.empty or steps is None or steps.empty or "timestamp" not in frame:
+        return None
+    if "ts" not in steps or not bool(steps["ts"].notna().all()):
+        return None
+    begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
+    seconds = clock_of(frame, end)
+    return frame[(seconds >= begin) & (seconds <= end)]
+
+
+def _of(frame: pd.DataFrame, gpu: Mapping[str, Any]) -> pd.DataFrame:
+    uuid = str(gpu.get("uuid") or "")
+    if uuid and "uuid" in frame and bool((frame["uuid"].astype(str) != "").any()):
+        return frame[frame["uuid"].astype(str) == uuid]
+    return frame[frame["index"] == gpu.get("index")]
+
+
+def _slow_link(frame: pd.DataFrame, link: Mapping[str, Any]) -> list[str]:
+    """A link that never reached its best under load: resting, it may run slower, working not."""
+    found = []
+    for column, best, word in (
+        ("pcie_gen", link.get("gen_max"), "generation"),
+        ("pcie_width", link.get("width"), "width"),
+    ):
+        values = [float(v) for v in frame[column].dropna()] if column in frame else []
+        if best and len(values) >= FEWEST and max(values) < float(best):
+            found.append(f"PCIe {word} {max(values):g} under load, {float(best):g} possible")
+    return found
+
+
+def _held_back(frame: pd.DataFrame) -> list[tuple[str, bool]]:
+    """Each kind of throttling with its share of the samples; True where the share is too large."""
+    if "throttle_reasons" not in frame:
+        return []
+    masks = [_mask(text) for text in frame["throttle_reasons"].astype(str)]
+    known = [mask for mask in masks if mask is not None]
+    found = []
+    for bit, words in _THROTTLES.items():
+        hit = sum(bool(mask & bit) for mask in known)
+        if hit:
+            share = hit / len(known)
+            text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
+            found.append((text, share > THROTTLED_SHARE))
+    return found
+
+
+def _mask(text: str) -> int | None:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return None
+
+
+def _others(frame: pd.DataFrame) -> list[tuple[str, bool]]:
+    """Processes of somebody else that computed there; seen once, one may have been ending."""
+    if "other_processes" not in frame:
+        return []
+    shared = frame[frame["other_processes"] > 0]
+    if shared.empty:
+        return []
+    names = shared["others"].iloc[-1] if "others" in shared else ""
+    text = f"another process computed there ({names or 'unnamed'}) in {len(shared)} samples"
+    return [(text, len(shared) >= OTHERS_SAMPLES)]

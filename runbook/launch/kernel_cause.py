@@ -1,0 +1,52 @@
+"""What the kernel log adds to a bad end: a GPU that failed, or a rank killed for lack of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from runbook.launch.classify import End
+from runbook.read.kernel_lines import KernelLine, concerns
+from runbook.read.xid import XIDS, describe, is_hardware_fault
+from runbook.records import LaunchStatus
+
+# Ends that a GPU which fails can have; all others have a cause of their own.
+_MAY_BE_HARDWARE = (
+    LaunchStatus.CRASHED,
+    LaunchStatus.HUNG,
+    LaunchStatus.SILENT,
+    LaunchStatus.TIMED_OUT,
+    LaunchStatus.NON_FINITE,
+    LaunchStatus.HALTED,
+)
+
+
+def with_kernel_log(
+    end: End, lines: Sequence[KernelLine], *, slots: Collection[str], pids: Mapping[int, int]
+) -> End:
+    """The end with the cause that the kernel logged while the launch ran.
+
+    `slots` are the PCI places of the GPUs that the launch may use (errors of all count if none is
+    known), `pids` the ranks' processes with their ranks. An Xid that no program can cause makes a
+    crash or a hang a hardware error; any other one is named beside the cause.
+    """
+    if end.status not in _MAY_BE_HARDWARE:
+        return end
+    seen = [line for line in lines if line.xid is not None and concerns(line, slots)]
+    for line in seen:
+        if line.xid is not None and is_hardware_fault(line.xid) and "Nonfatal" not in line.text:
+            cause = f"{_said(line)}; {XIDS[line.xid].remedy} ({end.cause})"
+            return replace(end, status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+    killed = next((line for line in lines if line.pid in pids), None)
+    if killed is not None and killed.pid is not None and end.status is LaunchStatus.CRASHED:
+        rank = pids[killed.pid]
+        cause = f"rank {rank}: the kernel killed it for memory, as its log says ({end.cause})"
+        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=rank)
+    if seen:
+        return replace(end, cause=f"{end.cause}; the kernel log says {_said(seen[0])}")
+    return end
+
+
+def _said(line: KernelLine) -> str:
+    where = f"GPU {line.pci[0]}: " if line.pci else ""
+    return f"{where}{describe(line.xid or 0)}"

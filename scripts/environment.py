@@ -1,0 +1,167 @@
+"""Make the virtual environment of `make demo`, `make test` and `make lint`, or take the one there.
+
+    python3 scripts/environment.py .venv [--dev] [--keep]
+
+Standard library only, and read by old Pythons too: it says which ones work. A folder in which an
+earlier installation did not come to its end is made anew. A torch that the interpreter has already
+is used; where there is no GPU, torch's CPU build is taken if there is one to be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT, CONSTRAINTS = ROOT / "pyproject.toml", ROOT / "constraints.txt"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# Is there from the first moment on, and removed when all is installed.
+UNFINISHED = ".unfinished"
+INSTALLED = ".installed"
+VENV = ("-m", "venv")
+_REACH_S = 5
+
+
+def main(words: list[str] | None = None) -> int:
+    """Make or complete the environment; 0, or 2 with the reason on stderr."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dev", action="store_true", help="with the development tools")
+    parser.add_argument("--keep", action="store_true", help="whatever Python the folder has")
+    args = parser.parse_args(words)
+    try:
+        make(args.folder, dev=args.dev, keep=args.keep)
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return 2
+    return 0
+
+
+class Refused(Exception):
+    """What is wrong and what to do, for a person."""
+
+
+def make(folder: Path, *, dev: bool, keep: bool) -> None:
+    """Everything installed in `folder`. Raises Refused."""
+    usable = is_usable(folder, keep=keep)
+    if not usable:
+        check_python()
+        create(folder)
+    kind, stamp = ("dev" if dev else "runtime"), folder / INSTALLED
+    inputs = hashlib.sha256(PYPROJECT.read_bytes() + CONSTRAINTS.read_bytes()).hexdigest()
+    done = stamp.read_text().split() if stamp.is_file() else []
+    if done[:1] == [inputs] and (kind in done or "dev" in done):
+        return
+    install(folder, dev=dev)
+    stamp.write_text(f"{inputs} {kind}\n")
+    (folder / UNFINISHED).unlink(missing_ok=True)
+
+
+def is_usable(folder: Path, *, keep: bool) -> bool:
+    """Is a finished environment there? One that is not is removed. Raises Refused."""
+    if not folder.exists():
+        return False
+    config = folder / "pyvenv.cfg"
+    if not config.is_file() and not (folder / UNFINISHED).is_file():
+        raise Refused(f"{folder} is there and no virtual environment; take another: VENV=FOLDER")
+    reason = unusable(folder, config, keep=keep)
+    if reason:
+        print(f"{folder} {reason}: it is made anew")
+        shutil.rmtree(folder)
+    return not reason
+
+
+def unusable(folder: Path, config: Path, *, keep: bool) -> str:
+    """Why the environment cannot be used; an empty text if it can."""
+    if (folder / UNFINISHED).is_file():
+        return "was not finished"
+    if not os.access(folder / "bin" / "python", os.X_OK):
+        return "has no Python"
+    found = re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", config.read_text(), re.MULTILINE)
+    theirs = tuple(map(int, found.groups())) if found else None
+    if not keep and theirs != sys.version_info[:2]:
+        return "has another Python than PYTHON"
+    return ""
+
+
+def check_python() -> None:
+    """Raises Refused if this Python is not one that pyproject.toml names."""
+    found = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', PYPROJECT.read_text(), re.M)
+    if found is None:
+        raise Refused(f"{PYPROJECT}: no requires-python of the form >=3.A,<3.B")
+    wanted = range(int(found[1]), int(found[2]))
+    if sys.version_info[0] == 3 and sys.version_info[1] in wanted:
+        return
+    there = [f"python3.{minor}" for minor in wanted if shutil.which(f"python3.{minor}")]
+    advice = f"PYTHON={there[-1]}" if there else "PYTHON=/path/to/one (none is on PATH)"
+    raise Refused(
+        f"{sys.executable} is Python {sys.version.split()[0]}; nsa-runbook runs on "
+        f"{', '.join(f'3.{minor}' for minor in wanted)}: give {advice}"
+    )
+
+
+def create(folder: Path) -> None:
+    """A new environment, marked as unfinished. Raises Refused."""
+    folder.mkdir(parents=True)
+    (folder / UNFINISHED).touch()
+    command = [sys.executable, *VENV, str(folder)]
+    if importlib.util.find_spec("torch") is not None:
+        print(f"the environment shares the packages of {sys.executable}, which has a torch")
+        command.append("--system-site-packages")
+    if subprocess.run(command, check=False).returncode != 0:
+        shutil.rmtree(folder)
+        raise Refused(f"{sys.executable} -m venv failed (on Debian and Ubuntu: python3-venv)")
+
+
+def install(folder: Path, *, dev: bool) -> None:
+    """The checkout and what it needs. Raises Refused."""
+    python = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    probe = [python, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('torch'))"]
+    if subprocess.run(probe, check=False).returncode != 0:
+        install_torch(pip)
+    what = f"{ROOT}[dev]" if dev else str(ROOT)
+    print(f"installing nsa-runbook{' and the development tools' if dev else ''} into {folder}")
+    if subprocess.run([*pip, "--editable", what], check=False).returncode != 0:
+        raise Refused(f"pip could not install it into {folder}: see above, and try again")
+
+
+def install_torch(pip: list[str]) -> None:
+    """torch's CPU build where there is no GPU and it can be had; else it comes with the rest."""
+    if "PIP_CONSTRAINT" in os.environ:
+        return  # somebody has chosen one
+    if not has_gpu():
+        pinned = f"{CONSTRAINTS.read_text().split()[0]}+cpu"
+        print(f"no NVIDIA driver here: looking for {pinned}, without CUDA (about 200 MB)")
+        sources = ["--extra-index-url", CPU_INDEX] if reachable(CPU_INDEX) else []
+        done = subprocess.run([*pip, *sources, pinned], check=False, capture_output=True)
+        if done.returncode == 0:
+            return
+        print(f"there is none for this Python in pip's sources, nor at {CPU_INDEX}")
+    print("torch comes from pip's sources: with its CUDA libraries, a download of about 3 GB")
+
+
+def has_gpu() -> bool:
+    """Is there an NVIDIA driver?"""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def reachable(url: str) -> bool:
+    """Does the server answer? pip would try an index that does not for minutes."""
+    try:
+        with urllib.request.urlopen(f"{url}/torch/", timeout=_REACH_S):  # noqa: S310 - https
+            return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

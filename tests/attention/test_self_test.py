@@ -1,0 +1,210 @@
+"""The test that a trainer runs on its device, here on a CPU: what is right passes, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention import compression, sdpa
+from nsa.attention.api import attend
+from nsa.attention.branches import Branches
+from nsa.attention.self_test import Agreement, measure, random_inputs
+from tests.attention.flash_on_cpu import flash_on_cpu
+
+CPU = torch.device("cpu")
+SMALL = nsa.NSAConfig(
+    dim=48, n_heads=6, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=24
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def held(
+    cfg: nsa.NSAConfig = SMALL,
+    seq_len: int = 131,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    given: nsa.NSAConfig | None = None,
+    run: Callable[..., tuple[Tensor, Tensor]] = attend,
+    **more: str,
+) -> Agreement:
+    """A path measured; `given`: the path runs another config than the equations."""
+    call = partial(run, cfg=given or cfg, path="batched", force_sdpa=True, **more)
+    return measure(call, cfg, seq_len, dtype=dtype, device=CPU)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seq_len", [3, 24, 32, 131])
+def test_masked_sdpa_agrees(seq_len: int, dtype: torch.dtype) -> None:
+    found = held(seq_len=seq_len, dtype=dtype)
+    assert found.problems == []
+    assert set(found.whole) == set(found.row) == {"out", *random_inputs_names()}
+    assert max(found.whole.values()) > 0, "rounding must show"
+
+
+def random_inputs_names() -> set[str]:
+    return set(random_inputs(SMALL, 5, dtype=torch.float32, device=CPU)[0].named())
+
+
+@pytest.mark.parametrize("path", ["reference", "sequential", "batched"])
+@pytest.mark.parametrize("phi", ["avg", "mlp"])
+def test_every_path_agrees_and_so_do_these_equations(path: str, phi: str) -> None:
+    """In float64 nothing but the order of sums differs: the equations are right themselves."""
+    cfg = nsa.NSAConfig(**{**vars(SMALL), "phi": phi, "d_v": 12})
+    run = partial(attend, cfg=cfg, path=path)
+    found = measure(run, cfg, 77, dtype=torch.float64, device=CPU)
+    assert found.problems == []
+    # Inputs are made in float32, so that they are equal in every type.
+    assert max(found.row.values()) <= 1e-12
+    assert found.blocks_shortfall <= 1e-12
+
+
+def test_varlen_agrees() -> None:
+    with flash_on_cpu():
+        assert held(window="varlen").problems == []
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_wrong_window_is_rejected(shift: int) -> None:
+    with flash_on_cpu(shift=shift):
+        found = held(window="varlen")
+    wrong = {text.split()[0] for text in found.problems}
+    assert wrong == {"out", "q", "k_win", "v_win", "gates"}, found.problems
+
+
+@pytest.mark.parametrize("name", ["w", "n_sel"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_another_config_is_rejected(name: str, by: int) -> None:
+    other = nsa.NSAConfig(**{**vars(SMALL), name: getattr(SMALL, name) + by})
+    assert held(given=other).problems
+
+
+def _spoiled(name: str, factor: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A path whose gradient of one input alone is wrong."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * factor
+
+    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        named = x.named()
+        return attend(Branches(**{**named, name: Spoil.apply(named[name])}), **given)
+
+    return run
+
+
+@pytest.mark.parametrize("name", sorted(random_inputs_names()))
+def test_a_wrong_gradient_is_rejected(name: str) -> None:
+    """2 % is twice what five roundings to bfloat16 explain; 1 without a gradient at all."""
+    for factor in (1.02, 0.0):
+        found = held(run=_spoiled(name, factor))
+        assert found.problems and all(text.startswith(f"{name} ") for text in found.problems)
+
+
+def test_one_wrong_row_is_rejected() -> None:
+    """A head of one token, of 786: too little for the tensor as a whole, too much for itself."""
+
+    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        out, blocks = attend(x, **given)
+        factor = torch.ones_like(out)
+        factor[0, 130, 5] = 1.2
+        return out * factor, blocks
+
+    found = held(run=run)
+    assert any(text.startswith("out is off") and "in one row" in text for text in found.problems)
+    assert not any(text.startswith("out is off") and "row" not in text for text in found.problems)
+
+
+def test_not_a_number_is_rejected() -> None:
+    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        out, blocks = attend(x, **given)
+        return out * float("nan"), blocks
+
+    assert len(held(run=run).problems) >= 18
+
+
+def test_other_blocks_are_rejected() -> None:
+    """A choice that breaks the rules, and one that takes a worse block than it leaves."""
+
+    def drop(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        out, blocks = attend(x, **given)
+        return out, blocks.masked_fill(blocks == 0, -1)
+
+    assert any("break the rules" in text for text in held(run=drop).problems)
+
+    def worse(blocks: Tensor) -> Tensor:
+        """The free block of the last query: the first one that is not chosen."""
+        spare = next(j for j in range(1, 15) if j not in blocks[0, -1, 0].tolist())
+        changed = blocks.clone()
+        changed[0, -1, 0, 1] = spare
+        return changed
+
+    def swap(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        out, blocks = attend(x, **given)
+        return out, worse(blocks)
+
+    assert any("was left out that scores" in text for text in held(run=swap).problems)
+
+
+def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressed keys rounded to the 10 bits of TF32 choose a block that scores less."""
+
+    def rounded(x: Tensor, cfg: nsa.NSAConfig) -> Tensor:
+        exact = compression.compress(x, cfg)
+        bits = exact.detach().contiguous().view(torch.int32)
+        return exact + (((bits + 0x1000) & ~0x1FFF).view(torch.float32) - exact.detach())
+
+    one_group = nsa.NSAConfig(n_heads=6, n_kv_groups=1)
+    monkeypatch.setattr(sdpa, "compress", rounded)
+    assert any("was left out that scores" in text for text in held(one_group, 2048).problems)
+
+
+def test_a_kernel_that_refuses_is_an_answer() -> None:
+    found = held(window="varlen")
+    assert found.refused is not None and "CPU" in found.refused
+    assert found.problems == [f"it could not run: {found.refused}"]
+
+
+def test_a_lack_of_memory_is_raised() -> None:
+    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        held(run=run)
+
+
+def test_random_numbers_stay_as_they_are() -> None:
+    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+        torch.rand(7)  # a kernel that draws
+        return attend(x, **given)
+
+    before = torch.get_rng_state()
+    assert held(seq_len=40, run=run).problems == []
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = held(dtype=torch.float64)
+    monkeypatch.setattr("nsa.attention.self_test._BUDGET_BYTES", 1 << 20)
+    cut = held(dtype=torch.float64)
+    assert whole.problems == cut.problems == []
+    for name, error in whole.row.items():
+        assert cut.row[name] == pytest.approx(error, abs=1e-13)
+
+
+def test_the_production_shape() -> None:
+    """Real length, heads and type: masked SDPA agrees, and a window of 511 tokens does not."""
+    cfg = nsa.NSAConfig()
+    assert held(cfg, 2048).problems == []
+    other = nsa.NSAConfig(w=511)
+    wrong = {text.split()[0] for text in held(cfg, 1100, given=other).problems}
+    assert wrong == {"out", "q", "k_win", "v_win", "gates"}

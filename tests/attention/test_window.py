@@ -1,0 +1,208 @@
+"""The window branch through torch's `varlen_attn`, on a CPU that is lent a flash kernel."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention import choose_window, nsa_attention
+from nsa.attention import window as window_module
+from nsa.attention.api import attend
+from nsa.attention.branches import Branches
+from nsa.contract import NSAError
+from tests.attention.flash_on_cpu import flash_on_cpu
+from tests.attention.test_proofs import NAMES, gap, inputs
+
+CPU = torch.device("cpu")
+SMALL = nsa.NSAConfig(
+    dim=24, n_heads=6, n_kv_groups=2, d_k=8, d_v=8, l=8, d=4, l_sel=8, n_sel=4, w=10
+)
+LENGTHS = (1, 7, 10, 11, 33, 77)
+
+
+def shares_heads() -> bool:
+    """Does this torch's varlen_attn let query heads share a key? 2.11's does not."""
+    plain = window_module._varlen()
+    assert plain is not None
+    return "enable_gqa" in inspect.signature(plain).parameters
+
+
+def both(
+    cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype = torch.float64
+) -> list[list[Tensor]]:
+    """Output and gradients of the reference, and of SDPA with varlen_attn."""
+    found = []
+    for path, window in (("reference", "masked"), ("batched", "varlen")):
+        x = inputs(cfg, seq_len, batch=2, seed=seq_len, dtype=dtype)
+        out, _ = attend(Branches(**x), cfg, path=path, force_sdpa=True, window=window)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
+    return found
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_varlen_is_the_reference(seq_len: int) -> None:
+    """Layout, scale, window, shared heads, and two sequences that do not see each other."""
+    with flash_on_cpu() as flash:
+        reference, varlen = both(SMALL, seq_len)
+    for name, a, b in zip(("out", *NAMES), reference, varlen, strict=True):
+        assert gap(a, b) <= 1e-12, name
+    assert flash.windows == [(SMALL.w - 1, 0)]
+    tokens, heads = 2 * seq_len, 2 if shares_heads() else 6
+    assert flash.shapes == [((tokens, 6, 8), (tokens, heads, 8), (tokens, heads, 8))]
+
+
+def _torch_2_11(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> Any:
+    """The signature of torch 2.11, which asks for as many heads of keys as of queries."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    given = {"scale": scale, "window_size": window_size}
+    return varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **given)
+
+
+def test_a_torch_without_shared_heads_gets_a_copy_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_module, "_varlen", lambda: _torch_2_11)
+    with flash_on_cpu() as flash:
+        assert chosen().value == "varlen"
+        reference, varlen = both(SMALL, 33)
+    for name, a, b in zip(("out", *NAMES), reference, varlen, strict=True):
+        assert gap(a, b) <= 1e-12, name
+    assert flash.shapes == [((66, 6, 8), (66, 6, 8), (66, 6, 8))]
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_window_that_is_wrong_by_one_is_seen(shift: int) -> None:
+    with flash_on_cpu(shift=shift):
+        reference, varlen = both(SMALL, 33)
+    errors = {
+        name: gap(a, b) for name, a, b in zip(("out", *NAMES), reference, varlen, strict=True)
+    }
+    for name in ("out", "q", "k_win", "v_win", "gates"):
+        assert errors[name] > 1e-3, errors
+
+
+@pytest.mark.parametrize("w", [9, 11])
+def test_another_width_of_the_window_is_seen(w: int) -> None:
+    """The same from our side: the comparison would fail if `left` were not w - 1."""
+    other = nsa.NSAConfig(**{**vars(SMALL), "w": w})
+    x = inputs(SMALL, 33)
+    with flash_on_cpu():
+        right, wrong = (
+            attend(Branches(**x), cfg, path="batched", force_sdpa=True, window="varlen")[0]
+            for cfg in (SMALL, other)
+        )
+    assert gap(right, wrong) > 1e-3
+
+
+def test_a_layer_runs_it_without_a_copy() -> None:
+    """Queries, keys and values reach the operator as they lie in the projection's result.
+
+    Where heads cannot share a key, keys are copied, and only they.
+    """
+    layer = nsa.NSAAttention(nsa.NSAConfig(**{**vars(SMALL), "dim": 48}))
+    layer.force_sdpa, layer.window = True, "varlen"
+    x = torch.randn(2, 33, 48)
+    kept: list[int] = []
+    plain = window_module._varlen()
+    assert plain is not None
+
+    @functools.wraps(plain)
+    def seen(q: Tensor, k: Tensor, v: Tensor, *args: Any, **given: Any) -> Tensor:
+        kept.extend(t.untyped_storage().data_ptr() for t in (q, k))
+        return plain(q, k, v, *args, **given)
+
+    with flash_on_cpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_module, "_varlen", lambda: seen)
+        varlen = layer(x)
+    layer.window = "masked"
+    assert gap(varlen, layer(x)) <= 1e-5
+    assert (kept[0] == kept[1]) is shares_heads(), "one product turned both"
+
+
+# -- which way, and why ----------------------------------------------------------------------------
+
+
+def _torch_2_10(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None
+):
+    raise AssertionError("must not run")
+
+
+def chosen(**changes: Any) -> nsa.attention.PathChoice:
+    given = {"dtype": torch.bfloat16, "device": CPU, **changes}
+    cfg = given.pop("cfg", SMALL)
+    return choose_window(cfg, **given)
+
+
+def test_auto_is_varlen_where_it_can_run() -> None:
+    assert chosen().value == "masked"
+    assert "no flash attention for device cpu" in chosen().reason
+    with flash_on_cpu():
+        assert chosen().value == "varlen"
+        assert torch.__version__ in chosen().reason
+        assert chosen(asked="masked") == nsa.attention.PathChoice(
+            value="masked", reason="asked for by name"
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"dtype": torch.float32}, "flash attention has no float32"),
+        ({"use_flash": False}, "flash kernels are switched off"),
+        ({"cfg": nsa.NSAConfig(d_v=32)}, "d_k=64, d_v=32"),
+        ({"cfg": nsa.NSAConfig(d_k=12, d_v=12)}, "a multiple of 8"),
+        ({"cfg": nsa.NSAConfig(d_k=264, d_v=264)}, "up to 256"),
+        ({"device": torch.device("meta")}, "device meta"),
+    ],
+)
+def test_what_flash_attention_cannot_is_said(changes: dict[str, Any], why: str) -> None:
+    with flash_on_cpu():
+        assert chosen(**changes).value == "masked"
+        assert why in chosen(**changes).reason
+        with pytest.raises(NSAError, match="allowed here: auto, masked"):
+            chosen(asked="varlen", **changes)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (None, "has no varlen_attn"),
+        (_torch_2_10, "has no scale, window_size"),
+    ],
+)
+def test_an_older_torch_gets_masks(
+    function: Callable[..., Any] | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window_module, "_varlen", lambda: function)
+    with flash_on_cpu():
+        assert chosen().value == "masked"
+        assert why in chosen().reason
+
+
+def test_the_public_function_refuses_what_cannot_run() -> None:
+    x = inputs(SMALL, 12, dtype=torch.bfloat16)
+    with pytest.raises(NSAError, match="window='varlen': this torch has no flash attention"):
+        nsa_attention(**x, cfg=SMALL, window="varlen")
+    with pytest.raises(NSAError, match="did you mean 'masked'"):
+        nsa_attention(**x, cfg=SMALL, window="mask")

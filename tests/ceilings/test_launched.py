@@ -1,0 +1,164 @@
+"""The real program: two gloo ranks, one process, a refusal, a rank that dies, a pasted command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
+from phases.common import ceilings
+from runbook.launch import Budgets, run_launch
+from runbook.launch.observer import Observer
+from runbook.read import read_launch
+from runbook.read.ceilings import read_measured
+from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from runbook.registry import phases
+from tests.phases import builder
+
+CPU = builder.context("cpu")
+CUDA = torch.cuda.is_available()
+
+
+def planned(where: builder.PlanContext = CPU) -> Launch:
+    plan = phases()["preflight"].plan(where)
+    return next(launch for launch in plan if launch.kind == "ceilings")
+
+
+def run(root: Path, launch: Launch) -> tuple[LaunchEvidence, LaunchResult]:
+    result = run_launch(launch, root, observer=Observer(), retry=False)
+    return read_launch(root, launch, result), result
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> LaunchEvidence:
+    return run(tmp_path_factory.mktemp("pair"), planned())[0]
+
+
+def test_two_ranks_measure_everything_that_a_cpu_has(pair: LaunchEvidence) -> None:
+    assert pair.result.status is LaunchStatus.COMPLETED, pair.result.cause
+    assert [exit.code for exit in pair.result.ranks] == [0, 0]
+    assert pair.ceilings is not None and not pair.problems
+    token = pair.result.run_token
+    for what in Ceiling:
+        found = read_measured(pair.ceilings, what, nproc=2, token=token)
+        assert len(found) == (0 if what is Ceiling.HOST_COPY else 2), what
+        assert all(one.rate > 0 and one.repeats >= 5 for one in found)
+        assert found == sorted(found, key=lambda one: one.rate)
+
+
+def test_the_rows_of_preflight_show_it(pair: LaunchEvidence) -> None:
+    found = builder.evidence("preflight", CPU)
+    found = replace(found, launches={**found.launches, ceilings.LAUNCH: pair})
+    for what in ("matmul", "memory_copy", "all_reduce"):
+        check = builder.row("preflight", what, found, CPU)
+        assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
+        assert check.measurement is not None and check.measurement.sha256 == pair.ceilings_sha256
+
+
+def test_one_process_has_no_link_to_measure(tmp_path: Path) -> None:
+    words = ("python", "-m", "nsa.ceilings", "--device", "cpu")
+    launch = planned().model_copy(update={"argv": words, "nproc": 1})
+    made, result = run(tmp_path, launch)
+    assert result.ok and made.ceilings is not None
+    assert read_measured(made.ceilings, Ceiling.ALL_REDUCE, nproc=1) == []
+    (product,) = read_measured(made.ceilings, Ceiling.MATMUL, nproc=1)
+    assert product.device_type == "cpu" and product.unit == "TFLOP/s"
+
+
+@pytest.mark.skipif(CUDA, reason="this machine has a CUDA device")
+def test_a_missing_device_is_refused_in_words(tmp_path: Path) -> None:
+    words = tuple("cuda" if word == "cpu" else word for word in planned().argv)
+    _, result = run(tmp_path, planned().model_copy(update={"argv": words}))
+    assert result.status is LaunchStatus.CONFIG_ERROR
+    assert "--device=cuda: rank " in result.cause and "but 0 are visible" in result.cause
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--device", "gpu"), "--device gpu: allowed is auto, cpu, cuda"),
+        (("--size", "3"), "--size: no such flag; there is --device"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_allowed(words: tuple[str, ...], text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsa.ceilings", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.CONFIG and text in done.stderr
+
+
+class Spoiler(Observer):
+    """Does something to the ranks as soon as the first one measures."""
+
+    def __init__(self, root: Path, act: Callable[[int], None]) -> None:
+        self.root, self.act = root, act
+
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        import threading
+
+        threading.Thread(target=self._wait, args=(self.root / launch.run_dir,)).start()
+
+    def _wait(self, folder: Path) -> None:
+        import time
+
+        path = folder / "heartbeat_rank1.jsonl"
+        for _ in range(6000):
+            lines = path.read_text().splitlines() if path.is_file() else []
+            if any('"ceiling_start"' in line for line in lines):
+                self.act(json.loads(lines[0])["pid"])
+                return
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal: str) -> None:
+    import signal as signals
+
+    spoiler = Spoiler(tmp_path, lambda pid: os.kill(pid, signals.Signals[signal]))
+    fast = replace(Budgets(), step_s=2.0, init_s=60.0)
+    launch = planned()
+    result = run_launch(launch, tmp_path, observer=spoiler, retry=False, budgets=fast)
+    wanted = LaunchStatus.CRASHED if signal == "SIGKILL" else LaunchStatus.HUNG
+    assert (result.status, result.culprit_rank) == (wanted, 1), result.cause
+    assert not (tmp_path / launch.run_dir / CEILINGS_JSON).exists()
+
+
+@pytest.mark.e2e
+def test_the_printed_line_works_when_pasted(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", planned().command_line()],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "artifacts/ceilings/latest" / CEILINGS_JSON).read_text())
+    assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
+    assert "matmul" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+def test_a_gpu_shows_what_its_kind_can_do_within_seconds(tmp_path: Path) -> None:
+    words = ("python", "-m", "nsa.ceilings", "--device", "cuda")
+    launch = planned().model_copy(update={"argv": words, "nproc": 1})
+    made, result = run(tmp_path, launch)
+    assert result.ok and made.ceilings is not None, result.cause
+    assert result.duration_s < 40, "10 s of measuring, and the imports"
+    for what, least in ((Ceiling.MATMUL, 20.0), (Ceiling.MEMORY_COPY, 100.0)):
+        (one,) = read_measured(made.ceilings, what, nproc=1)
+        assert one.rate > least and one.device_type == "cuda" and one.uuid
+    (host,) = read_measured(made.ceilings, Ceiling.HOST_COPY, nproc=1)
+    assert 1.0 < host.rate < 500.0

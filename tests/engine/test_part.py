@@ -1,0 +1,129 @@
+"""A run in parts: each ends within its time, and the parts together are the one run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from runbook.engine import Observer
+from runbook.engine.journal import read_events
+from runbook.engine.outputs import check_manifest
+from runbook.engine.part import TIME_LIMIT, Part
+from runbook.engine.run import resume_run, run_setup
+from runbook.launch import StopRequest
+from runbook.launch.reaper import carriers
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
+from tests.cli.shell import runbook
+from tests.engine.toys import Toy, setup
+from tests.launch.helpers import fake_launch
+
+
+def entry(seconds: float, *, steps: int = 5, ok: bool = True) -> LaunchEntry:
+    status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
+    return LaunchEntry(
+        launch=fake_launch(name="run1", steps=steps),
+        result=LaunchResult(status=status, duration_s=seconds),
+    )
+
+
+def launch() -> Launch:
+    return fake_launch(name="run2", steps=5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "typical_s", "starts"),
+    [
+        ([], None, True),  # nothing is known: it is tried
+        ([entry(50)], None, True),
+        ([entry(50), entry(200)], None, False),  # the longest counts
+        ([entry(200, ok=False)], None, True),  # a hang says nothing about a healthy launch
+        ([entry(200, steps=50)], None, True),  # nor does a launch of other length
+        ([], 200.0, False),
+        ([entry(50)], 200.0, True),  # what was seen here outranks the profile's guess
+    ],
+)
+def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
+    entries: list[LaunchEntry], typical_s: float | None, starts: bool
+) -> None:
+    part = Part(limit_s=100.0, started_any=True)
+    assert part.has_time_for(launch(), entries, typical_s) is starts
+
+
+def test_the_first_launch_of_a_part_always_starts() -> None:
+    assert Part(limit_s=1.0).has_time_for(launch(), [entry(200)], 200.0)
+
+
+def test_without_a_limit_there_is_always_time() -> None:
+    part = Part(started_any=True)
+    assert part.has_time_for(launch(), [entry(1e6)], 1e6)
+    stop = StopRequest()
+    with part.ends(stop):
+        pass
+    assert stop.requested == ""
+
+
+def test_a_part_that_ended_in_time_asks_nobody_to_stop() -> None:
+    stop = StopRequest()
+    with Part(limit_s=0.1).ends(stop):
+        pass
+    time.sleep(0.3)
+    assert stop.requested == ""
+
+
+def tokens(folder: Path) -> list[str]:
+    return [json.loads(path.read_text())["run_token"] for path in folder.rglob("launch.json")]
+
+
+def test_parts_of_one_run(tmp_path: Path) -> None:
+    """The limit falls into a launch that is slow: it is cut off, and all goes on in part two."""
+    slow = Toy("baseline", count=2, words=("--dt", "0.3"), steps=8)
+    last = Toy("bucket_sweep")
+    first = run_setup(setup(tmp_path, slow, last), observer=Observer(), until_s=5.0)
+    folder = next(tmp_path.glob("*/run.json")).parent
+    assert (first.verdict, first.interrupted) == (Verdict.INCOMPLETE, True)
+    assert first.options["signal"] == TIME_LIMIT
+    assert first.reasons[0] == f"interrupted by {TIME_LIMIT}"
+    assert not any(carriers(token) for token in tokens(folder))
+    assert check_manifest(folder) == []
+    done = [e.launch.name for e in first.phases[0].launches if e.result.ok]
+    for _ in range(4):
+        record = resume_run(
+            folder,
+            observer=Observer(),
+            make_setup=lambda _: setup(tmp_path, slow, last),
+            until_s=5.0,
+        )
+        if not record.interrupted:
+            break
+    assert record.verdict is Verdict.GO
+    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
+    events, _ = read_events(folder / "events.jsonl")
+    begun = [e for e in events if e["event"] == "launch_started" and e["phase"] == "baseline"]
+    started = [event["launch"] for event in begun]
+    assert all(started.count(name) == 1 for name in done)
+    assert check_manifest(folder) == []
+
+
+def test_a_part_of_the_command_ends_with_3_and_is_continued(tmp_path: Path) -> None:
+    words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
+    cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
+    assert cut.code == 3, cut.err
+    folder = next((tmp_path / "runs").iterdir())
+    assert "resume" in cut.out
+    words = ("run", "--resume", folder.name, "--out", "runs", "--until-s", "0.5")
+    again = runbook(*words, cwd=tmp_path)
+    assert again.code == 3, again.err
+    events, _ = read_events(folder / "events.jsonl")
+    names = [event["event"] for event in events]
+    assert names.count("run_started") == names.count("run_resumed") == 1
+    assert [e["signal"] for e in events if e["event"] == "run_interrupted"] == [TIME_LIMIT] * 2
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon"])
+def test_a_limit_that_is_none(tmp_path: Path, text: str) -> None:
+    ended = runbook("run", "--profile", "cpu", "--until-s", text, cwd=tmp_path)
+    assert ended.code == 2
+    assert f"--until-s: must be a number above 0, not {text!r}" in ended.err

@@ -1,0 +1,137 @@
+"""Counters before and after a launch: by NVML, by nvidia-smi in its place, and by nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbook.launch import counters
+from runbook.launch.counters import NVML_PROGRAM, When, write_devices
+from runbook.read.documents import read_json_object
+from runbook.read.shapes import DEVICE_COUNTERS, DEVICES, shaped
+from tests.launch.nvml import Machine, nvidia_smi
+
+FIXTURES = Path(__file__).parents[1] / "collect" / "fixtures"
+
+
+def written(folder: Path, when: When = When.BEFORE, **environment: str) -> dict[str, Any]:
+    write_devices(folder, when, environment)
+    problems: list[str] = []
+    document, _ = read_json_object(folder / f"devices_{when}.json", problems)
+    assert document is not None
+    fitted, more = shaped(document, DEVICES, "devices")
+    assert problems + more == []
+    return fitted
+
+
+def test_nvml_is_asked_and_nvidia_smi_kept_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path, monkeypatch)
+    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
+    document = written(tmp_path)
+    assert (document["source"], document["problem"]) == ("nvml", "")
+    assert document["driver"] == "580.95.05"
+    first, second = document["gpus"]
+    assert (first["uuid"], first["pci"], first["mig"]) == ("GPU-0", "00000000:17:00.0", False)
+    assert set(first["counters"]) == set(DEVICE_COUNTERS)
+    assert first["counters"]["ecc_uncorrected_aggregate"] == 7
+    assert first["counters"]["thermal_violation_s"] == 1.5
+    assert first["counters"]["retired_pending"] is None
+    assert first["missing"]["retired_pending"] == "Not Supported"
+    assert first["link"] == {"gen": 4, "gen_max": 4, "width": 16, "width_max": 16}
+    assert first["clock_events"] == 4  # by the spelling of an older driver
+    assert second["index"] == 1
+    assert "<nvidia_smi_log>" in (tmp_path / "nvidia_smi_before.xml").read_text()
+    machine.say(uncorrected=2, replays=5)
+    after = written(tmp_path, When.AFTER)["gpus"][0]["counters"]
+    assert (after["ecc_uncorrected_volatile"], after["pcie_replays"]) == (2, 5)
+
+
+def test_only_gpus_that_the_launch_may_use_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(tmp_path, monkeypatch)
+    document = written(tmp_path, CUDA_VISIBLE_DEVICES="1")
+    assert [gpu["index"] for gpu in document["gpus"]] == [1] and document["visible"] == "1"
+
+
+def test_a_lost_gpu_is_told_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(tmp_path, monkeypatch).say(lost=0)
+    first, second = written(tmp_path)["gpus"]
+    assert first["index"] == 0 and first["problem"] and second["counters"]["pcie_replays"] == 0
+
+
+def test_without_nvml_the_xml_is_read_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
+    document = written(tmp_path)
+    assert document["source"] == "nvidia-smi"
+    assert document["problem"] == "no NVIDIA driver: libnvidia-ml.so.1 is not installed"
+    found = document["gpus"][0]["counters"]
+    assert (found["ecc_corrected_aggregate"], found["ecc_uncorrected_aggregate"]) == (2, 7)
+    assert found["remap_pending"] == 0 and found["pcie_replays"] == 0
+
+
+def test_a_driver_that_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(tmp_path, monkeypatch).say(init=9)
+    nvidia_smi(tmp_path / "bin", monkeypatch, None)
+    document = written(tmp_path)
+    assert document["source"] == "" and document["gpus"] == []
+    assert "NVML: Driver Not Loaded" in document["problem"]
+    assert "NVIDIA-SMI has failed" in document["problem"]
+
+
+@pytest.mark.parametrize("text", ["<nvidia_smi_log>", "<other/>", ""])
+def test_an_xml_that_cannot_be_read_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    broken = tmp_path / "broken.xml"
+    broken.write_text(text)
+    nvidia_smi(tmp_path / "bin", monkeypatch, broken)
+    document = written(tmp_path)
+    assert document["source"] == "" and "nvidia-smi" in document["problem"]
+
+
+def test_a_library_that_hangs_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(counters, "NVML_PROGRAM", ("/bin/sh", "-c", "sleep 30"))
+    began = time.monotonic()
+    write_devices(tmp_path, When.AFTER, {}, hurry=True)
+    assert time.monotonic() - began < 6
+    document = json.loads((tmp_path / "devices_after.json").read_text())
+    assert "no answer within 1 s" in document["problem"] and document["source"] == ""
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a driver")
+def test_the_real_pynvml_without_a_driver_says_so() -> None:
+    done = subprocess.run([*NVML_PROGRAM, "counters"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["problem"] == "NVML: NVML Shared Library Not Found"
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a driver")
+def test_without_a_gpu_a_snapshot_costs_next_to_nothing(tmp_path: Path) -> None:
+    used = time.process_time()
+    for _ in range(10):
+        write_devices(tmp_path, When.BEFORE, os.environ)
+    assert (time.process_time() - used) / 10 < 0.02
+
+
+@pytest.mark.gpu
+def test_a_real_driver_tells_its_counters(tmp_path: Path) -> None:
+    document = written(tmp_path)
+    assert document["source"] == "nvml"
+    first = document["gpus"][0]
+    assert first["counters"]["pcie_replays"] is not None and first["link"]["width"] >= 1

@@ -1,0 +1,214 @@
+"""The kernel's log in the window of a launch: recorded lines, and the log of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from runbook.launch import kernel_log
+from runbook.launch.classify import End
+from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.kernel_log import MOST_LINES, KernelLog
+from runbook.launch.observer import Observer
+from runbook.read import read_launch
+from runbook.read.kernel_lines import KernelLine, Kind, parse_lines
+from runbook.records import Launch, LaunchStatus
+from tests.launch.helpers import fake_launch, run
+
+# As published: NVIDIA's "XID Errors", open-gpu-kernel-modules issues, the kernel's PCI AER howto.
+RECORDED = {
+    "NVRM: Xid (PCI:0000:b1:00): 79, GPU has fallen off the bus.": (Kind.XID, 79, True),
+    "NVRM: Xid (0000:03:00): 14, Channel 00000001": (Kind.XID, 14, True),
+    "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping": (
+        Kind.XID,
+        63,
+        True,
+    ),
+    "NVRM: GPU at PCI:0000:03:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7": (
+        Kind.NVRM,
+        None,
+        False,
+    ),
+    "pcieport 0000:00:1c.0: AER: Corrected error message received from 0000:00:1c.0": (
+        Kind.PCIE,
+        None,
+        False,
+    ),
+    "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer": (
+        Kind.PCIE,
+        None,
+        True,
+    ),
+    "pcieport 0000:16:01.0: pciehp: Slot(1): Link Down": (Kind.PCIE, None, True),
+    "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB": (
+        Kind.OOM,
+        None,
+        False,
+    ),
+}
+
+
+def kmsg(path: Path, *texts: str) -> None:
+    with path.open("a") as stream:
+        for number, text in enumerate(texts):
+            stream.write(f"4,{number},{1000 + number},-;{text}\n SUBSYSTEM=pci\n")
+
+
+@pytest.mark.parametrize("text", RECORDED)
+def test_a_published_line_is_understood(text: str) -> None:
+    (line,) = parse_lines([text])
+    assert (line.kind, line.xid, line.fatal) == RECORDED[text]
+
+
+def test_only_lines_of_the_window_count_and_only_those_that_concern(tmp_path: Path) -> None:
+    device = tmp_path / "kmsg"
+    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
+    log = KernelLog(kmsg=device)
+    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
+    window = log.close(tmp_path)
+    assert [line.text for line in window.lines] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
+    document = json.loads((tmp_path / "kernel_log.json").read_text())
+    assert document["source"] == str(device) and document["others"] == 1
+    assert document["lines"] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
+
+
+def test_secrets_are_blanked_and_a_flood_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-77aa55")
+    device = tmp_path / "kmsg"
+    device.touch()
+    log = KernelLog(kmsg=device)
+    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 7))
+    window = log.close(tmp_path)
+    assert (len(window.lines), window.left_out) == (MOST_LINES, 7)
+    assert "canary" not in (tmp_path / "kernel_log.json").read_text()
+
+
+def test_a_log_that_cannot_be_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("dmesg", "journalctl"):
+        (tools / name).write_text("#!/bin/sh\necho 'Operation not permitted' >&2; exit 1\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    assert window.source == "" and window.lines == []
+    for part in ("No such file", "dmesg: exit code 1: Operation not", "journalctl: exit code 1"):
+        assert part in window.problem
+
+
+def dmesg(folder: Path, *lines: str) -> None:
+    (folder / "log").write_text("".join(f"<4>[    1.{n:06d}] {t}\n" for n, t in enumerate(lines)))
+    (folder / "dmesg").write_text(f"#!/bin/sh\ncat {folder}/log\n")
+    (folder / "dmesg").chmod(0o755)
+
+
+def test_dmesg_stands_in_and_begins_after_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old")
+    log = KernelLog(kmsg=tmp_path / "none")
+    dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old", "NVRM: new")
+    window = log.close(tmp_path)
+    assert (window.source, [line.text for line in window.lines]) == ("dmesg --raw", ["NVRM: new"])
+    log = KernelLog(kmsg=tmp_path / "none")
+    dmesg(tmp_path, "NVRM: all anew")
+    window = log.close(tmp_path)
+    assert window.lost and [line.text for line in window.lines] == ["NVRM: all anew"]
+
+
+def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
+    (tmp_path / "dmesg").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "journalctl").write_text(
+        "#!/bin/sh\nfor last; do :; done\ncase $last in\n"
+        '--lines=1) echo \'{"__CURSOR": "s=1", "MESSAGE": "old"}\';;\n'
+        f"--after-cursor=s=1) echo '{new}';;\nesac\n"
+    )
+    for name in ("dmesg", "journalctl"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    assert window.source == "journalctl -k" and window.lines[0].xid == 79
+
+
+def test_the_log_of_this_machine_is_read_or_says_why(tmp_path: Path) -> None:
+    window = KernelLog().close(tmp_path)
+    assert window.source or window.problem
+    assert (tmp_path / "kernel_log.json").is_file()
+
+
+XID = "NVRM: Xid (PCI:0000:17:00): {}, pid=7"
+CRASH = End(status=LaunchStatus.CRASHED, cause="rank 1 ended: CUDA error", culprit_rank=1)
+OURS = ("0000:17:00",)
+
+
+def lines(*numbers: int) -> list[KernelLine]:
+    return parse_lines([XID.format(number) for number in numbers])
+
+
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120])
+def test_an_xid_that_no_program_causes_is_a_hardware_error(number: int) -> None:
+    end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
+    assert end.status is LaunchStatus.HARDWARE_ERROR and end.culprit_rank == 1
+    assert end.cause.startswith(f"GPU 0000:17:00: Xid {number} (") and CRASH.cause in end.cause
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 92, 999])
+def test_an_xid_that_the_program_may_cause_leaves_it_a_crash_and_is_named(number: int) -> None:
+    end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
+    assert end.status is LaunchStatus.CRASHED and f"Xid {number} (" in end.cause
+
+
+def test_what_does_not_concern_the_launch_changes_nothing() -> None:
+    assert with_kernel_log(CRASH, lines(79), slots=("0000:99:00",), pids={}) == CRASH
+    for status in (LaunchStatus.COMPLETED, LaunchStatus.CONFIG_ERROR, LaunchStatus.INTERRUPTED):
+        end = End(status=status)
+        assert with_kernel_log(end, lines(79), slots=OURS, pids={}) == end
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:
+    killed = parse_lines(["Out of memory: Killed process 4711 (python) total-vm:9kB"])
+    end = with_kernel_log(CRASH, killed, slots=(), pids={4711: 0})
+    assert end.status is LaunchStatus.OUT_OF_MEMORY and end.culprit_rank == 0
+    assert with_kernel_log(CRASH, killed, slots=(), pids={1: 0}) == CRASH
+
+
+class Failing(Observer):
+    """The card falls off the bus while the launch trains."""
+
+    def __init__(self, device: Path) -> None:
+        self._device = device
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        if self._device.stat().st_size == 0:
+            kmsg(self._device, XID.format(79))
+
+
+@pytest.mark.parametrize("fault", ["segv", ""])
+def test_an_xid_makes_a_crash_a_hardware_error_and_no_good_end_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    device = tmp_path / "kmsg"
+    device.touch()
+    monkeypatch.setattr(kernel_log, "KMSG", device)
+    launch = fake_launch("--fault", fault, "--at", "20", steps=40)
+    result = run(launch, tmp_path, observer=Failing(device))
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.kernel_log is not None and len(evidence.kernel_log["lines"]) == 1
+    assert evidence.devices_after is not None and evidence.problems == ()
+    if fault:
+        assert result.status is LaunchStatus.HARDWARE_ERROR
+        assert "Xid 79 (GPU has fallen off the bus)" in result.cause
+        assert "baseline/one/kernel_log.json" in result.evidence
+    else:
+        assert result.status is LaunchStatus.COMPLETED and result.evidence == ()

@@ -1,0 +1,351 @@
+"""A card below its floor is the card's fault, and no document makes a row pass by its form."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from nsa.contract import CEILINGS_JSON, Ceiling
+from runbook.read import read_launch
+from runbook.records import Check, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.phase import PlanContext
+from tests.phases import builder, ceiling_files, on_disk, spoil
+from tests.phases.answers import WHERE, said
+from tests.phases.test_hostile_files import ODD, places, put
+from tests.phases.test_single_gpu import scaled_evidence
+
+ROWS = ("matmul", "memory_copy", "host_copy", "all_reduce")
+WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+DAMAGED = (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+Edit = Callable[[dict[str, Any]], object]
+
+
+def preflight(where: PlanContext = WHERE, edit: Edit | None = None, **rates: float) -> Any:
+    """Preflight with these rates on every rank; `edit` changes the document."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        document = ceiling_files.document(made.launch, where.profile, **rates)
+        if edit:
+            edit(document)
+        return replace(made, ceilings=document)
+
+    return builder.evidence("preflight", where, change=change, only=("ceilings",))
+
+
+def row(what: str, where: PlanContext = WHERE, edit: Edit | None = None, **rates: float) -> Check:
+    return builder.row("preflight", what, preflight(where, edit, **rates), where)
+
+
+# Half the clock, half the memory clock, half the width of the link, NCCL over the host.
+SICK = {
+    "a100x2_pcie4": (156.0, 820.0, 13.0, 5.0),
+    "a100x2_pcie3": (156.0, 820.0, 6.3, 2.8),
+    "a100x2_nvlink": (156.0, 870.0, 6.3, 15.0),
+    "h100x2_nvlink": (490.0, 1500.0, 27.0, 25.0),
+    "h200x2_nvlink": (490.0, 2150.0, 27.0, 25.0),
+    "a100x1": (156.0, 870.0, 6.3, None),
+    "h100x1": (490.0, 1500.0, 27.0, None),
+    "h200x1": (490.0, 2150.0, 27.0, None),
+}
+
+
+def _slower_on(rank: int, what: str, share: float) -> Edit:
+    """One rank reaches this share of what the document says of it, in all three of its sources."""
+
+    def edit(document: dict[str, Any]) -> None:
+        one = document["ranks"][rank][what] = dict(document["ranks"][rank][what])
+        one["seconds"] = [second / share for second in one["seconds"]]
+        one["host_s"] /= share
+        one["rate"] *= share
+
+    return edit
+
+
+@pytest.mark.parametrize("what", ["matmul", "memory_copy"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_card_above_its_floor_that_falls_behind_the_other_is_named(what: str, rank: int) -> None:
+    check = row(what, edit=_slower_on(rank, what, 0.83))
+    assert (check.outcome, check.code) == WRONG
+    assert f"on rank {rank} " in check.reason and "83% of the fastest" in check.reason
+    assert row(what, edit=_slower_on(rank, what, 0.92)).outcome is Outcome.PASS
+
+
+def test_a_product_of_another_type_is_no_ceiling_of_this_training() -> None:
+    check = row("matmul", edit=lambda document: [
+        one["matmul"].update(dtype="fp8") for one in document["ranks"]
+    ])  # fmt: skip
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert "the profile trains in bf16" in check.reason
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_sick_card_or_link_is_the_environments_fault(name: str) -> None:
+    where = builder.context(name)
+    for what, rate in zip(ROWS, SICK[name], strict=True):
+        if rate is None:
+            assert said(row(what, where)) == (Outcome.SKIPPED, Reason.NEEDS_GPUS)
+            continue
+        assert said(row(what, where)) == (Outcome.PASS, Reason.OK)
+        check = row(what, where, **{what: rate})
+        assert said(check) == WRONG and check.required, check.reason
+        assert "not a setting" in check.reason and check.remedy
+        assert check.measurement is not None
+        assert check.measurement.value == pytest.approx(rate)
+        assert check.measurement.path == "preflight/ceilings/ceilings.json"
+
+
+def test_the_slowest_rank_decides_and_is_named() -> None:
+    def one_slow(document: dict[str, Any]) -> None:
+        document["ranks"][1]["matmul"] = ceiling_files.measured(Ceiling.MATMUL, 100.0)
+
+    check = row("matmul", edit=one_slow)
+    assert said(check) == WRONG
+    assert "100 TFLOP/s on rank 1 (A100, 1), the slowest of 2" in check.reason
+    assert "the fastest has 240" in check.reason
+
+
+def test_on_shared_cores_every_number_is_shown_and_none_decides() -> None:
+    where = builder.context("cpu")
+    for what in ("matmul", "memory_copy", "all_reduce"):
+        check = row(what, where, **{what: 1e-6})
+        assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and check.measurement
+        assert not check.required
+    assert said(row("host_copy", where)) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
+
+
+def test_a_product_that_no_clock_reaches_was_not_measured() -> None:
+    assert row("matmul", matmul=400.0).outcome is Outcome.PASS
+    check = row("matmul", matmul=410.0)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert "1.3 times the 312" in check.reason
+
+
+def test_numbers_of_another_kind_of_device_are_no_evidence() -> None:
+    def on_cpu(document: dict[str, Any]) -> None:
+        document["ranks"][0]["device"]["type"] = "cpu"
+
+    check = row("memory_copy", edit=on_cpu)
+    assert said(check) == WRONG and "was measured on cpu" in check.reason
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (LaunchStatus.CRASHED, (Outcome.FAIL, Reason.CRASH)),
+        (LaunchStatus.HUNG, (Outcome.FAIL, Reason.HANG)),
+        (LaunchStatus.TIMED_OUT, (Outcome.INCOMPLETE, Reason.TIMEOUT)),
+        (LaunchStatus.ENVIRONMENT_ERROR, WRONG),
+    ],
+)
+def test_a_launch_that_did_not_end_well_measured_nothing(
+    status: LaunchStatus, expected: tuple[Outcome, Reason]
+) -> None:
+    found = builder.evidence("preflight", WHERE, change=spoil.ended(status), only=("ceilings",))
+    for what in ROWS:
+        assert said(builder.row("preflight", what, found, WHERE)) == expected
+
+
+def _of(rank: int, what: str, **values: Any) -> Edit:
+    def edit(document: dict[str, Any]) -> None:
+        document["ranks"][rank][what] |= values
+
+    return edit
+
+
+EDITS: dict[str, tuple[Edit, str]] = {
+    "a rank is missing": (lambda d: d["ranks"].pop(), "tells of ranks [0]"),
+    "a rank is there twice": (
+        lambda d: d["ranks"].__setitem__(1, d["ranks"][0]),
+        "tells of ranks [0, 0]",
+    ),
+    "another launch": (lambda d: d.update(run_token="f" * 32), "is of another launch"),
+    "no ranks": (lambda d: d.update(ranks=[]), "no usable list"),
+    "another world": (lambda d: d.update(world_size=4), "world_size 4"),
+    "no number of rank 1": (lambda d: d["ranks"][1].update(matmul=None), "of rank 1 is missing"),
+    "no number at all": (
+        lambda d: [rank.update(matmul=None) for rank in d["ranks"]],
+        "no rank measured matmul",
+    ),
+    "a time of 0": (_of(0, "matmul", seconds=[0.0] * 10), "took 0.0 s"),
+    "a time below 0": (_of(0, "matmul", seconds=[0.1, 0.1, -0.1]), "took -0.1 s"),
+    "two repeats": (_of(1, "matmul", seconds=[0.1, 0.1]), "2 repeats, 3 are needed"),
+    "no times": (_of(1, "matmul", seconds=[]), "0 repeats"),
+    "a size of 0": (_of(0, "matmul", size=0), "no usable size"),
+    "another size": (_of(0, "matmul", size=9000), "its sizes and times give"),
+    "another rate": (_of(0, "matmul", rate=300.0), "tells 300.0 TFLOP/s"),
+    "another unit": (_of(0, "matmul", unit="GFLOP/s"), "GFLOP/s"),
+    "faster than the host's clock": (_of(0, "matmul", host_s=1e-3), "by the host's clock"),
+    "slower than the host's clock": (_of(0, "matmul", host_s=10.0), "by the host's clock"),
+    "no host's clock": (_of(0, "matmul", host_s=None), "no usable host_s"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_document_that_does_not_agree_with_itself_is_damaged(name: str) -> None:
+    edit, text = EDITS[name]
+    check = row("matmul", edit=edit)
+    assert said(check) == DAMAGED and text in check.reason
+
+
+def from_disk(tmp_path: Path, text: str) -> Check:
+    """The row `matmul` where the file holds `text`."""
+    found = preflight()
+    made = found.launches["ceilings"]
+    on_disk.write_launch(tmp_path, made)
+    (tmp_path / made.launch.run_dir / CEILINGS_JSON).write_text(text)
+    read = read_launch(tmp_path, made.launch, made.result)
+    launches = {**found.launches, "ceilings": read}
+    return builder.row("preflight", "matmul", replace(found, launches=launches), WHERE)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (float("nan"), "seconds has an unexpected value: 'nan'"),
+        ("0.001", "seconds has an unexpected value: '0.001'"),
+        (True, "seconds has an unexpected value: 'True'"),
+    ],
+)
+def test_a_time_that_is_no_number_is_named(tmp_path: Path, value: Any, text: str) -> None:
+    (made,) = (one for one in builder.PHASES["preflight"].plan(WHERE) if one.kind == "ceilings")
+    document = ceiling_files.document(made, WHERE.profile)
+    document["ranks"][1]["matmul"]["seconds"][3] = value
+    check = from_disk(tmp_path, json.dumps(document))
+    assert said(check) == DAMAGED and text in check.reason
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ranks": "x"}', "[" * 100_000])
+def test_a_file_that_is_no_document_is_damaged(tmp_path: Path, text: str) -> None:
+    check = from_disk(tmp_path, text)
+    assert said(check) == DAMAGED and "ceilings.json" in check.reason
+
+
+def test_no_file_is_no_evidence() -> None:
+    found = builder.evidence(
+        "preflight", WHERE, change=spoil.parts(ceilings=None), only=("ceilings",)
+    )
+    check = builder.row("preflight", "matmul", found, WHERE)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+
+
+def test_whatever_stands_in_the_file_no_row_is_lost_or_passes_with_another_number() -> None:
+    (launch,) = (one for one in builder.PHASES["preflight"].plan(WHERE) if one.kind == "ceilings")
+    sound = ceiling_files.document(launch, WHERE.profile)
+    random = Random(5)
+    everywhere = places(sound)
+    for _ in range(150):
+        document = copy.deepcopy(sound)
+        for _ in range(random.randint(1, 3)):
+            document = put(document, random.choice(everywhere), random.choice(ODD))
+            everywhere_now = places(document)
+            if not everywhere_now:
+                break
+            everywhere = everywhere_now
+        everywhere = places(sound)
+        found = preflight(edit=lambda made, new=document: (made.clear(), made.update(new)))
+        for what in ROWS:
+            check = builder.row("preflight", what, found, WHERE)
+            if check.outcome is Outcome.PASS:
+                assert check.measurement is not None
+                assert float(check.measurement.value) == pytest.approx(
+                    ceiling_files.healthy_rates(WHERE.profile)[Ceiling(what)], rel=0.01
+                )
+
+
+def mfu_row(earlier: dict[str, PhaseEvidence], where: PlanContext = WHERE, **speed: Any) -> Check:
+    found = builder.evidence("baseline", where, earlier=earlier, **speed)
+    return builder.row("baseline", "mfu_of_ceiling", found, where)
+
+
+def test_mfu_is_held_against_what_this_card_was_measured_with() -> None:
+    # 1e5 tok/s of 5e8 FLOPs on two cards of 240 TFLOP/s.
+    check = mfu_row({"preflight": preflight()}, rate=1e5)
+    assert said(check) == (Outcome.PASS, Reason.OK) and check.measurement is not None
+    assert check.measurement.value == pytest.approx(1e5 * 5e8 / (2 * 240e12), rel=1e-3)
+    paths = {source.path for source in check.measurement.sources}
+    assert {"preflight/ceilings/ceilings.json", "baseline/run1/training.csv"} <= paths
+    slow = mfu_row({"preflight": preflight()}, rate=5e4)
+    assert said(slow) == (Outcome.FAIL, Reason.BELOW_LIMIT) and slow.required
+    # The same throughput on a card of half the speed is no fault of the settings.
+    card = mfu_row({"preflight": preflight(matmul=120.0)}, rate=5e4)
+    assert said(card) == (Outcome.PASS, Reason.OK)
+    assert card.measurement is not None and slow.measurement is not None
+    assert card.measurement.value == pytest.approx(2 * float(slow.measurement.value))
+
+
+def test_without_preflight_in_this_run_there_is_no_share_of_it() -> None:
+    check = mfu_row({}, rate=1e5)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+    assert "preflight phase was not run in this run" in check.reason
+    assert "--phase preflight,baseline" in check.rerun
+
+
+def test_on_cores_a_phase_alone_stays_as_it_was() -> None:
+    """What never decides is no open question either."""
+    where = builder.context("cpu")
+    check = mfu_row({}, where)
+    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+    found = scaled_evidence(1e5, 0.8e5, where=where)
+    check = builder.row("single_gpu", "link", found, where)
+    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+
+
+def test_more_than_the_card_can_is_not_plausible_and_another_card_not_comparable() -> None:
+    check = mfu_row({"preflight": preflight(matmul=2.0)}, rate=1e5)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+
+    def elsewhere(document: dict[str, Any]) -> None:
+        document["ranks"][1]["device"]["uuid"] = "7"
+
+    check = mfu_row({"preflight": preflight(edit=elsewhere)}, rate=1e5)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "preflight measured 0, 7" in check.reason
+
+
+def link_row(one: float, many: float, where: PlanContext = WHERE, **rates: float) -> Check:
+    found = scaled_evidence(one, many, where=where)
+    earlier = {**found.earlier, "preflight": preflight(where, **rates)}
+    return builder.row("single_gpu", "link", replace(found, earlier=earlier), where)
+
+
+def test_a_bad_link_and_a_bad_setting_are_told_apart() -> None:
+    """78.4M gradients of 2 bytes travel once: at 14 GB/s 11.2 ms beside the 41 ms of a step."""
+    fine = link_row(1e5, 1.96e5)
+    assert said(fine) == (Outcome.PASS, Reason.OK) and fine.measurement is not None
+    work_s, link_s = 4096 / 1e5, 78.4e6 * 2 / 14e9
+    floor = work_s / (work_s + link_s)
+    assert fine.measurement.value == pytest.approx(floor, rel=0.01) and 0.77 < floor < 0.80
+    setting = link_row(1e5, 1.2e5)
+    assert said(setting) == (Outcome.FAIL, Reason.BELOW_LIMIT)
+    assert "a setting, or the host" in setting.reason and "NSA_DDP_BUCKET_MB" in setting.remedy
+    link = link_row(1e5, 1.2e5, all_reduce=5.0)
+    assert said(link) == WRONG and "the link explains it" in link.reason
+    assert "look at the link" in link.remedy
+    assert "preflight,baseline,single_gpu" in link.rerun
+
+
+def test_a_scaling_that_cannot_be_has_nothing_to_explain() -> None:
+    assert said(link_row(1e5, 2.5e5)) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+
+
+def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
+    cpu = link_row(1e5, 0.8e5, builder.context("cpu"))
+    assert said(cpu) == (Outcome.SKIPPED, Reason.NOT_GATED) and cpu.measurement is not None
+    assert said(link_row(1e5, 1e5, builder.context("h200x1"))) == (
+        Outcome.SKIPPED,
+        Reason.NEEDS_GPUS,
+    )
+
+
+def test_without_preflight_nothing_explains_the_scaling() -> None:
+    found = scaled_evidence(1e5, 1.96e5)
+    check = builder.row("single_gpu", "link", found, WHERE)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)

@@ -1,0 +1,300 @@
+"""Row `devices`: each thing that a machine can report during a launch, made to happen once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from runbook.records import Check, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from tests.phases import builder, spoil, traces
+
+WHERE = builder.context()
+XID = "NVRM: Xid (PCI:{}): {}, pid=4242, name=python"
+
+
+def checked(change: spoil.Change, what: str = "devices", *, only: str = "run2") -> Check:
+    found = builder.evidence("baseline", WHERE, change=change, only=[only])
+    assert set(found.launches) >= {only}
+    return builder.row("baseline", what, found, WHERE)
+
+
+def counted(name: str, value: Any, *, gpu: int = 0, key: str = "counters") -> spoil.Change:
+    """A value of one GPU after the launch."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        after = copy.deepcopy(made.devices_after)
+        assert after is not None
+        after["gpus"][gpu][key][name] = value
+        return replace(made, devices_after=after)
+
+    return change
+
+
+def logged(*lines: str, **changes: Any) -> spoil.Change:
+    return spoil.parts(kernel_log=traces.kernel_log(*lines, **changes))
+
+
+def sampled(**columns: Any) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.gpu_samples is not None
+        return replace(made, gpu_samples=made.gpu_samples.assign(**columns))
+
+    return change
+
+
+def test_a_quiet_machine_passes_and_says_by_what() -> None:
+    check = builder.row("baseline", "devices", builder.evidence("baseline", WHERE), WHERE)
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
+    assert "22 counters of GPU 0, 1 compared by nvml" in check.reason
+    assert "no fault in the kernel log (/dev/kmsg)" in check.reason
+    assert check.measurement is not None and check.measurement.value == 0 and check.required
+
+
+FAULTS = {
+    "uncorrected": (counted("ecc_uncorrected_volatile", 2), "GPU 0: ecc_uncorrected_volatile 0"),
+    "aggregate": (counted("ecc_uncorrected_aggregate", 8), "ecc_uncorrected_aggregate 7 -> 8"),
+    "remapped": (counted("remapped_correctable", 1, gpu=1), "GPU 1: remapped_correctable 0 -> 1"),
+    "pending": (counted("remap_pending", 1), "remap_pending 0 -> 1"),
+    "reset": (counted("ecc_uncorrected_aggregate", 0), "the driver was loaded anew"),
+    "replays": (counted("pcie_replays", 1000), "pcie_replays 0 -> 1000; allowed in this time: "),
+    "narrower": (counted("width", 8, key="link"), "GPU 0: PCIe link x16 before and x8 after"),
+    "xid": (logged(XID.format("0000:17:00", 79)), "GPU at 0000:17:00: Xid 79 (GPU has fallen off"),
+    "unknown xid": (logged(XID.format("0000:18:00", 999)), "Xid 999 (not in the table"),
+    "application xid": (logged(XID.format("0000:17:00", 31)), "Xid 31 (GPU memory page fault"),
+    "bridge": (
+        logged("pcieport 0000:56:01.0: AER: Uncorrectable (Fatal) error message received"),
+        "pcie: ",
+    ),
+    "link down": (logged("pcieport 0000:57:01.0: pciehp: Slot(7): Link Down"), "Link Down"),
+    "switch": (logged("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30"), "sxid"),
+    "slow link": (sampled(pcie_gen=1.0), "GPU 0: PCIe generation 1 under load, 4 possible"),
+    "narrow link": (sampled(pcie_width=8.0), "PCIe width 8 under load, 16 possible"),
+    "throttled": (sampled(throttle_reasons="0x0000000000000040"), "hardware thermal slowdown in"),
+    "shared": (
+        sampled(other_processes=1.0, others="4711 python"),
+        "GPU 0: another process computed there (4711 python)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault_of_the_machine_is_invalid_and_named(what: str) -> None:
+    change, said = FAULTS[what]
+    check = checked(change)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert said in check.reason and check.reason.startswith("run2: ")
+    assert "do not use these numbers" in check.remedy and check.measurement is not None
+    # A number that was taken on it does not count either.
+    throughput = checked(change, "throughput")
+    assert throughput.outcome is Outcome.INVALID
+    assert "these launches do not count" in throughput.reason
+
+
+def standing(key: str, **values: int) -> spoil.Change:
+    """GPU 1 shows these before the launch and after it, so nothing changes."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before, after = copy.deepcopy(made.devices_before), copy.deepcopy(made.devices_after)
+        assert before is not None and after is not None
+        for document in (before, after):
+            document["gpus"][1][key].update(values)
+        return replace(made, devices_before=before, devices_after=after)
+
+    return change
+
+
+def test_a_gpu_that_was_cut_into_instances_since_is_named() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before = copy.deepcopy(made.devices_before)
+        assert before is not None
+        before["gpus"][1]["mig"] = True
+        return replace(made, devices_before=before)
+
+    assert "GPU 1: MIG is on" in checked(change).reason
+    assert checked(change).outcome is Outcome.INVALID
+
+
+STANDING = {
+    "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
+    "pending": ("counters", {"remap_pending": 1}),
+    "spare rows used up": ("counters", {"remap_failure": 1}),
+    "retirement": ("counters", {"retired_pending": 1}),
+    "narrow": ("link", {"width": 8}),
+}
+
+
+@pytest.mark.parametrize("what", STANDING)
+def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) -> None:
+    key, values = STANDING[what]
+    check = checked(standing(key, **values))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "GPU 1: " in check.reason and " before the launch" in check.reason
+
+
+def _told(key: str, **values: Any) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
+
+    return change
+
+
+OTHER_TIMES = {
+    "swapped": (_told("devices_after", taken_at="2020-01-01T00:00:00Z"), "is older than"),
+    "driver": (_told("devices_after", driver="575"), "driver 580 -> 575 while the launch ran"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TIMES)
+def test_documents_of_another_time_or_driver_are_no_healthy_launch(what: str) -> None:
+    change, said = OTHER_TIMES[what]
+
+    def dated(made: LaunchEvidence) -> LaunchEvidence:
+        before = _told("devices_before", taken_at="2026-01-01T00:00:00Z")(made)
+        return change(_told("devices_after", taken_at="2026-01-01T00:01:00Z")(before))
+
+    check = checked(dated)
+    assert check.outcome is Outcome.INVALID and said in check.reason
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_counters_of_other_gpus_than_the_ranks_used_do_not_count(kept: int) -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        uuids = {"uuids": ["0", "1"]}
+        env = {**(made.env or {}), "device": {**(made.env or {})["device"], **uuids}}
+        gpus = list((made.devices_before or {})["gpus"])[:kept]
+        return replace(_told("devices_before", gpus=gpus)(made), env=env)
+
+    check = checked(change)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert "does not tell of GPU " in check.reason
+
+
+def test_old_errors_of_a_repaired_card_do_not_stop_a_launch() -> None:
+    repaired = standing("counters", ecc_uncorrected_aggregate=12, remapped_uncorrectable=3)
+    assert checked(repaired).outcome is Outcome.PASS
+
+
+WARNINGS = {
+    "corrected": (counted("ecc_corrected_volatile", 3), "ecc_corrected_volatile 0 -> 3"),
+    "a replay": (counted("pcie_replays", 8), "pcie_replays 0 -> 8; allowed in this time: 8"),
+    "warm": (counted("thermal_violation_s", 0.5), "thermal_violation_s 0 -> 0.5"),
+    "silent counter": (counted("pcie_replays", None), "pcie_replays could be read before and not"),
+    "corrected link": (
+        logged("nvidia 0000:17:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer"),
+        "severity=Corrected",
+    ),
+    "oom": (logged("Out of memory: Killed process 9 (stress) total-vm:1kB"), "Killed process 9"),
+    "no kernel log": (logged(source="", problem="/dev/kmsg: denied"), "unreadable: /dev/kmsg: den"),
+    "lost": (logged(lost=True), "overwritten before it was read"),
+    "flood": (logged(left_out=9), "9 more lines"),
+    "samples of other cards": (sampled(uuid="GPU-7"), "GPU 1 was not sampled while"),
+    "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
+    "no driver": (
+        spoil.parts(devices_before=traces.no_devices(), devices_after=traces.no_devices()),
+        "counters of the GPUs are unreadable: no NVIDIA driver; no nvidia-smi",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WARNINGS)
+def test_what_does_not_decide_is_a_warning_and_never_silent(what: str) -> None:
+    change, said = WARNINGS[what]
+    check = checked(change)
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
+    assert said in check.reason
+
+
+@pytest.mark.parametrize("address", ["0000:3b:00", "0000:99:00"])
+def test_an_xid_of_another_gpu_is_no_fault_of_this_launch(address: str) -> None:
+    check = checked(logged(XID.format(address, 79)))
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
+    found = builder.evidence("baseline", WHERE, change=logged(XID.format(address, 79)))
+    check = builder.row("baseline", "devices", found, WHERE)
+    assert "1 line(s) about other devices" in check.reason
+
+
+def test_a_gpu_that_is_gone_afterwards_is_named() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        after = copy.deepcopy(made.devices_after)
+        assert after is not None
+        after["gpus"] = [after["gpus"][0], {"index": 1, "problem": "GPU is lost"}]
+        return replace(made, devices_after=after)
+
+    check = checked(change)
+    assert check.outcome is Outcome.INVALID
+    assert "GPU 1 (GPU-1) does not answer after the launch" in check.reason
+
+
+def test_a_driver_that_stops_answering_is_a_fault_unless_nobody_waited_for_it() -> None:
+    gone = spoil.parts(devices_after=traces.no_devices())
+    assert "answered before the launch and not after it" in checked(gone).reason
+    assert checked(gone).outcome is Outcome.INVALID
+
+    def interrupted(made: LaunchEvidence) -> LaunchEvidence:
+        return gone(spoil.ended(LaunchStatus.INTERRUPTED)(made))
+
+    assert checked(interrupted).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("key", ["devices_before", "devices_after", "kernel_log"])
+def test_a_record_from_before_says_what_is_missing(key: str) -> None:
+    check = checked(spoil.parts(**{key: None}))
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert f"no {key}.json" in check.reason
+    assert checked(spoil.parts(**{key: None}), "throughput").outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("key", ["devices_before", "devices_after", "kernel_log"])
+@pytest.mark.parametrize("document", [{}, {"source": None, "problem": "", "gpus": [], "lines": []}])
+def test_a_document_without_its_parts_is_damaged(key: str, document: dict[str, Any]) -> None:
+    check = checked(spoil.parts(**{key: document}))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+
+
+def test_one_sample_of_another_process_is_told_only() -> None:
+    def once(frame: pd.DataFrame) -> list[float]:
+        return [1.0 if row == 120 else 0.0 for row in range(len(frame))]
+
+    check = checked(sampled(other_processes=once))
+    assert check.code is Reason.WARNING and "in 1 samples" in check.reason
+
+
+def test_a_gpu_that_rests_before_and_after_the_steps_is_no_slow_link() -> None:
+    def resting(made: LaunchEvidence) -> LaunchEvidence:
+        frame = made.gpu_samples
+        assert frame is not None
+        busy = frame["utilization_percent"] > 50
+        return replace(made, gpu_samples=frame.assign(pcie_gen=busy.map({True: 4.0, False: 1.0})))
+
+    assert checked(resting).code is Reason.OK
+
+
+def test_who_computes_may_be_unknown_and_is_said() -> None:
+    check = builder.row(
+        "baseline",
+        "devices",
+        builder.evidence("baseline", WHERE, change=sampled(other_processes=math.nan)),
+        WHERE,
+    )
+    assert check.code is Reason.OK and "whose processes compute was not told" in check.reason
+
+
+def test_a_profile_without_gpus_skips_the_row() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where)
+    check = builder.row("baseline", "devices", found, where)
+    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
+    assert not check.required
+
+
+def test_a_crash_by_hardware_is_invalid_in_its_own_row() -> None:
+    change = spoil.ended(LaunchStatus.HARDWARE_ERROR, cause="GPU 0000:17:00: Xid 79 (...)")
+    check = checked(change, "completed")
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "hardware error" in check.reason and "Xid 79" in check.reason

@@ -1,0 +1,142 @@
+"""The rehearsal: healthy machines are GO, sick ones are stopped by the rows that should stop them.
+
+No GPU takes part: the evidence is generated. The whole table is `python -m benchmarks.rehearsal`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import benchmarks.rehearsal as package
+from benchmarks.rehearsal.__main__ import main
+from benchmarks.rehearsal.catalog import HEALTHY, MACHINES, OTHER_ANSWERS, SICK
+from benchmarks.rehearsal.judged import Judged, judge
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.table import BEGIN, END, into_page, page_table, should, stops
+from runbook.config import load_profile
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "gpu.md"
+BY_NAME = {machine.name: machine for machine in MACHINES}
+# Stopped before anything starts, so that each takes a second.
+QUICK = ("driver_too_old", "mig_on", "pcie_x8", "ecc_before", "remap_failed", "half_clock",
+         "slow_memory", "link_retrained", "xid_79")  # fmt: skip
+
+
+def told(result: Judged) -> str:
+    return f"{result.machine.name} is {result.verdict}: {dict(result.reasons)}"
+
+
+def lines_of_the_page() -> dict[str, list[str]]:
+    """The table's cells, by machine."""
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line]
+    return {row[0].strip("`"): row for row in rows[2:]}
+
+
+def agrees(result: Judged) -> None:
+    """The page says of a machine what the command says of it."""
+    row = lines_of_the_page()[result.machine.name]
+    assert row[3] == should(result.machine)
+    assert row[4] == result.verdict
+    assert row[5] == stops(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", HEALTHY, ids=lambda machine: machine.name)
+def test_a_healthy_machine_is_go(machine: Machine) -> None:
+    result = judge(machine)
+    assert result.as_expected and result.verdict == "GO", told(result)
+    assert not result.stopped_by and result.started >= 14
+    agrees(result)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_sick_machine_is_stopped_by_the_row_that_should(name: str) -> None:
+    result = judge(BY_NAME[name])
+    assert result.as_expected, told(result)
+    agrees(result)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hot_gpu", "straggler", "leak_on_rank_1", "xid_48"])
+def test_a_machine_that_falls_ill_later_is_stopped_too(name: str) -> None:
+    result = judge(BY_NAME[name])
+    assert result.as_expected, told(result)
+    agrees(result)
+
+
+def test_an_expectation_that_is_not_met_is_told_and_costs_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = replace(BY_NAME["disk_full"], stopped_by=("preflight.pcie",))
+    monkeypatch.setattr("benchmarks.rehearsal.__main__.MACHINES", (wrong,))
+    assert main(["--workers", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "BAD disk_full" in out and "should be: preflight.pcie" in out
+    assert "nothing in it was measured" in out
+
+
+def test_a_machine_that_nobody_described_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--machine", "perpetuum_mobile"]) == 2
+    assert "no such machine: perpetuum_mobile" in capsys.readouterr().err
+
+
+def test_the_page_has_every_machine_and_its_rows() -> None:
+    rows = lines_of_the_page()
+    assert list(rows) == [machine.name for machine in MACHINES]
+    for machine in MACHINES:
+        row = rows[machine.name]
+        assert row[1:4] == [machine.profile, machine.story, should(machine)]
+        assert (row[4] == "GO") == (not machine.stopped_by)
+        assert set(machine.stopped_by) <= set(re.split(", ", row[5]))
+
+
+def test_the_page_says_that_nothing_was_measured() -> None:
+    assert "Nothing on this page was measured on a GPU" in PAGE.read_text(encoding="utf-8")
+    assert "NOT A MEASUREMENT" in (package.__doc__ or "")
+
+
+def test_the_table_goes_between_its_marks_only() -> None:
+    result = Judged(machine=HEALTHY[0], verdict="GO", stopped_by=(), reasons={}, started=1,
+                    seconds=0.0)  # fmt: skip
+    page = into_page(f"a\n{BEGIN}\nold\n{END}\nb\n", page_table([result]))
+    assert page.startswith(f"a\n{BEGIN}\n| machine") and page.endswith(f"{END}\nb\n")
+    assert "old" not in page and "`healthy_a100x2_pcie4`" in page
+    with pytest.raises(ValueError, match="the page has no"):
+        into_page("no marks", "")
+
+
+def test_there_are_enough_sick_machines_and_their_rows_exist() -> None:
+    assert len(SICK) >= 25 and len(BY_NAME) == len(MACHINES)
+    assert not any(machine.stopped_by for machine in (*HEALTHY, *OTHER_ANSWERS))
+    for machine in SICK:
+        assert machine.stopped_by
+        assert set(machine.stopped_by) <= set(load_profile(machine.profile).required), machine.name
+
+
+READS = ("runbook", "phases", "reports", "tests")
+
+
+def test_what_makes_evidence_knows_nothing_of_what_reads_it() -> None:
+    for path in sorted(Path(package.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in (
+                [node.module or ""] if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
+        }  # fmt: skip
+        own = {name for name in named if name.partition(".")[0] in (*READS, "nsa")}
+        if path.name == "judged.py":
+            assert not any(name.startswith(("phases", "reports", "tests")) for name in own)
+        else:
+            assert own <= {"nsa.contract"}, path.name

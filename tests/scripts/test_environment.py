@@ -1,0 +1,137 @@
+"""`make demo` takes a Python that works, and no environment that was left half made."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/environment.py, with installing left out: what it would install into is a list."""
+    spec = importlib.util.spec_from_file_location("env_script", ROOT / "scripts/environment.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.installed = []
+    monkeypatch.setattr(module, "install", lambda folder, dev: module.installed.append(dev))
+    monkeypatch.setattr(module, "VENV", ("-m", "venv", "--without-pip"))
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    return module
+
+
+def test_an_environment_is_made_once(script: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "venv"
+    for words in ([], [], ["--dev"], ["--dev"], []):
+        assert script.main([str(folder), *words]) == 0
+    assert script.installed == [False, True]
+    assert (folder / "bin" / "python").exists() and not (folder / ".unfinished").exists()
+
+
+def test_a_change_of_what_is_needed_is_installed(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = tmp_path / "pyproject.toml"
+    shutil.copy(script.PYPROJECT, changed)
+    assert script.main([str(tmp_path / "venv")]) == 0
+    changed.write_text(changed.read_text() + "\n# more\n")
+    monkeypatch.setattr(script, "PYPROJECT", changed)
+    assert script.main([str(tmp_path / "venv")]) == 0
+    assert script.installed == [False, False]
+
+
+def test_one_that_failed_halfway_is_made_anew(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "venv"
+    with monkeypatch.context() as failing:
+        failing.setattr(script, "install", refuse(script))
+        assert script.main([str(folder)]) == 2
+    assert "no network" in capsys.readouterr().err
+    (folder / "left over").touch()
+    assert script.main([str(folder)]) == 0
+    assert "was not finished: it is made anew" in capsys.readouterr().out
+    assert not (folder / "left over").exists() and script.installed == [False]
+
+
+def refuse(script: ModuleType):  # type: ignore[no-untyped-def]
+    """An installation that ends early."""
+
+    def install(folder: Path, *, dev: bool) -> None:
+        raise script.Refused("no network")
+
+    return install
+
+
+def test_another_python_takes_the_place_only_if_it_is_asked_for(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "venv"
+    venv.create(folder, with_pip=False)
+    config = folder / "pyvenv.cfg"
+    config.write_text(config.read_text().replace(HERE, "3.10"))
+    assert script.main([str(folder), "--keep"]) == 0
+    assert capsys.readouterr().out == ""
+    assert script.main([str(folder)]) == 0
+    assert "has another Python than PYTHON: it is made anew" in capsys.readouterr().out
+    assert HERE in config.read_text()
+
+
+def test_what_is_no_environment_is_left_alone(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert script.main([str(tmp_path)]) == 2
+    assert "VENV=FOLDER" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").exists() and script.installed == []
+
+
+@pytest.mark.parametrize("version", ["3.10.13", "3.14.0"])
+def test_a_python_that_does_not_work_is_told_which_do(
+    script: ModuleType,
+    tmp_path: Path,
+    version: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = tuple(map(int, version.split(".")))
+    monkeypatch.setattr(script.sys, "version", f"{version} (main)")
+    monkeypatch.setattr(script.sys, "version_info", numbers)
+    monkeypatch.setattr(script.shutil, "which", lambda name: name == "python3.12")
+    assert script.main([str(tmp_path / "venv")]) == 2
+    said = capsys.readouterr().err
+    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13" in said
+    assert "give PYTHON=python3.12" in said
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_torch_that_is_there_is_shared(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
+    assert script.main([str(tmp_path / "venv")]) == 0
+    assert "include-system-site-packages = true" in (tmp_path / "venv/pyvenv.cfg").read_text()
+
+
+def test_make_says_it_before_anything_else(tmp_path: Path) -> None:
+    """The real command, with an interpreter that is none of those that work."""
+    python = tmp_path / "python3.99"
+    python.write_text('#!/bin/sh\necho asked: "$@"\nexit 2\n')
+    python.chmod(0o755)
+    command = ["make", "demo", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout.strip() == f"asked: scripts/environment.py {tmp_path / 'venv'}"

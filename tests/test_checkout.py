@@ -1,0 +1,164 @@
+"""A checkout that nobody installed runs as it is, and its processes find the same packages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+from runbook.checkout import DISTRIBUTION, HOME, Checkout, share_packages, uninstalled
+
+PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second checkout, as far as the program needs one; for reading only."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for part in PARTS:
+        shutil.copytree(HOME / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HOME / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that is installed, but nothing of ours."""
+    folder = tmp_path_factory.mktemp("packages")
+    for key in ("purelib", "platlib"):
+        for entry in Path(sysconfig.get_path(key)).iterdir():
+            ours = entry.name.startswith(("nsa_runbook", "_nsa_runbook", "__editable__"))
+            if not ours and entry.name not in PARTS and not (folder / entry.name).exists():
+                (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def start(*words: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
+    """`python3 -m runbook` in `cwd`; -S leaves out the packages that are installed."""
+    environ = {**os.environ, "PYTHONPATH": str(path)}
+    command = [sys.executable, "-S", "-m", "runbook", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
+    copy: Path, packages: Path
+) -> None:
+    listed = start("phases", cwd=copy, path=packages)
+    assert listed.returncode == 0, listed.stderr
+    assert "preflight" in listed.stdout and "fineweb" in listed.stdout
+    planned = start("run", "--profile", "cpu", "--dry-run", "--json", cwd=copy, path=packages)
+    assert planned.returncode == 0, planned.stderr
+    assert len(json.loads(planned.stdout)["phases"]) == 9
+    assert "configs/cpu_smoke.yaml" in planned.stdout
+    refused = start("report", "none", "--format", "no", cwd=copy, path=packages)
+    assert refused.returncode == 2 and "html, json, junit, md, terminal" in refused.stderr
+
+
+def test_without_its_pyproject_it_is_refused(copy: Path, packages: Path, tmp_path: Path) -> None:
+    for part in PARTS:
+        shutil.copytree(copy / part, tmp_path / part)
+    refused = start("phases", cwd=tmp_path, path=packages)
+    assert refused.returncode == 2
+    assert f"{tmp_path} has no pyproject.toml that declares some" in refused.stderr
+
+
+def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None:
+    """Its own phases, not those of the package that is installed elsewhere."""
+    text = (copy / "pyproject.toml").read_text()
+    less = copy.parent / "less"
+    shutil.copytree(copy, less)
+    line = 'fineweb = "phases.fineweb:FineWeb"\n'
+    assert line in text
+    (less / "pyproject.toml").write_text(text.replace(line, ""))
+    command = [sys.executable, "-m", "runbook", "phases"]
+    listed = subprocess.run(command, cwd=less, capture_output=True, text=True, check=True)
+    assert "long_run" in listed.stdout and "fineweb" not in listed.stdout
+
+
+def test_its_entry_points_are_those_that_an_installation_writes() -> None:
+    import tomllib
+
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
+    ours, theirs = Checkout(HOME, project), distribution(DISTRIBUTION)
+    assert (ours.name, ours.version) == (theirs.name, theirs.version)
+    for group in ("runbook.phases", "runbook.reports"):
+        found = {(entry.name, entry.value) for entry in ours.entry_points.select(group=group)}
+        assert found == {(e.name, e.value) for e in theirs.entry_points.select(group=group)}
+        assert found and all(entry.dist is ours for entry in ours.entry_points.select(group=group))
+
+
+@pytest.mark.parametrize(
+    ("origin", "installed"),
+    [
+        ('{"url": "file://HOME", "dir_info": {"editable": true}}', True),
+        ('{"url": "file:///elsewhere", "dir_info": {"editable": true}}', False),
+        ('{"url": "file://HOME", "dir_info": {}}', False),
+        ("", False),
+    ],
+)
+def test_only_its_own_editable_install_makes_it_installed(
+    origin: str, installed: bool, copy: Path, packages: Path, tmp_path: Path
+) -> None:
+    info = tmp_path / "nsa_runbook-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
+    if origin:
+        (info / "direct_url.json").write_text(origin.replace("HOME", str(copy)))
+    code = "from runbook.checkout import uninstalled; print(uninstalled() is None)"
+    path = os.pathsep.join(map(str, (tmp_path, copy, packages)))
+    answer = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert answer.stdout.strip() == str(installed)
+
+
+def test_a_wheel_has_its_own_entry_points(copy: Path, packages: Path, tmp_path: Path) -> None:
+    """Its packages lie where it is installed, and no pyproject.toml beside them is asked."""
+    for part in PARTS:
+        shutil.copytree(copy / part, tmp_path / part)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nsa-runbook"\nversion = "9"\n')
+    info = tmp_path / "nsa_runbook-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[runbook.phases]\nnvtx = phases.nvtx:Nvtx\n")
+    listed = start("phases", cwd=tmp_path, path=packages)
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["PHASE", "nvtx"]
+
+
+def test_a_checkout_of_something_else_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
+    assert uninstalled(tmp_path) is None
+
+
+def test_processes_in_any_folder_find_the_same_packages(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copy.parent)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": f"wheels{os.pathsep}."}
+    share_packages(environ, copy)
+    assert environ["PYTHONPATH"].split(os.pathsep) == [
+        str(copy),
+        str(copy.parent / "wheels"),
+        str(copy.parent),
+    ]
+    command = [sys.executable, "-P", "-c", "import nsa; print(nsa.__file__)"]
+    found = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(copy / "nsa" / "__init__.py")
+
+
+def test_where_there_is_no_checkout_nothing_is_added(tmp_path: Path) -> None:
+    environ: dict[str, str] = {}
+    share_packages(environ, tmp_path)
+    assert environ == {}

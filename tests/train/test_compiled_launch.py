@@ -1,0 +1,228 @@
+"""NSA_COMPILE and NSA_LIGER in real launches of the trainer, with the real compiler for the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from nsa.contract import Event
+from nsa.toggles import parse_toggles
+from nsa.train.arms import Block
+from nsa.train.evidence import BlockEvidence
+from tests.shared import once
+from tests.train.conftest import edited
+from tests.train.launching import ROOT, Launch, environment, run
+
+STEPS = 12
+TIMEOUT_S = 420
+ARGS = ["--dataset", "markov", "--ddp", "0", "--steps", str(STEPS)]
+DENSE = {"NSA_COMPILE": "dense"}
+
+
+def launched(folder: Path, args: list[str], **how: Any) -> Launch:
+    from tests.train.launching import start
+
+    return start(folder, args, **how).wait(TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    """The same run by our own modules and compiled; and the second half of the compiled one."""
+    return once(tmp_path_factory, "compiled", _compiled)
+
+
+def _compiled(folder: Path) -> dict[str, Launch]:
+    config = edited(folder, ("eval_every: 0", "eval_every: 5"), ("save_every: 0", "save_every: 6"))
+    eager = launched(folder / "eager", ARGS, config=config)
+    args = [*ARGS, "--profile-steps", "2"]
+    dense = launched(folder / "dense", args, config=config, toggles=DENSE)
+    half = ["--resume", str(dense.run_dir / "checkpoints" / "step_6")]
+    return {
+        "eager": eager,
+        "dense": dense,
+        "resumed": launched(folder / "resumed", [*ARGS, *half], config=config, toggles=DENSE),
+        "changed": launched(folder / "changed", [*ARGS, *half], config=config),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+class TestOneRank:
+    pytestmark = pytest.mark.timeout(4 * TIMEOUT_S)
+
+    def test_the_losses_are_those_of_our_own_modules(self, compiled: dict[str, Launch]) -> None:
+        """Rounding in float32 differs by 1e-7 a step; twelve steps may blow it up a little."""
+        mine, theirs = (compiled[name].column("loss") for name in ("eager", "dense"))
+        assert len(mine) == len(theirs) == STEPS
+        assert theirs == pytest.approx(mine, rel=2e-6)
+        norms = [compiled[name].column("grad_norm") for name in ("eager", "dense")]
+        assert norms[1] == pytest.approx(norms[0], rel=2e-5)
+
+    def test_the_effect_is_shown_by_the_graph_of_the_loss(
+        self, compiled: dict[str, Launch]
+    ) -> None:
+        effect = compiled["dense"].effects()["NSA_COMPILE"]
+        assert effect["took_effect"] is True
+        assert effect["evidence"]["compiled_calls"] == effect["evidence"]["wanted"] == 2 * 2 + 1
+        assert effect["evidence"]["graphs"] == 3
+        assert "NSA_COMPILE" not in compiled["eager"].effects()
+
+    def test_the_profiler_saw_compiled_calls(self, compiled: dict[str, Launch]) -> None:
+        """By its own names of them, in the two steps that it watched."""
+        found = json.loads((compiled["dense"].run_dir / "profile_rank0.json").read_text())
+        assert found["compiled"]["calls"] == 2 * (2 * 2 + 1)
+        assert found["compiled"]["graph_launches"] == 0
+
+    def test_nothing_is_compiled_in_a_step(self, compiled: dict[str, Launch]) -> None:
+        beats = compiled["dense"].beats(0, "compiled")
+        assert [(beat["where"], beat["added"], beat["timed"]) for beat in beats] == [
+            ("block", 3, False),
+            ("eval", 3, False),
+        ]
+        assert compiled["eager"].beats(0, "compiled") == []
+
+    def test_the_proofs_are_those_of_any_launch(self, compiled: dict[str, Launch]) -> None:
+        (proof,) = compiled["dense"].beats(0, "proof")
+        (other,) = compiled["eager"].beats(0, "proof")
+        assert proof["missing"] == [] and proof["positions"] == other["positions"]
+        assert proof["oracle"]["seams"] == 0 and proof["oracle"]["blocks_illegal"] == 0
+        for what in ("attention", "layer", "logits"):
+            assert proof["oracle"][what] < 1e-5
+
+    def test_it_resumes_bit_for_bit(self, compiled: dict[str, Launch]) -> None:
+        assert compiled["resumed"].column("loss") == compiled["dense"].column("loss")[6:]
+        ends = [compiled[name].exit()["param_hash"] for name in ("resumed", "dense")]
+        assert ends[0] == ends[1]
+
+    def test_its_checkpoints_are_anyones(self, compiled: dict[str, Launch]) -> None:
+        """Names of parameters do not depend on how the dense parts run."""
+        assert compiled["changed"].exit()["code"] == 0
+        rest = compiled["eager"].column("loss")[6:]
+        assert compiled["changed"].column("loss") == pytest.approx(rest, rel=1e-5)
+
+
+@pytest.fixture(scope="session")
+def arms_of_kernels(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Two ranks, bf16 on the wire and in the step, accumulation, a static graph: arm after arm."""
+    return once(tmp_path_factory, "arms_of_kernels", _arms_of_kernels)
+
+
+def _arms_of_kernels(folder: Path) -> Launch:
+    arms = [
+        ("off", {"NSA_COMPILE": "off"}),
+        ("dense", DENSE),
+        ("graphs", {"NSA_COMPILE": "graphs"}),
+        ("liger", {"NSA_COMPILE": "off", "NSA_LIGER": "1"}),
+        ("again", DENSE | {"NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_FIND_UNUSED": "1"}),
+    ]
+    schedule = {
+        "schema_version": 1,
+        "warmup_steps": 3,
+        "blocks": [
+            {"block": i, "arm": arm, "steps": 4, "set": toggles}
+            for i, (arm, toggles) in enumerate(arms)
+        ],
+    }
+    args = ["--dataset", "markov", "--ddp", "1", "--accum", "2", "--precision", "bf16"]
+    toggles = {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_STATIC_GRAPH": "1", "NSA_DDP_BUCKET_MB": "0.25"}
+    words = [*args, "--arms", json.dumps(schedule)]
+    return launched(folder, words, ranks=2, toggles=toggles)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+class TestTwoRanks:
+    pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
+
+    def test_arms_that_can_run_do_and_the_others_say_why(self, arms_of_kernels: Launch) -> None:
+        launch = arms_of_kernels
+        assert launch.exit(0)["code"] == launch.exit(1)["code"] == 0, launch.text()
+        assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
+        refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
+        assert refused == {
+            "graphs": "NSA_COMPILE=graphs: CUDA graphs need a CUDA device, this is cpu; use dense",
+            "liger": "NSA_LIGER=1: its kernels need a CUDA device, this is cpu; set it to 0",
+        }
+        assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(
+            ("off", "dense", "again"), 7
+        )
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize(("arm", "calls"), [("off", 0), ("dense", 5), ("again", 5)])
+    def test_every_rank_shows_each_arm(
+        self, arms_of_kernels: Launch, rank: int, arm: str, calls: int
+    ) -> None:
+        effects = arms_of_kernels.effects(rank, arm)
+        assert effects["NSA_COMPILE"]["took_effect"] is True
+        assert effects["NSA_COMPILE"]["evidence"]["compiled_calls"] == calls
+        assert effects["NSA_DDP_BUCKET_MB"]["took_effect"] is True
+        assert effects["NSA_DDP_COMPRESS"]["took_effect"] is True
+
+    def test_an_arm_that_was_compiled_stays_so(self, arms_of_kernels: Launch) -> None:
+        beats = arms_of_kernels.beats(0, "compiled")
+        assert [(beat["where"], beat["added"]) for beat in beats] == [("block", 3)]
+
+
+def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
+    """`toggles_effective` and every comparison of arms are INVALID by such a report."""
+    told: list[tuple[Any, ...]] = []
+    engine = type("E", (), {"ranks": type("R", (), {"rank": 1}), "device": None})
+    log = type("L", (), {"effect": staticmethod(lambda *words: told.append(words[1:]))})
+    for variables in ({"NSA_COMPILE": "dense"}, {"NSA_LIGER": "1"}, {}):
+        block = Block(index=0, arm="", warmup_steps=0, steps=5, toggles=parse_toggles(variables))
+        evidence = BlockEvidence(
+            block, log=cast("Any", log), engine=cast("Any", engine), profiler=None, running={}
+        )
+        evidence.judge_steps(0)
+        evidence.judge_steps(2)
+    why = {"compiled_in_timed_steps": 2}
+    assert told == [("NSA_COMPILE", False, why), ("NSA_LIGER", False, why)]
+    assert Event.EFFECT == "effect"
+
+
+@pytest.mark.parametrize(
+    ("toggles", "words"),
+    [
+        ({"NSA_COMPILE": "graphs"}, "NSA_COMPILE=graphs: CUDA graphs need a CUDA device"),
+        ({"NSA_LIGER": "1"}, "NSA_LIGER=1: its kernels need a CUDA device"),
+        ({"NSA_LIGER": "1", "NSA_COMPILE": "dense"}, "exclude each other"),
+        ({"NSA_DDP_SAFE_MODE": "1", "NSA_COMPILE": "dense"}, "exclude each other"),
+        ({"NSA_COMPILE": "max"}, "allowed is off, dense, graphs"),
+    ],
+)
+def test_a_plain_launch_that_cannot_have_them_does_not_start(
+    toggles: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    launch = run(tmp_path, ARGS, toggles=toggles)
+    assert launch.process.returncode == 2
+    assert words in launch.text()
+    assert not (launch.run_dir / "training.csv").exists()
+
+
+def test_ligers_kernels_agree_with_our_modules() -> None:
+    """Norm and MLP of the real package in Triton's interpreter, in float32: values, gradients."""
+    for package in ("liger_kernel", "triton"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"the package {package} is not installed (the extra `liger`)")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.train.liger_in_interpreter"],
+        cwd=ROOT,
+        env={**environment({}), "TRITON_INTERPRET": "1", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not any(gap[-1] for gap in found["gaps"])
+    assert found["gradients"] < 2e-6
+    assert found["nodes"] == [2 * 2 + 1, 2], "every norm and every MLP, by autograd's own account"
+    assert found["names"] is True and found["off"] == 0
