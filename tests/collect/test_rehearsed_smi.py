@@ -18,7 +18,7 @@ from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from runbook.collect.gpu_facts import collect_gpus, gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
-from runbook.launch.gpu import _fields
+from runbook.launch.gpu import query_fields
 
 EVERY = [
     pytest.param(driver, card, id=f"{name}-{kind}")
@@ -119,6 +119,6 @@ def test_collector_and_sampler_ask_a_program_on_path(
     found = {draft.name: draft.value for draft in drafts}
     assert found["gpu.count"] == 1, "torch sees one of the two"
     assert found["gpu.installed"] == 2 and found["gpu.driver"] == driver.version
-    asked = _fields(str(bench.programs / "nvidia-smi"))
+    asked = query_fields(str(bench.programs / "nvidia-smi"))
     known = smi.fields(machine.at_rest(0), driver, when="now")
     assert set(asked) <= set(known), "one unknown name, and nvidia-smi answers nothing"

@@ -14,6 +14,7 @@ from tests.train.launching import SMOKE, Launch, run, start
 
 # Every launch of `everything` and of its continuation runs under these.
 EVERYTHING = {
+    "NSA_SELF_TEST": "on",
     "NSA_DDP_COMPRESS": "bf16",
     "NSA_DDP_BUCKET_MB": "0.25",
     "NSA_DDP_STATIC_GRAPH": "1",
@@ -106,7 +107,7 @@ def _arms(folder: Path) -> Launch:
         ("big", 5, {"NSA_DDP_BUCKET_MB": "1", "NSA_OPT_FUSED": "1", "NSA_SEL_RANGES_V2": "0"}),
         ("triton", 5, {"NSA_USE_TRITON_SEL": "1"}),
         ("flash", 5, {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_AUDIT": "1"}),
-        ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1"}),
+        ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1", "NSA_WINDOW": "masked"}),
         ("bf16", 60, {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_FIND_UNUSED": "1"}),
         ("never", 5000, {}),
     ]
