@@ -32,7 +32,8 @@ from runbook.read.documents import (
 from runbook.read.kernel_lines import slot_of
 from runbook.read.redact import redact_text
 
-NVML_PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("nvml.py")))
+# Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
+NVML_PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
 # What pynvml loads. Where the loader does not find it, no process has to be started to know that.
 LIBRARY = "libnvidia-ml.so.1"
 _NVML_TIMEOUT_S = 10.0
