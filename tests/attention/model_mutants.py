@@ -114,7 +114,12 @@ MODEL_DEFECTS: tuple[tuple[str, str, str, str], ...] = (
     ("compressed keys not turned", "projection.py", _TURNED, _unturned("k_cmp")),
     ("selected keys not turned", "projection.py", _TURNED, _unturned("k_sel")),
     ("sliding keys not turned", "projection.py", _TURNED, _unturned("k_win")),
-    ("nothing turned in SDPA", "projection.py", "(pairs * turns[:, None])", "(pairs * 1)"),
+    (
+        "nothing turned in SDPA",
+        "projection.py",
+        "(_pairs(source) * turns[:, None])",
+        "(_pairs(source) * 1)",
+    ),
     ("turned the other way", "projection.py", "(angle), angle)", "(angle), -angle)"),
     (
         "another base of the angles",
@@ -193,8 +198,8 @@ MODEL_DEFECTS: tuple[tuple[str, str, str, str], ...] = (
     (
         "loss of the tokens themselves",
         "train/engine.py",
-        "tokens[:, 1:].flatten()",
-        "tokens[:, :-1].flatten()",
+        "return loss(logits, tokens[:, 1:])",
+        "return loss(logits, tokens[:, :-1])",
     ),
     (
         "half of each sequence trained",
