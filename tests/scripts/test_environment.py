@@ -131,7 +131,13 @@ def test_make_says_it_before_anything_else(tmp_path: Path) -> None:
     python = tmp_path / "python3.99"
     python.write_text('#!/bin/sh\necho asked: "$@"\nexit 2\n')
     python.chmod(0o755)
-    command = ["make", "demo", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    command = [
+        "make",
+        "--no-print-directory",
+        "demo",
+        f"PYTHON={python}",
+        f"VENV={tmp_path / 'venv'}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stdout.strip() == f"asked: scripts/environment.py {tmp_path / 'venv'}"
