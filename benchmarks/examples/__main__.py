@@ -1,0 +1,121 @@
+"""Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR] [--keep DIR]`.
+
+Runs one after the other, each as a person would start it, then copies its reports to DIR/NAME
+(docs/examples unless --out names another). A run that ends with another exit code than it should
+is an error, and its reports are not copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from benchmarks.examples.catalog import EXAMPLES, Example
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORTS = ("report.md", "details.md", "report.html")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the examples that were asked for; 1 if one did not end as it should."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
+    names = [example.name for example in EXAMPLES]
+    parser.add_argument("--only", default=",".join(names), help="comma-separated names")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples")
+    parser.add_argument("--keep", type=Path, help="an existing folder that keeps the whole runs")
+    args = parser.parse_args(argv)
+    wanted = args.only.split(",")
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        work = args.keep or Path(temporary)
+        results = [make(example, work, args.out) for example in EXAMPLES if example.name in wanted]
+    (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
+    return 0 if all(results) else 1
+
+
+def make(example: Example, work: Path, out: Path) -> bool:
+    """Run one example below `work` and copy its reports; False if it ended unexpectedly."""
+    folder = work / example.name
+    code = subprocess.run(
+        command(example, work),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    ).returncode
+    if code != example.exit_code:
+        print(f"{example.name}: exit code {code} instead of {example.exit_code}", file=sys.stderr)
+        return False
+    run = max(folder.iterdir(), key=lambda path: path.name)
+    target = out / example.name
+    target.mkdir(parents=True, exist_ok=True)
+    for name in REPORTS:
+        shutil.copyfile(run / name, target / name)
+    return True
+
+
+def command(example: Example, work: Path) -> list[str]:
+    """What a person would type, with the profile written where it is needed."""
+    profile = example.profile
+    if example.changes or example.gates:
+        path = work / f"{example.name}.yaml"
+        path.write_text(yaml.safe_dump(profile_document(example), sort_keys=False), "utf-8")
+        profile = str(path)
+    out = work / example.name
+    words = [sys.executable, "-m", "runbook", "run", "--profile", profile, "--out", str(out)]
+    return [*words, *example.arguments]
+
+
+def profile_document(example: Example) -> dict[str, object]:
+    """The profile as YAML holds it; it requires what its parent does, and the example's gates."""
+    from runbook.config import load_profile
+
+    parent = load_profile(example.profile)
+    document: dict[str, object] = {
+        "extends": parent.name,
+        "name": f"example_{example.name.replace('-', '_')}",
+    }
+    document |= {"title": f"{parent.title}; {example.title}", **example.changes}
+    if example.gates:
+        document["required"] = [*parent.required, *example.gates]
+    return document
+
+
+def page(out: Path) -> str:
+    """The index of the examples that are there."""
+    lines = [
+        "# Examples",
+        "",
+        "Reports of real runs on two CPU cores, one of a healthy machine and the others with one",
+        "thing wrong; `python -m benchmarks.examples` makes them again.",
+        "",
+        "| example | what is wrong | ends with | reports |",
+        "|---|---|---|---|",
+    ]
+    for example in EXAMPLES:
+        folder = out / example.name
+        if folder.is_dir():
+            links = ", ".join(f"[{name}]({example.name}/{name})" for name in REPORTS)
+            first = verdict_line(folder / "report.md")
+            lines.append(f"| {example.title} | {example.wrong} | {first} | {links} |")
+    return "\n".join(lines) + "\n"
+
+
+def verdict_line(report: Path) -> str:
+    """The verdict as the report says it, without the scope."""
+    for line in report.read_text(encoding="utf-8").splitlines():
+        if line.startswith("**Verdict: "):
+            return line.removeprefix("**Verdict: ").partition(" (")[0].rstrip("*")
+    raise ValueError(f"{report} has no verdict")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
