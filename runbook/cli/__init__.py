@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
-from runbook.cli._parser import CommandParser, parse_all
+from runbook.cli._parser import Command, parse_all
 from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.drill import DRILL
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
+from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import STACKS, WATCH
@@ -21,32 +22,17 @@ from runbook.cli.triage import TRIAGE
 from runbook.console import Console, console_for
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
-# In the order of the help text.
-COMMANDS = {
-    command.name: command
-    for command in (
-        *(RUN, REPORT, VERIFY, JUDGE),
-        *(PHASES, PROFILES, TOGGLES, SCHEMA),
-        *(INSPECT, COMPARE, HISTORY, DECIDE, REPLAY),
-        *(WATCH, STACKS, TRIAGE, DRILL, GPU_ACCEPTANCE),
-    )
+# In the order of the help text: a new command is one name in its group.
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "run": (RUN, GPU_ACCEPTANCE),
+    "read": (REPORT, VERIFY, COMPARE, HISTORY),
+    "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
+    "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
 }
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
-_DESCRIPTION = """\
-Can this training run go to production on this machine, yes or no?
-Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
-of every number."""
-
-_EPILOG = """\
-examples:
-  runbook run                            all phases, with the profile for this machine
-  runbook run --dry-run                  print the commands that would run; start nothing
-  runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook report                         show the report of the newest run
-
-exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error,
-130 Ctrl-C, 143 SIGTERM
-more about one command: runbook COMMAND --help"""
+_GLOBAL = ("-h", "--help", "--version")
 
 
 # What a machine refuses whatever the code does: no defect of the program, and the user can fix it.
@@ -99,47 +85,34 @@ def _defect(console: Console, error: Exception) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    parser, parsers = _build()
+    console = Console()
     if not words:
-        Console().error(parser.format_help().rstrip())
+        console.error(overview(GROUPS))
         return ProgramExit.USAGE
-    if words[0].startswith("-"):
-        return _answer_global(parser, words)
-    if words[0] not in COMMANDS:
+    name, *rest = words
+    if name in ("-h", "--help"):
+        console.result(overview(GROUPS))
+        return ProgramExit.GO
+    if name == "--version":
+        console.result(f"runbook {__version__}")
+        return ProgramExit.GO
+    if name.startswith("-"):
         raise UsageError(
-            f"unknown command {words[0]!r}{did_you_mean(words[0], COMMANDS)}",
-            hint=f"commands: {', '.join(COMMANDS)}",
+            f"unknown option {name}{did_you_mean(name, _GLOBAL)}",
+            hint="options of a command come after its name; see runbook --help",
         )
-    args, problems = parse_all(parser, parsers, words)
+    return _run_command(named(name, COMMANDS), rest)
+
+
+def _run_command(command: Command, words: list[str]) -> int:
+    args, problems = parse_all(command.parser(), words)
     from runbook.checkout import share_packages
 
     share_packages(os.environ)
-    command = COMMANDS[args.command]
     problems.extend(command.problems(args))
     if problems:
         raise UsageError(problems, hint=f"see runbook {command.name} --help")
     return command.run(args, console_for(args))
-
-
-def _build() -> tuple[CommandParser, dict[str, CommandParser]]:
-    parser = CommandParser(prog="runbook", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"runbook {__version__}")
-    actions = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", parser_class=CommandParser
-    )
-    for command in COMMANDS.values():
-        command.add_to(actions)
-    return parser, dict(actions.choices)
-
-
-def _answer_global(parser: CommandParser, words: list[str]) -> int:
-    """--help and --version end the program inside argparse; anything else is no such option."""
-    if words[0] in parser.known_options():
-        parser.parse_args(words[:1])
-    raise UsageError(
-        f"unknown option {words[0]}{did_you_mean(words[0], parser.known_options())}",
-        hint="options of a command come after its name; see runbook --help",
-    )
 
 
 def _never_fail_on_encoding() -> None:

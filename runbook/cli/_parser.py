@@ -14,15 +14,27 @@ from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError, did_you_mean
 
 DEFAULT_OUT = "artifacts"
+# The same letter wherever a command has the option; no other option has a letter (but -h).
+SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
 # How a program says which signal ended it.
 SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Texts as typed; `-p, --profile NAME` where argparse would name the value twice."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
 
 class CommandParser(argparse.ArgumentParser):
     """argparse without abbreviations, without exits on error, and with examples kept as typed."""
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        options.setdefault("formatter_class", _HelpFormatter)
         options.setdefault("allow_abbrev", False)
         options["exit_on_error"] = False
         super().__init__(**options)
@@ -30,6 +42,14 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UsageError where argparse would print the whole usage text and exit."""
         raise UsageError(message, hint=f"see {self.prog} --help")
+
+    def add_short_forms(self) -> None:
+        """Give every option of SHORT_FORMS that this command has its one letter."""
+        for long, short in SHORT_FORMS.items():
+            action = self._option_string_actions.get(long)
+            if action is not None:
+                action.option_strings = [short, *action.option_strings]
+                self._option_string_actions[short] = action
 
     def known_options(self) -> list[str]:
         """All option strings of this command, such as --phase."""
@@ -54,12 +74,11 @@ class Command:
     problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
     run: Callable[[argparse.Namespace, Console], int]
 
-    def add_to(self, subparsers: Any) -> None:
-        """Add the parser; --json, --quiet and --no-color mean the same everywhere."""
+    def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
+        """The command's parser; -q, --json and --no-color mean the same everywhere."""
         exits = f"\nexit codes: {self.exits}" if self.exits else ""
-        parser: CommandParser = subparsers.add_parser(
-            self.name,
-            help=self.help,
+        parser = make(
+            prog=f"runbook {self.name}",
             description=self.description,
             epilog=f"examples:\n{self.examples}{exits}",
         )
@@ -72,6 +91,8 @@ class Command:
             action="store_true",
             help="plain text on a terminal (same as NO_COLOR=1)",
         )
+        parser.add_short_forms()
+        return parser
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -126,10 +147,8 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
     return read
 
 
-def parse_all(
-    parser: CommandParser, commands: dict[str, CommandParser], argv: Sequence[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    """Parse `argv`; return the arguments that could be read, and what is wrong with the others.
+def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a command's `argv`; return what could be read, and what is wrong with the rest.
 
     After an option with a bad value the option is left out and the rest is parsed again, so that
     one message can hold every problem.
@@ -140,12 +159,16 @@ def parse_all(
         try:
             args, unknown = parser.parse_known_args(remaining)
         except argparse.ArgumentError as error:
-            problems.append(str(error).removeprefix("argument "))
+            problems.append(_long_form(str(error).removeprefix("argument ")))
             remaining = _without(remaining, error)
             continue
-        command = commands.get(getattr(args, "command", ""), parser)
-        problems.extend(_unknown_problems(unknown, command.known_options()))
+        problems.extend(_unknown_problems(unknown, parser.known_options()))
         return args, problems
+
+
+def _long_form(message: str) -> str:
+    """The message by the option's long name: `--profile: ...`, not `-p/--profile: ...`."""
+    return re.sub(r"^-[a-z]/(?=--)", "", message)
 
 
 def _unknown_problems(unknown: Iterable[str], known: Sequence[str]) -> list[str]:
@@ -173,4 +196,4 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
             value = "" if equals else "".join(argv[index + 1 : index + 2])
             taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
             return argv[:index] + argv[index + 1 + taken :]
-    raise UsageError(str(error).removeprefix("argument "))
+    raise UsageError(_long_form(str(error).removeprefix("argument ")))

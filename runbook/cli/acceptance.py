@@ -238,7 +238,7 @@ def _show(
 
 GPU_ACCEPTANCE = Command(
     name="gpu-acceptance",
-    help="everything that waits for a GPU, in stages of minutes, in one folder that comes back",
+    help="run all that waits for a GPU, in stages of minutes; one small folder comes back",
     description="""\
 Run on one GPU what only a GPU can answer: what the machine is, what its hardware can do, the
 tests that need it, one whole run with its verdict, attention beside dense kernels, the choices

@@ -127,7 +127,7 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
 
 DRILL = Command(
     name="drill",
-    help="inject real faults into real two-rank runs: is each noticed, named and cleaned up?",
+    help="inject faults into real two-rank runs: is each noticed, named and cleaned up?",
     description="""\
 Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
 crashes, hangs, frozen ranks, desynchronized collectives, stragglers, data stalls,

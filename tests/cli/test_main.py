@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from runbook import __version__
-from runbook.cli import COMMANDS, main
+from runbook.cli import COMMANDS, GROUPS, main
+from runbook.cli._parser import SHORT_FORMS
 from runbook.console import Console
 from runbook.errors import ProgramExit
 from tests.cli.shell import runbook
@@ -63,8 +64,13 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
     ended = runbook("--help", cwd=tmp_path)
     assert ended.code == 0
     assert ended.err == ""
-    listed = [line.split()[0] for line in ended.out.splitlines() if line.startswith("    ")]
+    lines = ended.out.splitlines()
+    assert max(map(len, lines)) <= 100
+    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
     assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
+    for command in COMMANDS.values():
+        assert listed[command.name].endswith(f"  {command.help}")
+    assert [line[:-1] for line in lines if line[:-1] in GROUPS] == list(GROUPS)
     assert "runbook run --dry-run" in ended.out
     for code in (*("0 GO", "1 NO-GO", "2 wrong usage", "3 INCOMPLETE"), "70 internal error"):
         assert f"{code}," in ended.out
@@ -78,6 +84,27 @@ def test_every_command_explains_itself_with_an_example(tmp_path: Path, command: 
     assert ended.out.startswith(f"usage: runbook {command}")
     assert "example" in ended.out
     assert max(len(line) for line in ended.out.splitlines()) <= 100
+
+
+def test_help_is_a_command_too(tmp_path: Path) -> None:
+    asked = runbook("help", cwd=tmp_path)
+    assert (asked.code, asked.out) == (0, runbook("--help", cwd=tmp_path).out)
+    one = runbook("help", "judge", cwd=tmp_path)
+    assert (one.code, one.out) == (0, runbook("judge", "--help", cwd=tmp_path).out)
+    wrong = runbook("help", "juge", cwd=tmp_path)
+    assert wrong.code == 2
+    assert "unknown command 'juge' (did you mean 'judge'?)" in wrong.err
+
+
+def test_the_short_forms_are_the_same_on_every_command() -> None:
+    seen = set()
+    for command in COMMANDS.values():
+        for action in command.parser()._actions:
+            short = [text for text in action.option_strings if not text.startswith("--")]
+            for long in set(action.option_strings) - set(short) - {"--help"}:
+                assert short == ([SHORT_FORMS[long]] if long in SHORT_FORMS else []), command.name
+                seen.add(long)
+    assert set(SHORT_FORMS) < seen
 
 
 def test_version(tmp_path: Path) -> None:

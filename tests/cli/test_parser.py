@@ -5,34 +5,29 @@ from __future__ import annotations
 import pytest
 
 from runbook.cli._parser import CommandParser, parse_all
-from runbook.errors import UsageError
 
 
 @pytest.fixture
-def parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
-    parser = CommandParser(prog="tool")
-    actions = parser.add_subparsers(dest="command", parser_class=CommandParser)
-    work = actions.add_parser("work")
+def work() -> CommandParser:
+    work = CommandParser(prog="tool work")
     work.add_argument("--count", type=int, default=7)
     work.add_argument("--kind", choices=("a", "b"), default="a")
     work.add_argument("--on", action="store_true")
     work.add_argument("target", nargs="?")
-    return parser, {"work": work}
+    work.add_argument("--profile", type=int)
+    work.add_short_forms()
+    return work
 
 
-def test_right_words_have_no_problems(
-    parsers: tuple[CommandParser, dict[str, CommandParser]],
-) -> None:
-    args, problems = parse_all(*parsers, ["work", "--count", "3", "--on", "x"])
+def test_right_words_have_no_problems(work: CommandParser) -> None:
+    args, problems = parse_all(work, ["--count", "3", "--on", "x"])
     assert problems == []
     assert (args.count, args.on, args.target) == (3, True, "x")
 
 
 @pytest.mark.parametrize("bad", [["--count", "many"], ["--count=many"]])
-def test_the_rest_is_parsed_after_a_bad_value(
-    parsers: tuple[CommandParser, dict[str, CommandParser]], bad: list[str]
-) -> None:
-    args, problems = parse_all(*parsers, ["work", *bad, "--kind", "c", "--onn", "--on", "x"])
+def test_the_rest_is_parsed_after_a_bad_value(work: CommandParser, bad: list[str]) -> None:
+    args, problems = parse_all(work, [*bad, "--kind", "c", "--onn", "--on", "x"])
     assert problems == [
         "--count: invalid int value: 'many'",
         "--kind: invalid choice: 'c' (choose from 'a', 'b')",
@@ -41,36 +36,35 @@ def test_the_rest_is_parsed_after_a_bad_value(
     assert (args.count, args.kind, args.on, args.target) == (7, "a", True, "x")
 
 
-def test_an_option_without_its_value(
-    parsers: tuple[CommandParser, dict[str, CommandParser]],
-) -> None:
-    args, problems = parse_all(*parsers, ["work", "--count", "--kind", "b"])
+def test_an_option_without_its_value(work: CommandParser) -> None:
+    args, problems = parse_all(work, ["--count", "--kind", "b"])
     assert problems == ["--count: expected one argument"]
     assert args.kind == "b"
 
 
 @pytest.mark.parametrize("bad", ["-1", "-.5", "-"])
-def test_a_bad_value_that_begins_with_a_dash_is_one_problem(
-    parsers: tuple[CommandParser, dict[str, CommandParser]], bad: str
-) -> None:
-    _, problems = parse_all(*parsers, ["work", "--kind", bad, "x"])
+def test_a_bad_value_that_begins_with_a_dash_is_one_problem(work: CommandParser, bad: str) -> None:
+    _, problems = parse_all(work, ["--kind", bad, "x"])
     assert problems == [f"--kind: invalid choice: '{bad}' (choose from 'a', 'b')"]
 
 
-def test_abbreviations_are_not_guessed(
-    parsers: tuple[CommandParser, dict[str, CommandParser]],
-) -> None:
-    _, problems = parse_all(*parsers, ["work", "--cou", "3"])
+def test_abbreviations_are_not_guessed(work: CommandParser) -> None:
+    _, problems = parse_all(work, ["--cou", "3"])
     assert problems == ["unknown option --cou (did you mean '--count'?)"]
 
 
-def test_a_surplus_word_is_named(parsers: tuple[CommandParser, dict[str, CommandParser]]) -> None:
-    _, problems = parse_all(*parsers, ["work", "x", "y"])
+def test_a_surplus_word_is_named(work: CommandParser) -> None:
+    _, problems = parse_all(work, ["x", "y"])
     assert problems == ["unexpected argument 'y'"]
 
 
-def test_a_wrong_command_ends_the_search(
-    parsers: tuple[CommandParser, dict[str, CommandParser]],
-) -> None:
-    with pytest.raises(UsageError, match="invalid choice: 'play'"):
-        parse_all(*parsers, ["play"])
+def test_a_short_form_is_the_long_option_and_is_called_by_its_name(work: CommandParser) -> None:
+    args, problems = parse_all(work, ["-p", "3", "x"])
+    assert (args.profile, args.target, problems) == (3, "x", [])
+    args, problems = parse_all(work, ["-p", "three", "--on", "x"])
+    assert problems == ["--profile: invalid int value: 'three'"]
+    assert (args.on, args.target) == (True, "x")
+
+
+def test_help_names_the_value_of_an_option_once(work: CommandParser) -> None:
+    assert "  -p, --profile PROFILE\n" in work.format_help()

@@ -1,0 +1,81 @@
+"""What the whole program says of itself: the overview of its commands, and `runbook help`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from runbook.cli._parser import Command, CommandParser
+from runbook.console import Console
+from runbook.errors import ProgramExit, UsageError, did_you_mean
+
+_HEAD = """\
+usage: runbook COMMAND [options]
+
+Can this training run go to production on this machine, yes or no?
+Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
+of every number."""
+
+_FOOT = """\
+options:
+  -h, --help        show this help; `runbook help COMMAND` or `runbook COMMAND --help` shows more
+  --version         show the version
+
+examples:
+  runbook run                            all phases, with the profile for this machine
+  runbook run --dry-run                  print the commands that would run; start nothing
+  runbook run --phase preflight,baseline --profile a100x2_pcie4
+  runbook report                         show the report of the newest run
+
+exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error,
+130 Ctrl-C, 143 SIGTERM"""
+
+_WIDTH = 16
+
+
+def overview(groups: Mapping[str, Sequence[Command]]) -> str:
+    """The text of `runbook --help`: every command in one line, in its group."""
+    blocks = [
+        "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
+        for title, commands in groups.items()
+    ]
+    return "\n\n".join([_HEAD, *blocks, _FOOT])
+
+
+def named(name: str, commands: Mapping[str, Command]) -> Command:
+    """The command of this name. Raises UsageError with the nearest one."""
+    if name not in commands:
+        raise UsageError(
+            f"unknown command {name!r}{did_you_mean(name, commands)}",
+            hint=f"commands: {', '.join(commands)}",
+        )
+    return commands[name]
+
+
+def _add_help(parser: CommandParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="COMMAND", help="a command (default: the list of all)"
+    )
+
+
+def _help(args: argparse.Namespace, console: Console) -> int:
+    from runbook.cli import COMMANDS, GROUPS
+
+    if args.name is None:
+        console.result(overview(GROUPS))
+    else:
+        console.result(named(args.name, COMMANDS).parser().format_help().rstrip())
+    return ProgramExit.GO
+
+
+HELP = Command(
+    name="help",
+    help="show this list, or how one command is used",
+    description="Show the list of commands, or the help of one (as `runbook COMMAND --help` does).",
+    examples="""\
+  runbook help
+  runbook help run""",
+    json_help="accepted, but help is always text",
+    add_arguments=_add_help,
+    run=_help,
+)
