@@ -140,6 +140,11 @@ BY_TOPIC: dict[str, str] = {
         "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "
         "CLOCK,POWER,TEMPERATURE,PERFORMANCE) and at its ECC counters; reset or replace it"
     ),
+    "ceilings": (
+        "do not use these numbers: the profile is not the one of this card or link (runbook "
+        "profiles), or ceilings.json was not written by nsa.ceilings on it; compare with "
+        "hardware.peaks of the profile, and run preflight again"
+    ),
     "link": (
         "look at the link, not at the settings: generation and width under load (nvidia-smi -q -d "
         "PCIE), nvidia-smi topo -m and nvlink -s, the slot, ACS and IOMMU; NCCL_DEBUG=INFO shows "

@@ -112,6 +112,17 @@ _SLOW = (
     _sick(SINGLE, "v2_slower", "the vectorized ranges are slower here", "v2_parity.faster",
           v2_speedup=0.9, failing_tests=("test_performance_guards",)),
 )  # fmt: skip
+_TOLD = (
+    _sick(PAIR, "copies_too_fast", "ceilings.json tells copies of twenty times what the memory can",
+          "preflight.memory_copy", "preflight.host_copy",
+          told_rates={"memory_copy": 20.0, "host_copy": 20.0}),
+    _sick(PAIR, "all_reduce_too_fast", "ceilings.json tells fifty times what the link can carry",
+          "preflight.all_reduce", told_rates={"all_reduce": 50.0}),
+    _sick(SINGLE, "product_too_fast", "ceilings.json tells a product of 1.2 times the peak",
+          "preflight.matmul", told_rates={"matmul": 1.65}),
+    _sick(SINGLE, "copies_in_the_cache", "copies of 2 MiB, which never leave the cache",
+          "preflight.memory_copy", copied_mib={"memory_copy": 2}),
+)  # fmt: skip
 _WRONG = (
     _sick(PAIR, "leak_on_rank_1", "rank 1 leaks 1.5 MiB in each step", "long_run.memory_plateau",
           leak_mib_per_step={1: 1.5}),
@@ -185,5 +196,5 @@ OTHER_ANSWERS = (
     ),
 )
 HEALTHY = (PAIR, SINGLE)
-SICK = (*_BEFORE, *_SLOW, *_WRONG, *_ENDS, *_COUNTED)
+SICK = (*_BEFORE, *_SLOW, *_TOLD, *_WRONG, *_ENDS, *_COUNTED)
 MACHINES = (*HEALTHY, *OTHER_ANSWERS, *SICK)

@@ -47,10 +47,14 @@ def _rank(machine: Machine, rank: int, ranks: int) -> dict[str, Any]:
     random = np.random.default_rng(seed_of(machine.name, "ceilings", rank))
     generation = machine.loaded_generation or gpu.pcie_gen_max
     host = LANE_BYTES_S[generation] * gpu.pcie_width * HOST_SHARE
-    copied, moved, reduced = 2048 * _MIB, 256 * _MIB, 256 * _MIB
+    sizes = {"memory_copy": 2048, "host_copy": 256, "all_reduce": 256, **machine.copied_mib}
+    copied, moved, reduced = (size * _MIB for size in sizes.values())
     share = 2.0 * (ranks - 1) / ranks
 
-    def one(work: float, per_s: float, unit: str, scale: float, **what: Any) -> dict[str, Any]:
+    def one(
+        name: str, work: float, per_s: float, unit: str, scale: float, **what: Any
+    ) -> dict[str, Any]:
+        per_s *= machine.told_rates.get(name, 1.0)
         inner = what.pop("inner", INNER)
         # Repeats of the same call differ by some thousandths.
         times = [work / per_s * float(f) for f in np.exp(random.normal(0, 0.003, REPEATS))]
@@ -72,9 +76,9 @@ def _rank(machine: Machine, rank: int, ranks: int) -> dict[str, Any]:
             "name": card.name,
             "uuid": machine.uuid(rank).removeprefix("GPU-"),
         },
-        "matmul": one(2.0 * 8192**3, product, "TFLOP/s", 1e12, dtype="bf16", size=8192),
-        "memory_copy": one(2.0 * copied, memory, "GB/s", 1e9, bytes=copied),
-        "host_copy": one(float(moved), host, "GB/s", 1e9, bytes=moved),
+        "matmul": one("matmul", 2.0 * 8192**3, product, "TFLOP/s", 1e12, dtype="bf16", size=8192),
+        "memory_copy": one("memory_copy", 2.0 * copied, memory, "GB/s", 1e9, bytes=copied),
+        "host_copy": one("host_copy", float(moved), host, "GB/s", 1e9, bytes=moved),
         "all_reduce": None,
         "all_reduce_latency": None,
     }
@@ -82,8 +86,10 @@ def _rank(machine: Machine, rank: int, ranks: int) -> dict[str, Any]:
         link = machine.link_bytes_s
         many = {"bytes": reduced, "ranks": ranks}
         few = {"bytes": 4, "ranks": ranks, "inner": LATENCY_INNER}
-        found["all_reduce"] = one(reduced * share, link, "GB/s", 1e9, **many)
-        found["all_reduce_latency"] = one(4 * share, 4 * share / LATENCY_S, "GB/s", 1e9, **few)
+        found["all_reduce"] = one("all_reduce", reduced * share, link, "GB/s", 1e9, **many)
+        found["all_reduce_latency"] = one(
+            "latency", 4 * share, 4 * share / LATENCY_S, "GB/s", 1e9, **few
+        )
     return found
 
 

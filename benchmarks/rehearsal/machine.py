@@ -45,6 +45,8 @@ class Machine:
     slower_at_end: by how much the long run has slowed down when it ends, as a share.
     torch_cuda None: torch was built without CUDA. torch_sees None: as many devices as there are,
     if the driver is new enough.
+    told_rates: by how much ceilings.json exaggerates a ceiling, consistently. copied_mib: how much
+    a call of a ceiling copies, where it is not what the program copies.
     gradient: `mean` as it should be, or `sum`, or `own` (each rank keeps its own).
     """
 
@@ -78,6 +80,8 @@ class Machine:
     attention_error: float = 4.2e-3
     diverges: bool = False
     sampled: bool = True
+    told_rates: Mapping[str, float] = field(default_factory=dict)
+    copied_mib: Mapping[str, int] = field(default_factory=dict)
     disk_free_gib: float = 800.0
     disk_mib_s: float = 1400.0
     leftovers: tuple[str, ...] = ()

@@ -27,6 +27,8 @@ from phases.limits import (
     CEILING_HOST,
     CEILING_MATMUL,
     CEILING_MEMORY,
+    LEAST_COPY_MIB,
+    LEAST_MATRIX,
     MOST_OF_PEAK,
 )
 from runbook.config.limits import LimitSpec
@@ -156,8 +158,8 @@ def _row(
             return left_out
         found = measured(case, what)
         value = as_measurement(case, what, found[0])
-        if too_fast := _too_fast(case, what, found[-1]):
-            return invalid(Reason.NOT_PLAUSIBLE, too_fast, measurement=value, topic="plausible")
+        if impossible := _not_measured(case, what, found):
+            return invalid(Reason.NOT_PLAUSIBLE, impossible, measurement=value, topic="ceilings")
         if unlike := _unlike(case, what, found):
             return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
         text = _text(found) + (_latency(case) if what is Ceiling.ALL_REDUCE else "")
@@ -180,17 +182,25 @@ def _latency(case: Case) -> str:
     return f"; a small one takes {slow.seconds * 1e6:.0f} us"
 
 
-def _too_fast(case: Case, what: Ceiling, fastest: Measured) -> str:
-    """Why this matrix product was not measured, or an empty string."""
-    kind = case.profile.workload.dtype
-    if what is Ceiling.MATMUL and case.profile.has_gpu and not fastest.how.startswith(f"{kind},"):
+def _not_measured(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
+    """Why this number was not measured on such a device, or an empty string; slowest first."""
+    if not case.profile.has_gpu:
+        return ""
+    kind, fastest = case.profile.workload.dtype, found[-1]
+    if what is Ceiling.MATMUL and not fastest.how.startswith(f"{kind},"):
         return f"{fastest.how} was measured, the profile trains in {kind}"
-    peak = case.profile.hardware.peak_tflops
-    if what is not Ceiling.MATMUL or peak is None or fastest.rate <= MOST_OF_PEAK * peak:
+    least = LEAST_MATRIX if what is Ceiling.MATMUL else LEAST_COPY_MIB * 2**20
+    smallest = min(found, key=lambda one: one.size)
+    if smallest.size < least:
+        enough = f"{least}" if what is Ceiling.MATMUL else f"{LEAST_COPY_MIB} MiB"
+        seen = f"{what} on {smallest.where} was measured with {smallest.how}"
+        return f"{seen}: at least {enough} fills a GPU and leaves its cache"
+    peak = case.profile.hardware.peaks[what]
+    if fastest.rate <= MOST_OF_PEAK * peak.value:
         return ""
     return (
-        f"{fastest.rate:.4g} TFLOP/s on {fastest.where} is more than {MOST_OF_PEAK:g} times the "
-        f"{peak:g} of this device ({case.profile.hardware.peak_source})"
+        f"{fastest.rate:.4g} {fastest.unit} on {fastest.where} is more than {MOST_OF_PEAK:g} times "
+        f"the {peak.value:g} that are possible ({peak.source}); {fastest.how}"
     )
 
 

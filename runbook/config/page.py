@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsa.contract import Ceiling
 from runbook import registry
 from runbook.config.limits import Limit
 from runbook.config.load import load_profile, profile_names
@@ -44,7 +45,7 @@ def thresholds_page() -> str:
     for name in profile_names():
         if name != _BASE:
             lines += _differences(base, load_profile(name))
-    return "\n".join([*lines, *_fixed(), _OUTRO])
+    return "\n".join([*lines, *_peaks(), *_fixed(), _OUTRO])
 
 
 def limits_of(profile: Profile) -> list[Limit]:
@@ -80,6 +81,20 @@ def _differences(base: Profile, other: Profile) -> Iterator[str]:
     yield from _values(other, changed)
     yield ""
     yield f"Not required here: {', '.join(left_out) or 'nothing less'}."
+    yield ""
+
+
+def _peaks() -> Iterator[str]:
+    yield "## What no measured ceiling can pass"
+    yield ""
+    yield "`hardware.peaks` of a profile: what the specification of the device or the link allows."
+    yield ""
+    yield "| profile | ceiling | peak | source |"
+    yield "|---|---|---|---|"
+    for name in profile_names():
+        for what, peak in load_profile(name).hardware.peaks.items():
+            unit = "TFLOP/s" if what == Ceiling.MATMUL else "GB/s"
+            yield f"| {name} | {what} | {peak.value:g} {unit} | {peak.source} |"
     yield ""
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from nsa.contract import Ceiling
 from runbook.config.limits import Limit, LimitSpec
 from runbook.records.measurement import Record
 
@@ -31,11 +32,23 @@ class LimitValue(Record):
     comparator: str | None = None
 
 
+class Peak(Record):
+    """The most that the specification of a device or a link allows, in the unit of its ceiling."""
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    source: str = Field(min_length=1)
+
+
+# Ceilings that a specification bounds; of a small all-reduce only its time means something.
+BOUNDED = tuple(what for what in Ceiling if what is not Ceiling.LATENCY)
+
+
 class Hardware(Record):
     """The machine that the numbers are meant for; None where nothing is expected.
 
     `gpu_name` is a part of the name that nvidia-smi prints. `peak_tflops` is the dense peak of
-    one device in the profile's type, from which MFU follows.
+    one device in the profile's type, from which MFU follows. `peaks` are what no measured ceiling
+    can pass: TFLOP/s of `matmul`, GB/s of `memory_copy`, `host_copy` and `all_reduce`.
     """
 
     device: Literal["cpu", "cuda"]
@@ -47,6 +60,7 @@ class Hardware(Record):
     nvlink: bool | None = None
     peak_tflops: float | None = Field(default=None, gt=0)
     peak_source: str = ""
+    peaks: dict[str, Peak] = Field(default_factory=dict)
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -57,6 +71,14 @@ class Hardware(Record):
             )
         if self.peak_tflops is not None and not self.peak_source:
             raise ValueError("peak_tflops needs peak_source, where the number comes from")
+        if odd := sorted(set(self.peaks) - set(BOUNDED)):
+            raise ValueError(f"peaks: unknown {', '.join(odd)}; known are {', '.join(BOUNDED)}")
+        lacking = [what for what in BOUNDED if what not in self.peaks]
+        if self.device == "cuda" and lacking:
+            raise ValueError(
+                f"peaks: {', '.join(lacking)} is missing: without what the device's specification "
+                "allows, a measured ceiling that is impossible would pass"
+            )
         return self
 
 

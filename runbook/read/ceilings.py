@@ -30,7 +30,10 @@ class CeilingsError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One number of one rank: `rate` in `unit`, from the median of `repeats` times of a call."""
+    """One number of one rank: `rate` in `unit`, from the median of `repeats` times of a call.
+
+    size: of a call, the side of its matrices or its bytes.
+    """
 
     rank: int
     device_type: str
@@ -40,6 +43,7 @@ class Measured:
     unit: str
     seconds: float
     repeats: int
+    size: int
     how: str
 
     @property
@@ -96,7 +100,7 @@ def _measured(rank: Mapping[str, Any], what: Ceiling, nproc: int) -> Measured:
     if not _LEAST_FILLED <= filled <= 1.0 + _CLOCK_TOLERANCE:
         took = f"its repeats took {inner * sum(times):.4g} s"
         raise CeilingsError(f"{where}: {took}, by the host's clock {host_s:.4g} s")
-    work, unit, how = _work(one, what, nproc, where)
+    work, unit, size, how = _work(one, what, nproc, where)
     rate = work / median(times)
     if not abs((one.get("rate") or 0.0) / rate - 1.0) <= _RATE_TOLERANCE or one.get("unit") != unit:
         told = f"{one.get('rate')} {one.get('unit')}"
@@ -111,21 +115,29 @@ def _measured(rank: Mapping[str, Any], what: Ceiling, nproc: int) -> Measured:
         unit=unit,
         seconds=median(times),
         repeats=len(times),
+        size=size,
         how=how,
     )
 
 
-def _work(one: Mapping[str, Any], what: Ceiling, nproc: int, where: str) -> tuple[float, str, str]:
-    """Work of one call in the unit's multiples, the unit, and how it was measured."""
+def _work(
+    one: Mapping[str, Any], what: Ceiling, nproc: int, where: str
+) -> tuple[float, str, int, str]:
+    """Work of one call in the unit's multiples, the unit, its size, and how it was measured."""
     key = "size" if what is Ceiling.MATMUL else "bytes"
     size = one.get(key) or 0
     if size < 1:
         raise CeilingsError(f"{where} has no usable {key}")
     if what is Ceiling.MATMUL:
-        return 2.0 * size**3 / _TERA, "TFLOP/s", f"{one.get('dtype')}, {size} x {size} x {size}"
+        return (
+            2.0 * size**3 / _TERA,
+            "TFLOP/s",
+            size,
+            f"{one.get('dtype')}, {size} x {size} x {size}",
+        )
     text = f"{size / 2**20:g} MiB" if size >= 2**10 else f"{size} bytes"
     if what is Ceiling.MEMORY_COPY:
-        return 2.0 * size / _GIGA, "GB/s", f"{text}, read and written"
+        return 2.0 * size / _GIGA, "GB/s", size, f"{text}, read and written"
     if what is Ceiling.HOST_COPY:
-        return size / _GIGA, "GB/s", f"{text} from pinned memory"
-    return 2.0 * (nproc - 1) / nproc * size / _GIGA, "GB/s", f"{text}, bus bandwidth"
+        return size / _GIGA, "GB/s", size, f"{text} from pinned memory"
+    return 2.0 * (nproc - 1) / nproc * size / _GIGA, "GB/s", size, f"{text}, bus bandwidth"

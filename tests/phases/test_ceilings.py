@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON, Ceiling
 from runbook.read import read_launch
@@ -121,11 +122,75 @@ def test_on_shared_cores_every_number_is_shown_and_none_decides() -> None:
     assert said(row("host_copy", where)) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
 
 
-def test_a_product_that_no_clock_reaches_was_not_measured() -> None:
-    assert row("matmul", matmul=400.0).outcome is Outcome.PASS
-    check = row("matmul", matmul=410.0)
+# What the specification allows, in the order of ROWS.
+ALLOWED = {
+    "a100x2_pcie4": (312.0, 1935.0, 31.5, 31.5),
+    "a100x2_pcie3": (312.0, 1935.0, 15.75, 15.75),
+    "a100x2_nvlink": (312.0, 2039.0, 31.5, 300.0),
+    "h100x2_nvlink": (1070.0, 3350.0, 63.0, 450.0),
+    "h200x2_nvlink": (1070.0, 4800.0, 63.0, 450.0),
+    "a100x1": (312.0, 2039.0, 31.5, None),
+    "h100x1": (1070.0, 3350.0, 63.0, None),
+    "h200x1": (1070.0, 4800.0, 63.0, None),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_more_than_the_specification_allows_was_not_measured(name: str) -> None:
+    where = builder.context(name)
+    for what, most in zip(ROWS, ALLOWED[name], strict=True):
+        if most is None:
+            continue
+        assert said(row(what, where, **{what: 1.02 * most})) == (Outcome.PASS, Reason.OK)
+        for share in (1.04, 20.0):
+            check = row(what, where, **{what: share * most})
+            assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+            assert f"1.03 times the {most:g} that are possible" in check.reason
+            assert "hardware.peaks" in check.remedy
+
+
+def test_one_rank_that_is_impossible_is_enough() -> None:
+    check = row("host_copy", edit=_slower_on(1, "host_copy", 20.0))
+    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE) and "rank 1" in check.reason
+
+
+def resized(what: str, share: float) -> Edit:
+    """Calls of this share of the size, in as much less time, so that the rate stays."""
+
+    def edit(document: dict[str, Any]) -> None:
+        for rank in document["ranks"]:
+            one = rank[what] = dict(rank[what])
+            key, power = ("size", 3) if what == "matmul" else ("bytes", 1)
+            one[key] = int(one[key] * share)
+            one["seconds"] = [second * share**power for second in one["seconds"]]
+            one["host_s"] *= share**power
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("what", "enough", "too_little"),
+    [("matmul", 1 / 2, 1 / 4), ("memory_copy", 1 / 8, 2 / 2048), ("host_copy", 1, 2 / 256),
+     ("all_reduce", 1, 1 / 2)],
+)  # fmt: skip
+def test_a_call_that_stays_in_the_cache_measures_no_memory(
+    what: str, enough: float, too_little: float
+) -> None:
+    assert row(what, edit=resized(what, enough)).outcome is Outcome.PASS
+    check = row(what, edit=resized(what, too_little))
     assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert "1.3 times the 312" in check.reason
+    assert "fills a GPU and leaves its cache" in check.reason
+
+
+def test_a_profile_of_gpus_has_to_say_what_is_possible() -> None:
+    hardware = WHERE.profile.hardware.model_dump(mode="json")
+    del hardware["peaks"]["host_copy"]
+    with pytest.raises(ValidationError, match="host_copy is missing"):
+        builder.with_profile(WHERE, hardware=hardware)
+    hardware["peaks"] |= {"host_copy": {"value": 31.5, "source": "x"}, "warp": {"value": 9,
+                          "source": "x"}}  # fmt: skip
+    with pytest.raises(ValidationError, match="unknown warp"):
+        builder.with_profile(WHERE, hardware=hardware)
 
 
 def test_numbers_of_another_kind_of_device_are_no_evidence() -> None:
