@@ -27,6 +27,12 @@ def style_of(word: str) -> str:
     return _STYLE_OF.get(word, "unsure")
 
 
+def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
+    """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed`."""
+    texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in caveats)
+    return f"{verdict}{''.join(texts)}"
+
+
 def painted(text: str, *styles: str) -> str:
     """The text in the escape codes of these styles: good, bad, unsure, bold, dim."""
     return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m"

@@ -87,8 +87,9 @@ def _defect(console: Console, error: Exception) -> int:
 def _dispatch(words: list[str]) -> int:
     console = Console()
     if not words:
-        console.error(overview(GROUPS))
-        return ProgramExit.USAGE
+        from runbook.cli._here import print_next
+
+        return print_next(console)
     name, *rest = words
     if name in ("-h", "--help"):
         console.result(overview(GROUPS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,17 @@ from runbook.errors import ProgramExit, UsageError, did_you_mean
 DEFAULT_OUT = "artifacts"
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
+_COLUMNS = 100
 # How a program says which signal ended it.
 SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Texts as typed; `-p, --profile NAME` where argparse would name the value twice."""
+    """Texts as typed, in at most 100 columns; `-p, --profile NAME` names the value once."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        options.setdefault("width", min(shutil.get_terminal_size().columns, _COLUMNS) - 2)
+        super().__init__(prog, **options)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:

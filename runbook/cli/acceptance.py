@@ -36,11 +36,14 @@ def _add_arguments(parser: CommandParser) -> None:
         "from here, or from what was handed over if this is gone",
     )  # fmt: skip
     parser.add_argument(
-        "--profile", default="auto", metavar="auto|NAME|FILE", help="as for `runbook run`"
+        "--profile",
+        default="auto",
+        metavar="auto|NAME|FILE",
+        help="as for `runbook run` (default: auto)",
     )
     parser.add_argument(
         "--until-s", type=number_type(above=0), metavar="S",
-        help="end this call by itself within S seconds",
+        help="end this call by itself within S seconds (default: no limit)",
     )  # fmt: skip
     parser.add_argument(
         "--again", action="store_true", help="repeat stages that have ended; their files are kept"
@@ -50,7 +53,10 @@ def _add_arguments(parser: CommandParser) -> None:
         help="a rehearsal on the CPU with small shapes, marked as such in all that it writes",
     )  # fmt: skip
     parser.add_argument(
-        "--stages", type=Path, metavar="FILE", help="another list of stages, of the same form"
+        "--stages",
+        type=Path,
+        metavar="FILE",
+        help="another list of stages, of the same form (default: the shipped one)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print stages, commands and budgets; start nothing"

@@ -253,7 +253,9 @@ COMPARE = Command(
     description="""\
 Compare run B with the reference A. Numbers are compared only if the work is the
 same and one thing differs: code, software, machine or toggles.""",
-    examples="  runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda",
+    examples="""\
+  runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
+  runbook compare artifacts/20261120T010203Z-840303b 20261121 --json""",
     exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
     add_arguments=_add_compare,
     run=_compare,

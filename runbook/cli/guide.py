@@ -22,6 +22,7 @@ options:
   --version         show the version
 
 examples:
+  runbook                                what there is in this folder, and what to do next
   runbook run                            all phases, with the profile for this machine
   runbook run --dry-run                  print the commands that would run; start nothing
   runbook run --phase preflight,baseline --profile a100x2_pcie4

@@ -18,7 +18,12 @@ _COLUMNS = ("started_at", "run_id", "profile", "outcome", "number", "stdev", "n"
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("metric", nargs="?", metavar="METRIC", help="a check or a measurement")
+    parser.add_argument(
+        "metric",
+        nargs="?",
+        metavar="METRIC",
+        help="a check or a measurement (default: list the runs)",
+    )
     add_out(parser)
     parser.add_argument("--csv", action="store_true", help="METRIC as comma-separated rows")
 

@@ -39,13 +39,20 @@ PHASES = Command(
     name="phases",
     help="list the phases, the question of each, and whose results it uses",
     description="List the phases in running order; `runbook run --phase NAME,NAME` runs a choice.",
-    examples="  runbook phases --json",
+    examples="""\
+  runbook phases
+  runbook phases --json""",
     run=_phases,
 )
 
 
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a profile's name, or a .yaml file")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a profile's name, or a .yaml file (default: list all)",
+    )
     parser.add_argument(
         "--page", action="store_true", help="print the page of thresholds, docs/thresholds.md"
     )
@@ -184,7 +191,9 @@ it serves. A trainer or `runbook watch` started by hand here reads these values;
 `runbook run` does not, it takes toggles from the profile and --set NAME=value.
 `arm` marks those that may change inside one launch.
 A variable that is unknown or holds a bad value is an error (exit code 2).""",
-    examples="  NSA_DDP_BUCKET_MB=50 runbook toggles",
+    examples="""\
+  runbook toggles
+  NSA_DDP_BUCKET_MB=50 runbook toggles""",
     run=_toggles,
 )
 

@@ -31,13 +31,13 @@ def _add_watch(parser: CommandParser) -> None:
         nargs="?",
         const="1",
         choices=("0", "1"),
-        help="write .HALT on an anomaly (--halt 0: never; default: NSA_WATCH_HALT)",
+        help="write .HALT on an anomaly (--halt 0: never; default: NSA_WATCH_HALT, else 1)",
     )
     parser.add_argument(
         "--interval",
         metavar="S",
         type=number_type(above=0),
-        help="seconds between readings (default: NSA_WATCH_INTERVAL_S)",
+        help="seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)",
     )
     parser.add_argument("--once", action="store_true", help="read once and stop")
 

@@ -88,18 +88,46 @@ _EXIT["INCONCLUSIVE"] = ProgramExit.INCOMPLETE
 def _add_decide(parser: CommandParser) -> None:
     parser.add_argument("question", metavar="QUESTION", help=", ".join(QUESTION_NAMES))
     parser.add_argument("file", metavar="FILE.csv", type=Path, help="the numbers")
-    parser.add_argument("--target", type=float, metavar="TOK_S", help="target: the floor")
-    parser.add_argument("--error", type=float, help="declared error rate, such as 0.01")
-    parser.add_argument("--margin", type=float, help="non-inferiority: accepted loss (0.02)")
     parser.add_argument(
-        "--limit", type=float, help="memory: maximum in MiB; scaling: minimum efficiency (0.90)"
+        "--target",
+        type=float,
+        metavar="TOK_S",
+        help="target: the floor in tok/s; needed, no default",
     )
-    parser.add_argument("--tolerance", type=float, help="steady: accepted change (0.03)")
-    parser.add_argument("--devices", type=int, metavar="N", help="scaling: number of devices")
     parser.add_argument(
-        "--project-to-step", type=float, metavar="STEP", help="memory: last production step"
+        "--error",
+        type=float,
+        metavar="SHARE",
+        help="declared error rate (default: 0.01 for best-arm, faster and scaling, else 0.05)",
     )
-    parser.add_argument("--baseline", metavar="ARM", help="which of two arms is the baseline")
+    parser.add_argument(
+        "--margin",
+        type=float,
+        metavar="SHARE",
+        help="non-inferiority: accepted loss (default: 0.02)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        metavar="X",
+        help="memory: maximum in MiB; needed, no default. scaling: minimum efficiency, a share "
+        "(default: 0.90)",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="SHARE", help="steady: accepted change (default: 0.03)"
+    )
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="scaling: number of devices; needed, no default"
+    )
+    parser.add_argument(
+        "--project-to-step",
+        type=float,
+        metavar="STEP",
+        help="memory: last production step; needed, no default",
+    )
+    parser.add_argument(
+        "--baseline", metavar="ARM", help="which of two arms is the baseline (default: `baseline`)"
+    )
 
 
 def _wrong_options(args: argparse.Namespace) -> list[str]:

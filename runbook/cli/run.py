@@ -44,18 +44,22 @@ def _add_arguments(parser: CommandParser) -> None:
         "no NVIDIA device or driver is seen; see `runbook profiles`",
     )
     add_settings(
-        group, "an NSA_* or NCCL_* variable, or a config key such as train.seq_len; repeatable"
+        group,
+        "an NSA_* or NCCL_* variable, or a config key such as train.seq_len; repeatable "
+        "(default: the profile's)",
     )
     add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
     group.add_argument(
-        "--resume", metavar="RUN", help="continue an interrupted run: its folder or id"
+        "--resume",
+        metavar="RUN",
+        help="continue an interrupted run: its folder or id (default: begin a new one)",
     )
     group.add_argument(
         "--until-s",
         type=number_type(above=0),
         metavar="S",
         help="end this part of the run within S seconds and exit with 3; --resume goes on with the "
-        "next part. A launch that would be cut off is left to it",
+        "next part. A launch that would be cut off is left to it (default: no limit)",
     )
     group.add_argument(
         "--dry-run",
@@ -82,16 +86,16 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--protocol",
         default="blocks",
         metavar="blocks|launches|single",
-        help="how arms are compared: in turns inside one launch (blocks, the default), in one "
+        help="how arms are compared: in turns inside one launch (blocks), in one "
         "launch for each arm and round (launches), or one launch of each arm, as the documents "
-        "wrote it (single)",
+        "wrote it (single) (default: blocks)",
     )
     group.add_argument(
         "--steps-scale",
         type=number_type(above=0),
         default=1.0,
         metavar="F",
-        help="multiply every step count; less than 1 is only for trying things out",
+        help="factor on every step count; less than 1 is only for trying things out (default: 1)",
     )
     group.add_argument(
         "--aa", action="store_true", help="compare an arm with itself; the decision must be TIE"
@@ -107,7 +111,8 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--gpu-hour-price",
         type=number_type(at_least=0),
         metavar="F",
-        help="price of one GPU for one hour, to show what a run costs",
+        help="price of one GPU for one hour, in any currency, to show what a run costs (default: "
+        "costs are not shown)",
     )
 
 

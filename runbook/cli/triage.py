@@ -38,7 +38,7 @@ def _add_arguments(parser: CommandParser) -> None:
         "--floor",
         metavar="TOK_S",
         type=number_type(above=0),
-        help="triage low throughput: this much is fast enough",
+        help="triage low throughput: this many tok/s are fast enough (default: none)",
     )
     parser.add_argument(
         "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks for a config (default: 2)"
@@ -46,10 +46,13 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="NAME|FILE",
-        help="ranks and variables for a config; without RUN|CONFIG, also the config",
+        help="ranks and variables for a config; without RUN|CONFIG, also the config "
+        "(default: none)",
     )
     add_settings(
-        parser, "a variable or config key that every try has, as for `runbook run`; repeatable"
+        parser,
+        "a variable or config key that every try has, as for `runbook run`; repeatable "
+        "(default: none)",
     )
     parser.add_argument(
         "--steps",

@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from runbook.console import verdict_text
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import Cell, Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
@@ -154,8 +155,7 @@ class RunRecord(Record):
     @property
     def said(self) -> str:
         """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed (...)`."""
-        texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in self.caveats)
-        return f"{self.verdict}{''.join(texts)}"
+        return verdict_text(self.verdict, self.caveats)
 
     @property
     def headline(self) -> str:

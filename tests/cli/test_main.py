@@ -43,12 +43,15 @@ def loaded_modules(tmp_path: Path, *words: str) -> set[str]:
     return set(json.loads(done.stdout.rpartition("@@")[2]))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"], []])
-def test_help_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "bound"),
+    [(["--help"], 170), (["run", "--help"], 170), (["--version"], 170), ([], 200)],
+)
+def test_help_imports_nothing_heavy(tmp_path: Path, words: list[str], bound: int) -> None:
     loaded = loaded_modules(tmp_path, *words)
     assert not loaded & set(HEAVY)
     # A bound on everything else: Python with argparse alone loads about 70 modules.
-    assert len(loaded) < 170
+    assert len(loaded) < bound
 
 
 def test_the_check_of_imports_can_fail(tmp_path: Path) -> None:
@@ -110,12 +113,6 @@ def test_the_short_forms_are_the_same_on_every_command() -> None:
 def test_version(tmp_path: Path) -> None:
     ended = runbook("--version", cwd=tmp_path)
     assert (ended.code, ended.out, ended.err) == (0, f"runbook {__version__}\n", "")
-
-
-def test_without_a_command_the_help_goes_to_stderr(tmp_path: Path) -> None:
-    ended = runbook(cwd=tmp_path)
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("usage: runbook")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""`runbook` without a command: what there is in this folder, and what to do next.
+
+It reads plain JSON and never validates a record, so that it answers at once, whatever lies there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from runbook.cli._parser import DEFAULT_OUT
+from runbook.console import Console, printable, verdict_text
+from runbook.errors import ProgramExit, UsageError
+
+_RECORD, _JOURNAL = "run.json", "events.jsonl"
+_ENDS = ("run_finished", "run_interrupted")
+# A launch may be silent for as long (`runbook.launch.watchdog.Budgets.silence_s`).
+SILENT_S = 300.0
+_WIDTH = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is said of the newest run of a folder, and the commands that come next."""
+
+    run: str
+    detail: str = ""
+    next: tuple[tuple[str, str], ...]
+
+
+def print_next(console: Console) -> int:
+    """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    found = look(Path(DEFAULT_OUT))
+    console.result(printable(f"{'machine':<{_WIDTH}}{_machine()}"))
+    console.result(printable(f"{'run':<{_WIDTH}}{found.run}"))
+    if found.detail:
+        console.result(printable(f"{'':<{_WIDTH}}{found.detail}"))
+    commands = [*found.next, ("runbook --help", "all commands")]
+    width = max(len(command) for command, _ in commands)
+    for number, (command, why) in enumerate(commands):
+        word = "next" if number == 0 else ""
+        console.result(printable(f"{word:<{_WIDTH}}{command:<{width}}  {why}"))
+    return ProgramExit.GO
+
+
+def _machine() -> str:
+    from runbook.config import detect_profile
+
+    try:
+        name, reason = detect_profile()
+    except UsageError as error:
+        return str(error.problems[0])
+    return f"--profile auto takes {name}: {reason}"
+
+
+def look(out: Path) -> Found:
+    """The newest run below `out`. Raises nothing for what lies there."""
+    try:
+        folders = [path for path in out.iterdir() if _is_run(path)]
+    except OSError:
+        folders = []
+    if not folders:
+        return Found(
+            run=f"none in {out}/",
+            next=(
+                ("runbook run --dry-run", "what would run here, and how long it may take"),
+                ("runbook run", "all phases, and the verdict"),
+            ),
+        )
+    newest = max(folders, key=lambda path: path.name)
+    return _unfinished(newest) or _finished(newest)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (_RECORD, _JOURNAL))
+
+
+def _unfinished(folder: Path) -> Found | None:
+    """A run whose journal has no end; None if it has one, or is not readable as a journal."""
+    events = _events(folder / _JOURNAL)
+    if not events or events[-1].get("event") == _ENDS[0]:
+        return None
+    planned = events[0].get("phases")
+    count = len(planned) if isinstance(planned, list) else 0
+    done = sum(
+        event.get("event") == "phase_finished" and not event.get("interrupted") for event in events
+    )
+    name = shlex.quote(str(folder))
+    where = f"{folder}: not finished, {done} of {count} phases"
+    resume = (f"runbook run --resume {name}", "go on where it was cut off")
+    age_s = _age_s(folder)
+    if events[-1].get("event") not in _ENDS and age_s <= SILENT_S:
+        return Found(
+            run=where,
+            detail=f"it wrote something {age_s:.0f} s ago, so it is probably running",
+            next=(
+                (f"runbook stacks {name}", "what its ranks are doing"),
+                (resume[0], "only if it was killed: go on"),
+            ),
+        )
+    return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
+
+
+def _finished(folder: Path) -> Found:
+    name = shlex.quote(str(folder))
+    report = (f"runbook report {name}", "every check, with evidence and remedy")
+    try:
+        record = json.loads((folder / _RECORD).read_bytes())
+        said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
+        head = f"{folder}: {said} ({record['scope']})"
+        reasons = _texts(record["reasons"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        verify = (f"runbook verify {name}", "names every file that is damaged")
+        return Found(run=f"{folder}: its {_RECORD} cannot be read", next=(verify,))
+    steps = [report]
+    if record["verdict"] == "NO-GO":
+        steps.append((f"runbook triage {name}", "find the setting that fixes its failed launch"))
+    elif record["verdict"] == "GO":
+        steps.append((f"runbook verify {name}", "compute every number again"))
+    return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
+
+
+def _texts(value: object) -> Sequence[str]:
+    if not isinstance(value, list):
+        raise TypeError(f"a list was expected, not {value!r}")
+    return [str(text) for text in value]
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The journal's events; empty if it is missing or damaged before its last line."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError, RecursionError):
+        return []
+    whole = all(isinstance(event, dict) for event in events)
+    return cast("list[dict[str, Any]]", events) if whole else []
+
+
+def _age_s(folder: Path) -> float:
+    """Seconds since anything in the folder was written."""
+    newest = 0.0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                newest = max(newest, (Path(place) / name).stat().st_mtime)
+            except OSError:
+                # Gone, or a link to nothing.
+                continue
+    return max(0.0, time.time() - newest)

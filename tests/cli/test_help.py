@@ -1,0 +1,116 @@
+"""What every command's help has to say: defaults, units, and examples that the parser takes."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nsa.toggles import TOGGLES
+from runbook.cli import COMMANDS
+from runbook.cli._parser import CommandParser, number_type, parse_all
+from runbook.cli.guide import overview
+from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
+
+DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
+UNIT = re.compile(
+    r"\b(seconds|steps?|tok/s|MiB|nats|share|rate|efficiency|factor|launch(es)?|ranks|devices"
+    r"|currency|seed|change|loss|days|runs)\b"
+)
+
+
+def values(parser: CommandParser) -> Iterator[argparse.Action]:
+    """Every option or optional word that takes a value."""
+    for action in parser._actions:
+        if action.nargs != 0 and (action.option_strings or action.nargs in ("?", "*")):
+            yield action
+
+
+def gaps(parser: CommandParser) -> list[str]:
+    """What the help of this parser leaves open."""
+    found = []
+    for action in values(parser):
+        name, text = "/".join(action.option_strings) or str(action.metavar), action.help or ""
+        if not DEFAULT.search(text):
+            found.append(f"{name}: no word of its default")
+        if action.type not in (None, str, Path) and not UNIT.search(text):
+            found.append(f"{name}: a number without a unit")
+    return found
+
+
+def example_lines(examples: str) -> list[str]:
+    """The commands of an epilog, without comments, redirections and variables in front."""
+    lines = [line.strip() for line in examples.splitlines() if line.startswith("  ")]
+    commands = [part for line in lines for part in re.split(r"\s{2,}|;|\||>", line)]
+    return [text for part in commands if (text := part[max(part.find("runbook "), 0) :].strip())]
+
+
+def as_words(line: str) -> list[str]:
+    """The words after `runbook` of an example; empty for what is only its comment."""
+    return shlex.split(line)[1:] if line.startswith("runbook ") else []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_value_names_its_default_and_its_unit(name: str) -> None:
+    assert gaps(COMMANDS[name].parser()) == []
+
+
+def test_the_check_of_defaults_and_units_can_fail() -> None:
+    parser = CommandParser(prog="x")
+    parser.add_argument("--much", type=number_type(above=0), help="how much")
+    parser.add_argument("--well", type=number_type(above=0), help="seconds (default: 3)")
+    assert gaps(parser) == ["--much: no word of its default", "--much: a number without a unit"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
+    command = COMMANDS[name]
+    lines = [words for line in example_lines(command.examples) if (words := as_words(line))]
+    assert len(lines) >= 2
+    for word, *words in lines:
+        assert word == name
+        assert parse_all(command.parser(), words)[1] == [], words
+
+
+def test_a_wrong_example_would_be_noticed() -> None:
+    (line, *_) = example_lines("  NSA_X=1 runbook judge --profle cpu > x    what for")
+    assert as_words(line) == ["judge", "--profle", "cpu"]
+    assert parse_all(COMMANDS["judge"].parser(), as_words(line)[1:])[1] != []
+
+
+def test_the_examples_of_the_overview_are_taken() -> None:
+    text = overview({}).partition("examples:\n")[2].partition("\n\n")[0]
+    lines = [words for line in example_lines(text) if (words := as_words(line))]
+    assert len(lines) >= 3
+    for name, *words in lines:
+        assert parse_all(COMMANDS[name].parser(), words)[1] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("columns", ["60", "100", "300"])
+def test_help_fits_a_hundred_columns(
+    name: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = COMMANDS[name].parser().format_help()
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def test_defaults_in_the_help_are_those_of_their_owners() -> None:
+    error = help_of("decide", "--error")
+    assert "0.01 for best-arm, faster and scaling, else 0.05" in error
+    assert {plan.error for plan in (BUCKET_PLAN, FASTER_PLAN, SCALING_PLAN)} == {0.01}
+    assert {plan.error for plan in (FUSED_PLAN, TARGET_PLAN)} == {0.05}
+    interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
+    assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
+    halt = int(bool(TOGGLES["NSA_WATCH_HALT"].default))
+    assert f"NSA_WATCH_HALT, else {halt})" in help_of("watch", "--halt")
+
+
+def help_of(command: str, option: str) -> str:
+    actions = COMMANDS[command].parser()._actions
+    return next(action.help or "" for action in actions if option in action.option_strings)

@@ -1,0 +1,160 @@
+"""`runbook` alone says in at most ten lines what there is here and what to do next; never fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import COMMANDS
+from runbook.cli._here import SILENT_S
+from runbook.cli._parser import parse_all
+from runbook.launch import Budgets
+from tests.cli.shell import runbook
+
+RUN = "20260101T000000Z-abc1234"
+RECORD = {
+    "verdict": "GO",
+    "caveats": [],
+    "scope": "2 ranks on CPU",
+    "reasons": ["all 72 required checks passed"],
+}
+STARTED = {"seq": 1, "event": "run_started", "phases": ["preflight", "baseline"]}
+PHASE = {"seq": 2, "event": "phase_finished", "interrupted": False}
+
+
+def begin(tmp_path: Path, *events: object, name: str = RUN, age_s: float = 0.0) -> Path:
+    folder = tmp_path / "artifacts" / name
+    folder.mkdir(parents=True)
+    journal = folder / "events.jsonl"
+    journal.write_text("".join(json.dumps(event) + "\n" for event in events))
+    (folder / "gone").symlink_to("nowhere")
+    os.utime(journal, (time.time() - age_s,) * 2)
+    return folder
+
+
+def finish(tmp_path: Path, name: str = RUN, **changed: object) -> None:
+    folder = begin(tmp_path, STARTED, PHASE, {"event": "run_finished"}, name=name)
+    (folder / "run.json").write_text(json.dumps(RECORD | changed))
+
+
+def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
+    """All that is said, and the commands that come next; each has to be one."""
+    ended = runbook(cwd=tmp_path, **variables)
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert len(lines) <= 10
+    first = next(index for index, line in enumerate(lines) if line.startswith("next "))
+    commands = [line[9:].split("  ")[0] for line in lines[first:]]
+    for command in commands[:-1]:
+        _, name, *words = shlex.split(command)
+        assert parse_all(COMMANDS[name].parser(), words)[1] == []
+    return ended.out, commands[:-1]
+
+
+def test_without_a_run_the_first_command_is_named(tmp_path: Path) -> None:
+    text, commands = told(tmp_path)
+    assert "none in artifacts/" in text
+    assert "--profile auto takes cpu: nvidia-smi" in text
+    assert commands == ["runbook run --dry-run", "runbook run"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_run_gives_its_verdict_with_what_it_leaves_out(tmp_path: Path) -> None:
+    finish(tmp_path, name="20250101T000000Z-old", verdict="NO-GO")
+    finish(tmp_path, caveats=["for 1 of 72 checks", "model changed"])
+    text, commands = told(tmp_path)
+    assert f"artifacts/{RUN}: GO for 1 of 72 checks, model changed (2 ranks on CPU)\n" in text
+    assert "all 72 required checks passed" in text
+    assert "old" not in text
+    assert commands == [f"runbook report artifacts/{RUN}", f"runbook verify artifacts/{RUN}"]
+
+
+def test_a_no_go_leads_to_its_report_and_to_triage(tmp_path: Path) -> None:
+    finish(tmp_path, verdict="NO-GO", reasons=["baseline.completed FAIL"])
+    text, commands = told(tmp_path)
+    assert ": NO-GO (" in text and "baseline.completed FAIL" in text
+    assert commands == [f"runbook report artifacts/{RUN}", f"runbook triage artifacts/{RUN}"]
+
+
+@pytest.mark.parametrize(
+    "events", [(STARTED, PHASE), (STARTED, PHASE, {"event": "run_interrupted"})]
+)
+def test_what_was_cut_off_is_resumed(tmp_path: Path, events: tuple[object, ...]) -> None:
+    begin(tmp_path, *events, age_s=SILENT_S + 60)
+    text, commands = told(tmp_path)
+    assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
+    assert commands[0] == f"runbook run --resume artifacts/{RUN}"
+
+
+def test_an_interrupted_run_is_resumed_at_once(tmp_path: Path) -> None:
+    begin(tmp_path, STARTED, {"event": "run_interrupted"})
+    assert told(tmp_path)[1][0] == f"runbook run --resume artifacts/{RUN}"
+
+
+def test_a_run_that_still_writes_is_left_alone(tmp_path: Path) -> None:
+    begin(tmp_path, STARTED, PHASE)
+    text, commands = told(tmp_path)
+    assert "so it is probably running" in text
+    assert commands[0] == f"runbook stacks artifacts/{RUN}"
+
+
+def test_a_launch_may_be_silent_for_as_long_as_its_watchdog_allows() -> None:
+    assert Budgets().silence_s == SILENT_S
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b"[" * 99_999, b'{"verdict": "GO"}'),
+        json.dumps(RECORD | {"caveats": 3}).encode(),
+    ],
+    ids=range(8),
+)
+def test_a_damaged_record_is_said_and_nothing_fails(tmp_path: Path, data: bytes) -> None:
+    folder = begin(tmp_path, STARTED, {"event": "run_finished"})
+    (folder / "run.json").write_bytes(data)
+    text, commands = told(tmp_path)
+    assert "its run.json cannot be read" in text
+    assert commands == [f"runbook verify artifacts/{RUN}"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{\n", b"[1]\n", b"\xff\n", b"[" * 99_999 + b"\n"], ids=range(5)
+)
+def test_a_damaged_journal_is_no_reason_to_fail(tmp_path: Path, data: bytes) -> None:
+    folder = begin(tmp_path)
+    (folder / "events.jsonl").write_bytes(data)
+    (folder / "run.json").write_text(json.dumps(RECORD))
+    assert ": GO (" in told(tmp_path)[0]
+
+
+def test_strange_things_in_the_place_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "artifacts").write_text("a file")
+    assert told(tmp_path)[1][0] == "runbook run --dry-run"
+    (tmp_path / "artifacts").unlink()
+    (tmp_path / "artifacts" / "x" / "run.json").mkdir(parents=True)
+    (tmp_path / "artifacts" / "loop").symlink_to("loop")
+    assert told(tmp_path)[1][0] == "runbook run --dry-run"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("echo NVIDIA H200, 5", "--profile auto takes h200x1: found 1 x NVIDIA H200"),
+        ("echo broken >&2; exit 9", "nvidia-smi ended with 9: broken"),
+    ],
+)
+def test_the_machine_is_named(tmp_path: Path, said: str, expected: str) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    program = tools / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{said}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    text, _ = told(tmp_path, PATH=f"{tools}:{os.environ['PATH']}")
+    assert expected in text.splitlines()[0]
