@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from nsa.contract import COMPRESSION_LINE
+from phases.common.accepted import against_best, against_last
 from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
 from phases.common.gpu_samples import balance, headroom, utilisation
@@ -26,6 +27,7 @@ from phases.common.rates import (
 from phases.common.rows import Row, RowPhase
 from phases.common.training import first_problem, toggles_row, training_rows
 from phases.limits import (
+    ACCEPTED_LOSS,
     FLAKY_LAUNCHES,
     GPU_IMBALANCE,
     GPU_UTILISATION,
@@ -53,10 +55,12 @@ class Baseline(RowPhase):
     question = "Does the production config reach the throughput that the plan needs?"
     fixed = PLAUSIBLE
     reads = ("preflight",)
+    remembers = True
     limits = (
         THROUGHPUT,
         THROUGHPUT_AIM_LOW,
         THROUGHPUT_AIM_HIGH,
+        ACCEPTED_LOSS,
         MFU_FLOOR,
         MFU_OF_CEILING,
         GPU_UTILISATION,
@@ -86,6 +90,18 @@ class Baseline(RowPhase):
                 "Does the throughput reach the floor?",
                 self.over(throughput),
                 topic="throughput",
+            ),
+            Row(
+                "against_last_accepted",
+                "Is it no slower than the last accepted run?",
+                self.over(against_last),
+                topic="regression",
+            ),
+            Row(
+                "against_best_accepted",
+                "Is it no slower than the best level that accepted runs held?",
+                self.over(against_best),
+                topic="regression",
             ),
             Row("throughput_aim", "Is the throughput in the target band?", self.over(aim)),
             Row(

@@ -36,6 +36,9 @@ THROUGHPUT_AIM_LOW = _gate(
 THROUGHPUT_AIM_HIGH = _gate(
     "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
 )
+ACCEPTED_LOSS = _gate(
+    "accepted_loss", "<=", "", "loss of throughput against runs that were accepted before"
+)
 MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
 MFU_OF_CEILING = _gate(
     "mfu_of_ceiling", ">=", "", "share of the matrix product measured by preflight"
@@ -217,6 +220,11 @@ PLAUSIBLE = (
     ),
     _fixed("sum of dt_s", "at most the launch's duration", "steps happen inside the launch"),
     _fixed("throughput", "lower bound over at least 3 launches", "one-sided 5 %"),
+    _fixed(
+        "loss against accepted runs",
+        "shown only if the upper bound of the ratio is beyond the limit",
+        "one-sided 1 %",
+    ),
     _fixed(
         "PCIe replays of a launch",
         f"at most {PCIE_REPLAYS_PER_MINUTE} a minute: a warning; more: INVALID",

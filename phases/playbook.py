@@ -31,6 +31,11 @@ BY_TOPIC: dict[str, str] = {
         "set NSA_DDP_COMPRESS=bf16 and look for the line '[ddp] gradient compression enabled'; "
         "if it deadlocks, NSA_DDP_COMPRESS=off with NSA_DDP_BUCKET_MB=100"
     ),
+    "regression": (
+        "`runbook compare` this run with the one that the row names (code, software, settings, "
+        "load); `runbook history baseline.throughput` shows when it began. A loss that is meant is "
+        "accepted with a profile of your own (`accepted_loss`, gated: false) or another --out"
+    ),
     "balance": (
         "NSA_DDP_STATIC_GRAPH=1 with NSA_DDP_FIND_UNUSED=0, then larger buckets, then a larger "
         "batch or more accumulation"

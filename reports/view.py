@@ -10,7 +10,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from runbook.console import printable
-from runbook.records import Check, Comparator, Measurement, Outcome, PhaseRecord, RunRecord
+from runbook.records import (
+    Check,
+    Comparator,
+    Measurement,
+    Outcome,
+    PhaseRecord,
+    RunRecord,
+    satisfies,
+)
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
 
@@ -46,11 +54,11 @@ class CheckRow:
     @property
     def blocks(self) -> bool:
         """True if this row keeps the run from GO."""
-        return self.required and self.outcome != Outcome.PASS
+        return self.required and (self.check is None or not satisfies(self.check))
 
     @property
     def is_problem(self) -> bool:
-        """True if a reader has something to do: all but passes and skips that nobody required."""
+        """True if a reader has something to do: all but passes and skips that block nothing."""
         return self.blocks or self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
 
 
@@ -65,9 +73,9 @@ class PhaseView:
 
     @property
     def passed(self) -> str:
-        """How many checks are PASS; skips that nobody required are counted apart."""
+        """How many checks are PASS; skips that block nothing are counted apart."""
         passed = sum(row.outcome == Outcome.PASS for row in self.rows)
-        skipped = sum(row.outcome == Outcome.SKIPPED and not row.required for row in self.rows)
+        skipped = sum(row.outcome == Outcome.SKIPPED and not row.blocks for row in self.rows)
         text = f"{passed} of {len(self.rows) - skipped}"
         return f"{text}, {skipped} skipped" if skipped else text
 

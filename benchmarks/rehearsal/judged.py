@@ -29,7 +29,7 @@ from runbook.launch import attempt as attempts
 from runbook.launch import launcher
 from runbook.launch.observer import Observer
 from runbook.read.documents import GPU_SAMPLES
-from runbook.records import Check, Outcome, RunRecord, Verdict
+from runbook.records import Check, Outcome, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 
@@ -84,7 +84,7 @@ def _judged(machine: Machine, record: RunRecord, started: int, seconds: float) -
         check
         for phase in record.phases
         for check in phase.checks
-        if check.id in wanted and check.outcome is not Outcome.PASS
+        if check.id in wanted and not satisfies(check)
     ]
     # What only follows from an earlier stop is told last.
     open_rows.sort(key=lambda check: (check.outcome is Outcome.INCOMPLETE, check.outcome.rank))

@@ -10,6 +10,7 @@ from pathlib import Path
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import read_launch
+from runbook.read.accepted import read_accepted
 from runbook.records import (
     Check,
     LaunchEntry,
@@ -18,6 +19,7 @@ from runbook.records import (
     Reason,
     Verdict,
     judge_run,
+    satisfies,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase, PlanContext
@@ -120,8 +122,12 @@ def reasons_for(
     """One or two sentences that say why the verdict is what it is."""
     verdict = judge_run(checks, required)
     if verdict is Verdict.GO:
-        return (f"all {len(set(required))} required checks passed",)
-    bad = [check for check in checks if check.id in set(required) and check.outcome != Outcome.PASS]
+        wanted = [check for check in checks if check.id in set(required)]
+        passed = sum(check.outcome is Outcome.PASS for check in wanted)
+        new = len(wanted) - passed
+        rest = f"; {new} had no accepted run to compare with" if new else ""
+        return (f"all {passed} required checks passed{rest}",)
+    bad = [check for check in checks if check.id in set(required) and not satisfies(check)]
     bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]
@@ -185,16 +191,19 @@ def shown_fact(fact: Fact) -> str:
 
 def read_phase(
     run_root: Path,
+    phase: str,
     entries: Sequence[LaunchEntry],
     *,
     facts: Mapping[str, Fact],
     earlier: Mapping[str, PhaseEvidence],
 ) -> PhaseEvidence:
-    """Everything that the launches of a phase left behind."""
+    """Everything that the launches of a phase left behind, and the earlier runs that it kept."""
     launches = {
         entry.launch.name: read_launch(run_root, entry.launch, entry.result) for entry in entries
     }
-    return PhaseEvidence(launches=launches, facts=facts, earlier=earlier)
+    return PhaseEvidence(
+        launches=launches, facts=facts, earlier=earlier, accepted=read_accepted(run_root, phase)
+    )
 
 
 def what_it_reads(

@@ -117,7 +117,7 @@ def check_manifest(run_root: Path) -> list[str]:
 
     Raises `RunbookError` if there is no manifest or it cannot be read.
     """
-    wanted = _read(run_root / MANIFEST_FILE)
+    wanted = read_manifest(run_root / MANIFEST_FILE)
     problems = []
     for name, sha256 in wanted.items():
         path = run_root / name
@@ -133,7 +133,8 @@ def check_manifest(run_root: Path) -> list[str]:
     return problems + strange_entries(run_root)
 
 
-def _read(path: Path) -> dict[str, str]:
+def read_manifest(path: Path) -> dict[str, str]:
+    """The digest of each file by its name. Raises `RunbookError` if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

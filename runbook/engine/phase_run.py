@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runbook.engine.accepted import keep_accepted
 from runbook.engine.journal import Journal
 from runbook.engine.judge import (
     judge_phase,
@@ -99,8 +100,11 @@ class PhaseRun:
             self._collect()
         for launch in launches:
             self._launch(launch)
+        if self.phase.remembers:
+            keep_accepted(self.state.run_root, self.phase.name, self.entries)
         evidence = read_phase(
             self.state.run_root,
+            self.phase.name,
             self.entries,
             facts=self.state.facts,
             earlier=self.earlier,

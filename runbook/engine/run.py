@@ -154,7 +154,7 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
         state.choices[name] = record.choices
         _guard(state, record)
         state.evidence[name] = read_phase(
-            state.run_root, record.launches, facts=state.facts, earlier={}
+            state.run_root, name, record.launches, facts=state.facts, earlier={}
         )
 
 

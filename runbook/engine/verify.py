@@ -195,7 +195,7 @@ def rejudge(
             yield old, _unjudged(old)
             continue
         chosen, earlier = what_it_reads(phase, choices, evidence)
-        found = read_phase(run_root, old.launches, facts=facts, earlier=earlier)
+        found = read_phase(run_root, old.name, old.launches, facts=facts, earlier=earlier)
         context = setup.context(chosen)
         judgement = judge_phase(phase, found, context, required=setup.required)
         if any(phase.name in later.reads for later in phases.values()):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
 from runbook.records.measurement import Measurement, Window
-from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
+from runbook.records.outcome import (
+    Check,
+    Comparator,
+    Outcome,
+    Reason,
+    Verdict,
+    judge_run,
+    satisfies,
+)
 from runbook.records.run import (
     ArtifactRecord,
     LaunchEntry,
@@ -35,5 +43,6 @@ __all__ = [
     "Verdict",
     "Window",
     "judge_run",
+    "satisfies",
     "thin_points",
 ]

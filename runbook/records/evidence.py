@@ -169,9 +169,41 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AcceptedRun:
+    """What an earlier run that was GO measured in a phase, as far as it could be checked.
+
+    `rates` has the throughput of each launch in tok/s; `facts` what they ran on and with, by kind
+    and name; `run_sha256` is the digest of that run's run.json.
+    """
+
+    run_id: str
+    run_sha256: str
+    rates: tuple[float, ...]
+    facts: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptedRuns:
+    """Earlier accepted runs, oldest first; `left_out` says why of each that was not taken.
+
+    `problem` says what is wrong with the file at `path`, if anything is.
+    """
+
+    runs: tuple[AcceptedRun, ...]
+    left_out: Mapping[str, str]
+    path: str
+    sha256: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PhaseEvidence:
-    """What one phase is judged from; `earlier` holds the phases that were judged before it."""
+    """What one phase is judged from; `earlier` holds the phases that were judged before it.
+
+    `accepted` are earlier runs that were GO; None where the phase asks for none.
+    """
 
     launches: Mapping[str, LaunchEvidence] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     earlier: Mapping[str, PhaseEvidence] = field(default_factory=dict)
+    accepted: AcceptedRuns | None = None

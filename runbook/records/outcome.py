@@ -75,6 +75,7 @@ class Reason(StrEnum):
     NEEDS_GPUS = "needs_gpus"
     NOT_ASKED_FOR = "not_asked_for"
     NOT_GATED = "not_gated"
+    NO_ACCEPTED_RUN = "no_accepted_run"
     NOTHING_COLLECTED = "nothing_collected"
     TEST_FAILED = "test_failed"
     WARNING = "warning"
@@ -140,19 +141,31 @@ class Check(Record):
         return self
 
 
+def satisfies(check: Check) -> bool:
+    """Does the check give what a profile requires?
+
+    PASS does. So does SKIPPED for want of an accepted run to compare with, which the first run on
+    a machine cannot have: what such a check forbids is a loss that is shown.
+    """
+    if check.outcome is Outcome.SKIPPED:
+        return check.code is Reason.NO_ACCEPTED_RUN
+    return check.outcome is Outcome.PASS
+
+
 def judge_run(checks: Iterable[Check], required: Iterable[str]) -> Verdict:
     """Return the run's verdict from its checks and the ids that the profile requires.
 
-    GO only if every required check is there and PASS; NO-GO if any required check is FAIL;
-    otherwise INCOMPLETE.  A required id without a row can therefore never be GO.  An id that
-    occurs twice counts with each of its outcomes.
+    GO only if every required check is there and satisfied (`satisfies`); NO-GO if any required
+    check is FAIL; otherwise INCOMPLETE.  A required id without a row can therefore never be GO.
+    An id that occurs twice counts with each of its outcomes.
     """
     wanted = set(required)
     if not wanted:
         return Verdict.INCOMPLETE
     outcomes: dict[str, set[Outcome]] = {}
     for check in checks:
-        outcomes.setdefault(check.id, set()).add(check.outcome)
+        outcome = Outcome.PASS if satisfies(check) else check.outcome
+        outcomes.setdefault(check.id, set()).add(outcome)
     if any(Outcome.FAIL in outcomes.get(name, set()) for name in wanted):
         return Verdict.NO_GO
     if all(outcomes.get(name) == {Outcome.PASS} for name in wanted):

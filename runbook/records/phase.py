@@ -61,7 +61,8 @@ class Phase(ABC):
     phases whose choices or evidence this one uses, if they ran; `limits` declares what the profile
     has to set for it, `fixed` what is the same on every machine; `arms_toggle` is the toggle whose
     values the profile's `arms` are; `collects` asks the engine to run the collectors before the
-    launches (preflight only). `guards`: where one of its required rows is FAIL or INVALID, later
+    launches (preflight only); `remembers` asks it to keep, beside the launches, what accepted runs
+    measured in the same phase. `guards`: where one of its required rows is FAIL or INVALID, later
     phases start nothing, because their numbers would mean nothing.
     """
 
@@ -76,6 +77,7 @@ class Phase(ABC):
     arms_toggle: ClassVar[str] = ""
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
     guards: ClassVar[bool] = False
 
     @abstractmethod

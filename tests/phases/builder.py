@@ -9,8 +9,15 @@ from typing import Any
 
 from runbook import registry
 from runbook.config import Profile, load_profile
+from runbook.read.alike import device_facts, env_facts
 from runbook.records import Check, Launch
-from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence
+from runbook.records.evidence import (
+    AcceptedRun,
+    AcceptedRuns,
+    Fact,
+    LaunchEvidence,
+    PhaseEvidence,
+)
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases.heartbeats import SHA, told
 from tests.phases.spoil import Change
@@ -85,6 +92,24 @@ def facts(**changes: Any) -> dict[str, Fact]:
         name: Fact(name=name, value=renamed.get(name, value), path=path, sha256=SHA, note="as seen")
         for name, (value, path) in _FACTS.items()
     }
+
+
+def accepted(
+    found: PhaseEvidence, *rates: float, facts: Mapping[tuple[str, str], str] | None = None
+) -> AcceptedRuns:
+    """Accepted runs at these rates, of the same work and machine but for `facts`."""
+    first = next(iter(found.launches.values()))
+    alike = env_facts(first.env or {}) | device_facts(first.devices_before) | dict(facts or {})
+    runs = tuple(
+        AcceptedRun(
+            run_id=f"run{number}",
+            run_sha256="a" * 64,
+            rates=(rate, rate * 1.01, rate * 1.02),
+            facts=alike,
+        )
+        for number, rate in enumerate(rates, start=1)
+    )
+    return AcceptedRuns(runs=runs, left_out={}, path="baseline/accepted.json", sha256=SHA)
 
 
 _MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0}

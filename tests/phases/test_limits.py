@@ -60,7 +60,8 @@ def judged(spec: LimitSpec, where: PlanContext) -> list[Check]:
             else launch
             for key, launch in found.launches.items()
         }
-        done[name] = replace(found, launches=launches)
+        before = builder.accepted(found, *[rate] * 6) if name == "baseline" else None
+        done[name] = replace(found, launches=launches, accepted=before)
         if name in _READERS[spec.name]:
             checks += builder.judge(name, done[name], where).checks
     return checks

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.records import Outcome, Verdict, judge_run, outcome
+from runbook.records import Outcome, Reason, Verdict, judge_run, outcome
 from runbook.records.outcome import WORST_FIRST
 
 
@@ -18,6 +18,7 @@ from runbook.records.outcome import WORST_FIRST
 class Row:
     id: str
     outcome: Outcome
+    code: Reason = Reason.NOT_ASKED_FOR
 
 
 IDS = ("a.x", "b.y", "c.z")
@@ -39,6 +40,15 @@ def test_any_other_outcome_of_a_required_row_is_not_go(outcome: Outcome) -> None
     rows = [Row("a.x", outcome), Row("b.y", Outcome.PASS), Row("c.z", Outcome.PASS)]
     wanted = Verdict.NO_GO if outcome is Outcome.FAIL else Verdict.INCOMPLETE
     assert judge_run(rows, IDS) is wanted
+
+
+def test_only_the_want_of_an_accepted_run_may_be_skipped() -> None:
+    rows = [Row(name, Outcome.PASS) for name in IDS[:2]]
+    for code in Reason:
+        wanted = Verdict.GO if code is Reason.NO_ACCEPTED_RUN else Verdict.INCOMPLETE
+        assert judge_run([*rows, Row("c.z", Outcome.SKIPPED, code)], IDS) is wanted
+    failed = Row("c.z", Outcome.FAIL, Reason.NO_ACCEPTED_RUN)
+    assert judge_run([*rows, failed], IDS) is Verdict.NO_GO
 
 
 def test_fail_outranks_rows_without_evidence() -> None:

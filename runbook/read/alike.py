@@ -1,0 +1,56 @@
+"""What a launch ran on and with, by its env.json: what has to be equal to compare two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What something is, by its kind and its name.
+Facts = dict[tuple[str, str], str]
+
+_KINDS = {"git": "code", "versions": "software", "device": "machine"}
+_WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path", "steps")
+# Of another kind than these are differences that a comparison names and is still made with.
+SAME = ("work", "toggles", "machine")
+
+
+def env_facts(env: Mapping[str, Any]) -> Facts:
+    """Code, software, machine, work and toggles of a launch, as text."""
+    facts: Facts = {}
+    for name, kind in _KINDS.items():
+        # The branch is only a name for the commit.
+        inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
+        facts |= {(kind, f"{name}.{key}"): str(value) for key, value in inner.items()}
+    effective = _mapping(env.get("effective"))
+    for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
+        facts |= {("work", name): str(source[name]) for name in names if name in source}
+    toggles = env.get("toggles")
+    for toggle in toggles if isinstance(toggles, list | tuple) else ():
+        if "name" in _mapping(toggle):
+            facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
+    return facts
+
+
+def device_facts(devices: Mapping[str, Any] | None) -> Facts:
+    """The cards of a launch and their driver, by its devices_before.json."""
+    found = _mapping(devices)
+    gpus = found.get("gpus")
+    cards = [_mapping(gpu).get("uuid") for gpu in gpus] if isinstance(gpus, list | tuple) else []
+    facts: Facts = {}
+    if uuids := ", ".join(sorted(str(uuid) for uuid in cards if uuid)):
+        facts["cards", "GPU UUIDs"] = uuids
+    if found.get("driver"):
+        facts["software", "driver"] = str(found["driver"])
+    return facts
+
+
+def unlike(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str
+) -> list[tuple[str, str, str, str]]:
+    """What differs, each as kind, name, and its text on both sides (`absent` where it has none)."""
+    values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
+    return [(*fact, left, right) for fact, (left, right) in values.items() if left != right]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

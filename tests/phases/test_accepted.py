@@ -1,0 +1,108 @@
+"""The third floor: the last accepted run, and the best level that accepted runs held."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runbook.records import Check, Outcome, Reason, Verdict, judge_run
+from tests.phases import builder, heartbeats, traces
+from tests.phases.answers import WHERE
+
+LAST, BEST = "against_last_accepted", "against_best_accepted"
+
+
+def row(
+    what: str,
+    *history: float,
+    rate: float = 1e5,
+    where: Any = WHERE,
+    facts: dict[tuple[str, str], str] | None = None,
+    **fields: Any,
+) -> Check:
+    """The row of a run at `rate` after accepted runs at these rates."""
+    found = builder.evidence("baseline", where)
+    launches = {
+        name: traces.healthy(made.launch, where.profile, rate=rate * (1 + 0.01 * index))
+        for index, (name, made) in enumerate(found.launches.items())
+    }
+    found = replace(found, launches=launches)
+    accepted = replace(builder.accepted(found, *history, facts=facts), **fields)
+    return builder.row("baseline", what, replace(found, accepted=accepted), where)
+
+
+def test_a_run_as_fast_as_the_last_accepted_one_passes_with_its_source() -> None:
+    check = row(LAST, 0.9e5, 1e5)
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
+    assert "against run2 (run.json aaaaaaaaaaaa)" in check.reason
+    assert (check.limit, check.comparator.value) == (0.05, "<=")
+    measured = check.measurement
+    assert measured is not None
+    sources = {source.path: source.sha256 for source in measured.sources}
+    assert sources["baseline/accepted.json"] == heartbeats.SHA
+    assert measured.interval is not None and measured.interval[0] < 0.05
+
+
+def test_a_loss_that_is_shown_fails_and_is_no_go() -> None:
+    check = row(LAST, 1e5, rate=8e4)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.ABOVE_LIMIT)
+    assert "runbook compare" in check.remedy
+    assert judge_run([check], [check.id]) is Verdict.NO_GO
+
+
+def test_a_loss_that_is_only_suspected_is_a_warning() -> None:
+    check = row(LAST, 1e5, rate=9.4e4)
+    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
+    assert "suspected, not shown" in check.reason
+
+
+def test_the_first_run_has_nothing_to_lose_and_is_not_held_back() -> None:
+    for check in (row(LAST), row(BEST), row(BEST, 1e5, 1e5)):
+        assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NO_ACCEPTED_RUN)
+        assert judge_run([check], [check.id]) is Verdict.GO
+    other = row("throughput_aim", 1e5)
+    assert other.outcome is Outcome.SKIPPED
+    assert judge_run([other], [other.id]) is Verdict.INCOMPLETE, "no other skip is enough"
+
+
+def test_slow_erosion_is_held_against_the_best_level() -> None:
+    history = [1e5 * 0.99**night for night in range(14)]
+    assert row(LAST, *history, rate=history[-1] * 0.99).outcome is Outcome.PASS
+    check = row(BEST, *history, rate=history[-1] * 0.99)
+    assert check.outcome is Outcome.FAIL
+    assert "14 earlier runs" in check.reason
+
+
+@pytest.mark.parametrize(
+    "fact", [("work", "config_sha256"), ("machine", "device.name"), ("toggles", "toggle NSA_X")]
+)
+def test_a_run_of_another_configuration_or_machine_is_none(fact: tuple[str, str]) -> None:
+    check = row(LAST, 2e5, facts={fact: "another"})
+    assert check.code is Reason.NO_ACCEPTED_RUN
+
+
+@pytest.mark.parametrize(
+    "fact", [("software", "versions.torch"), ("code", "git.sha"), ("software", "driver")]
+)
+def test_another_version_is_compared_and_named(fact: tuple[str, str]) -> None:
+    check = row(LAST, 2e5, facts={fact: "another"})
+    assert check.outcome is Outcome.FAIL
+    assert f"differs: {fact[1]} another -> " in check.reason
+
+
+def test_a_run_that_was_not_taken_is_named() -> None:
+    check = row(LAST, left_out={"run7": "run.json is not the file of its MANIFEST.sha256"})
+    assert "not taken: run7: run.json is not the file" in check.reason
+
+
+def test_a_damaged_file_is_no_first_run() -> None:
+    check = row(LAST, problem="accepted.json is not JSON")
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+
+
+def test_on_shared_cores_it_is_shown_and_never_decides() -> None:
+    check = row(LAST, 1e5, rate=2e4, where=builder.context("cpu"))
+    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
+    assert check.measurement is not None and "is shown" in check.reason
