@@ -10,20 +10,21 @@ from runbook.records.run import (
     LaunchEntry,
     PhaseRecord,
     RunRecord,
-    Series,
-    Table,
-    thin_points,
 )
+from runbook.records.shown import Compared, Comparison, Mark, Series, Span, Table, thin_points
 
 __all__ = [
     "ArmSchedule",
     "ArtifactRecord",
     "Check",
     "Comparator",
+    "Compared",
+    "Comparison",
     "Launch",
     "LaunchEntry",
     "LaunchResult",
     "LaunchStatus",
+    "Mark",
     "Measurement",
     "Outcome",
     "PhaseRecord",
@@ -31,6 +32,7 @@ __all__ = [
     "Reason",
     "RunRecord",
     "Series",
+    "Span",
     "Table",
     "Verdict",
     "Window",
