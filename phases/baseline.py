@@ -9,16 +9,19 @@ from nsa.contract import COMPRESSION_LINE
 from phases.common.accepted import against_best, against_last
 from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
+from phases.common.curves import losses, marks, throughputs
 from phases.common.gpu_samples import balance, headroom, utilisation
 from phases.common.measure import rank_value
 from phases.common.plausible import alike
 from phases.common.proofs import effect_problem, proof_text
 from phases.common.rates import (
     aim,
-    columns,
+    gather,
     last50s,
+    launches_compared,
     mfu,
     mfu_of_ceiling,
+    optional,
     production_days,
     rate_table,
     stale_target,
@@ -149,9 +152,15 @@ class Baseline(RowPhase):
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rate_table(case, names, title="Throughput of each launch")
-        curves = [curve for name in names for curve in columns(case, name, {"toks_per_s": None})]
+        limit = case.limit(THROUGHPUT)
+        floor = marks(limit, "floor") if case.gates_throughput(limit) else ()
+        compared = optional(lambda: launches_compared(case, names, f"{self.name}.throughput"))
         return Judgement(
-            checks=(), tables=(table,), measurements=last50s(case, names), series=tuple(curves)
+            checks=(),
+            tables=(table,),
+            measurements=last50s(case, names),
+            series=(*throughputs(case, names, floor), *losses(case, names[0])),
+            comparisons=gather([compared]),
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.common.ab import AbPhase, Rounds
@@ -20,11 +22,12 @@ from phases.common.case import (
 )
 from phases.common.measure import log_value, rank_value, with_limit
 from phases.common.proofs import proof_text
+from phases.common.rates import gather, optional
 from phases.common.rows import Row
 from phases.common.training import training_rows
 from phases.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
-from runbook.records import Measurement, Outcome, Reason
-from runbook.records.phase import PlanContext
+from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
+from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +52,7 @@ class FusedAdamW(AbPhase):
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"
     ratio = "fused_ratio"
+    decides = "keep"
     table_title = "Plain and fused AdamW"
     ordered_first = True
     unset_is_control = True
@@ -97,6 +101,43 @@ class FusedAdamW(AbPhase):
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
         return non_inferiority(
             base, variant, margin, plan=plan, final=rounds.final, steps=rounds.steps
+        )
+
+    def pair(self, context: PlanContext, decision: Decision) -> tuple[str, str] | None:
+        """The variant against the control."""
+        if context.aa:
+            return super().pair(context, decision)
+        return self.variant(context), self.control(context)
+
+    def accepted(self, context: PlanContext, decision: Decision) -> Span | None:
+        """The loss of speed that would be accepted."""
+        if context.aa:
+            return super().accepted(context, decision)
+        margin = context.profile.limit(FUSED_MARGIN).value
+        return Span(label=f"accepted: at most {margin:.0%} slower", low=1 - margin, high=1.0)
+
+    def details(self, case: Case) -> Judgement:
+        """As of every comparison, and the losses of the rounds."""
+        found = super().details(case)
+        gaps = gather([optional(partial(self._losses_compared, case))])
+        return replace(found, comparisons=(*found.comparisons, *gaps))
+
+    def _losses_compared(self, case: Case) -> Comparison:
+        limit = case.limit(LOSS_PARITY)
+        first, second = self.values(case.context)
+        row = Compared(
+            label=f"{second} minus {first}",
+            values=tuple(_gaps(case, (first, second)).tolist()),
+            measurement=_loss_gap(case, (first, second)),
+        )
+        return Comparison(
+            check=f"{self.name}.loss_parity",
+            title=f"{self.table_title}: difference of the loss",
+            each="one round",
+            unit="nats",
+            rows=(row,),
+            reference=Mark(label="equal", value=0.0),
+            margin=Span(label="accepted difference", low=-limit.value, high=limit.value),
         )
 
     def _fault(self, case: Case) -> ArmFault | None:
@@ -167,17 +208,23 @@ def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
 
     One value per round and arm: the mean loss of the arm's measured steps in that round.
     """
+    gaps = _gaps(case, arms)
+    rounds = len(gaps)
+    mean = float(gaps.mean())
+    interval = _interval(gaps) if rounds > 1 else (mean, mean)
+    value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
+    return value.model_copy(update={"interval": interval})
+
+
+def _gaps(case: Case, arms: Sequence[str]) -> npt.NDArray[np.float64]:
+    """What each round's mean loss of the second arm is above that of the first, in nats."""
     first, second = (_losses(case, arm) for arm in arms)
     rounds = min(len(first), len(second))
     if rounds == 0:
         raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms"))
     if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
         raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite in every step"))
-    gaps = second[:rounds] - first[:rounds]
-    mean = float(gaps.mean())
-    interval = _interval(gaps) if rounds > 1 else (mean, mean)
-    value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
-    return value.model_copy(update={"interval": interval})
+    return second[:rounds] - first[:rounds]
 
 
 def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:

@@ -19,6 +19,7 @@ from phases.common.case import (
     passed,
 )
 from phases.common.commands import environment, trainer_launch
+from phases.common.curves import gate_curves, losses, marks, memories, throughputs
 from phases.common.gates import gates
 from phases.common.measure import (
     against,
@@ -30,7 +31,7 @@ from phases.common.measure import (
     with_limit,
 )
 from phases.common.plausible import LOSS_WINDOW
-from phases.common.rates import columns, curve, gather, last50s, optional, rate_table
+from phases.common.rates import gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
@@ -44,7 +45,7 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Launch, Outcome, Reason, Series
+from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.phase import Judgement, PlanContext
 
@@ -127,6 +128,7 @@ class LongRun(RowPhase):
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
             measurements=last50s(case, [_LAUNCH]),
             series=_curves(case),
+            comparisons=_comparisons(case),
         )
 
 
@@ -250,15 +252,69 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 
 
 def _curves(case: Case) -> tuple[Series, ...]:
-    limit = case.limit(MEMORY).value * _MIB_PER_GIB
-    kept = columns(case, _LAUNCH, {"toks_per_s": None, "loss": None, "mem_mib": limit})
-    launch = optional(lambda: case.launch(_LAUNCH))
-    if launch is None or launch.gates is None or "entropy" not in launch.gates:
-        return kept
-    file = (launch.gates_path, launch.gates_sha256)
-    least = case.limit(GATE_ENTROPY_MIN).value
-    name = f"{_LAUNCH} gate entropy"
+    """Pace, loss, memory and gates of the run, each with what it is held against."""
+    share, limit = case.limit(LEARNED_SHARE), case.limit(MEMORY)
+
+    def wanted(start: float, floor: float) -> list[Mark]:
+        level = start - share.value * (start - floor)
+        shown = share.gated and math.isfinite(level)
+        return [Mark(label="has to come below", value=level)] if shown else []
+
+    most = marks(limit, "limit of each rank", factor=_MIB_PER_GIB)
+    # What the allocator held decides the limit; what tensors take, the plateau.
+    kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
+    columns = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
+    known = optional(lambda: case.launch(_LAUNCH)) is not None
     return (
-        *kept,
-        *gather([curve(name, "share", launch.gates, "entropy", limit=least, file=file)]),
+        *throughputs(case, [_LAUNCH]),
+        *losses(case, _LAUNCH, wanted),
+        *(
+            one
+            for group, column in columns.items()
+            if known
+            for one in memories(case, _LAUNCH, column, group=group, limits=most)
+        ),
+        *(gate_curves(case, _LAUNCH) if known else ()),
+    )
+
+
+def _comparisons(case: Case) -> tuple[Comparison, ...]:
+    return gather([optional(partial(_drift, case)), optional(partial(_projected, case))])
+
+
+def _drift(case: Case) -> Comparison | None:
+    """The change of the step time, against what is still level."""
+    measured, drift = _steady(case).measurement, case.limit(DRIFT)
+    if measured is None:
+        return None
+    gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
+    row = Compared(label="step time", values=(), measurement=measured, decides=gated)
+    return Comparison(
+        check="long_run.steady",
+        title="Change of the step time from beginning to end",
+        each="",
+        unit="share",
+        rows=(row,),
+        reference=Mark(label="no change", value=0.0),
+        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
+    )
+
+
+def _projected(case: Case) -> Comparison:
+    """The memory of every rank at the end of production, against its limit."""
+    ranks = _with_memory(case).ranks
+    found = {rank.rank: _plateau(case, rank).measurement for rank in ranks}
+    rows = [
+        Compared(label=f"rank {rank}", values=(), measurement=measured)
+        for rank, measured in found.items()
+        if measured is not None
+    ]
+    steps = case.profile.workload.production_steps
+    return Comparison(
+        check="long_run.memory_plateau",
+        title=f"Memory projected to step {steps}",
+        each="",
+        unit="MiB",
+        rows=tuple(rows),
+        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB)),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
 from phases.common.commands import repeated
+from phases.common.curves import marks, throughputs
 from phases.common.link import explained, without_overlap
 from phases.common.measure import decided, derived, shown_only, with_limit
 from phases.common.plausible import alike, differences
@@ -27,7 +28,7 @@ from phases.common.rows import Row, RowPhase, answered
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
 from runbook.read.accounts import union_of_data
-from runbook.records import Launch, Measurement, Reason, Table
+from runbook.records import Compared, Comparison, Launch, Mark, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
@@ -236,13 +237,11 @@ class SingleGpu(RowPhase):
 
         ranks = case.profile.ranks
         require_sound(one, names)
-        alone = launch_rates(one, names)
-        before = case.earlier("baseline")
-        together = launch_rates(before, list(before.evidence.launches))
-        pairs = min(len(alone), len(together))
+        alone, together = self._pairs(case, one, names)
+        pairs = len(alone)
         decision = scaling(
-            [float(rate.value) for rate in alone[:pairs]],
-            [float(rate.value) for rate in together[:pairs]],
+            [float(rate.value) for rate in alone],
+            [float(rate.value) for rate in together],
             ranks,
             limit=case.limit(SCALING).value,
             plan=SCALING_PLAN,
@@ -255,9 +254,49 @@ class SingleGpu(RowPhase):
             n=pairs,
             interval=decision.interval,
             note=f"T_{ranks} from the baseline phase, T_1 from {', '.join(names[:pairs])}",
-            also=[*together[:pairs], *alone[:pairs]],
+            also=[*together, *alone],
         )
         return value, decision
+
+    @staticmethod
+    def _pairs(
+        case: Case, one: Case, names: Sequence[str]
+    ) -> tuple[list[Measurement], list[Measurement]]:
+        """Throughputs of one device and of all together, a pair at each place."""
+        before = case.earlier("baseline")
+        alone = launch_rates(one, names)
+        together = launch_rates(before, list(before.evidence.launches))
+        pairs = min(len(alone), len(together))
+        return alone[:pairs], together[:pairs]
+
+    def _compared(self, case: Case) -> Comparison | None:
+        """E pair by pair: at one batch per GPU where that decides, and at one global batch."""
+        if case.profile.ranks < 2:
+            return None
+        limit, (shares, names) = case.limit(SCALING), self.shares(case)
+        gated = bool(names) and case.gates_throughput(limit)
+        kinds = [("one batch per GPU", shares, names, gated)] if names else []
+        kinds.append(("one global batch", case, self.names(case), False))
+        return Comparison(
+            check=f"{self.name}.scaling",
+            title="Scaling efficiency E, pair by pair",
+            each="one pair of launches",
+            unit="E",
+            rows=tuple(self._row(case, *kind) for kind in kinds),
+            reference=Mark(label="linear", value=1.0),
+            limits=tuple(marks(limit, "floor")) if gated else (),
+        )
+
+    def _row(
+        self, case: Case, same: str, one: Case, names: Sequence[str], decides: bool
+    ) -> Compared:
+        alone, together = self._pairs(case, one, names)
+        values = [
+            float(many.value) / (case.profile.ranks * float(single.value))
+            for many, single in zip(together, alone, strict=True)
+        ]
+        measured, _ = self._efficiency(case, one, names)
+        return Compared(label=same, values=tuple(values), measurement=measured, decides=decides)
 
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
@@ -269,7 +308,11 @@ class SingleGpu(RowPhase):
             self._sides(case, names, "global batch"),
         )
         return Judgement(
-            checks=(), tables=gather(tables), measurements=last50s(case, [*names, *shares])
+            checks=(),
+            tables=gather(tables),
+            measurements=last50s(case, [*names, *shares]),
+            series=throughputs(case, [*names, *shares]),
+            comparisons=gather([optional(partial(self._compared, case))]),
         )
 
     def _sides(self, case: Case, names: Sequence[str], same: str) -> Table | None:

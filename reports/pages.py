@@ -8,7 +8,7 @@ from functools import lru_cache
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from reports.plots import interval_plot, series_plot, table_plot
+from reports.plots import figures
 from reports.view import ReportView, build_view, one_line, value_text
 from runbook.console import printable
 from runbook.records import RunRecord
@@ -124,9 +124,7 @@ def render_html(record: RunRecord, _: Screen) -> str:
         view=view,
         exports=render_exports(record),
         longest_s=_longest(view),
-        interval_plot=interval_plot,
-        series_plot=series_plot,
-        table_plot=table_plot,
+        figures=figures(record),
     )
 
 

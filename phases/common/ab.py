@@ -19,14 +19,15 @@ from phases.common.commands import (
     scaled,
     trainer_launch,
 )
+from phases.common.compared import compared_arms
 from phases.common.measure import decided, derived, effective_rate, estimated
 from phases.common.plausible import alike, differences
 from phases.common.proofs import effect_problem
-from phases.common.rates import optional
+from phases.common.rates import gather, optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row
 from phases.limits import CONTROL_LEAST
-from runbook.records import Launch, Measurement, Outcome, Reason
+from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.phase import Judgement, PlanContext
@@ -58,14 +59,16 @@ class Rounds:
 class AbPhase(RowPhase):
     """Arms that differ in `toggle` only, in turns inside one launch or in launches of their own.
 
-    `compared` is what the arms differ in, in words; `ratio` names the measured ratio and
-    `table_title` the table. `ordered_first` as in `schedule`. With `unset_is_control`, leaving
-    the toggle unset means the control arm.
+    `compared` is what the arms differ in, in words; `ratio` names the measured ratio, `decides` the
+    row that it decides and `table_title` the table. `ordered_first` as in `schedule`. With
+    `unset_is_control`, leaving the toggle unset means the control arm.
     """
 
     toggle: ClassVar[str]
     compared: ClassVar[str]
     ratio: ClassVar[str]
+    decides: ClassVar[str]
+    arm_unit: ClassVar[str] = ""
     table_title: ClassVar[str]
     table_column: ClassVar[str] = "arm"
     ordered_first: ClassVar[bool] = False
@@ -203,6 +206,53 @@ class AbPhase(RowPhase):
         steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
         return self.judged(case.context, Rounds(frame=frame, steps=steps))
 
+    def estimate(self, case: Case, decision: Decision) -> Measurement:
+        """The ratio that was decided on, with its interval."""
+        return estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
+
+    def pair(self, context: PlanContext, decision: Decision) -> tuple[str, str] | None:
+        """The arms whose ratio was decided on; None where there were too few rounds."""
+        del context
+        leader, rival = (decision.details.get(name) for name in ("leader", "rival"))
+        return (str(leader), str(rival)) if leader and rival else None
+
+    def accepted(self, context: PlanContext, decision: Decision) -> Span | None:
+        """The ratios that make no difference worth a switch."""
+        del context
+        share = decision.details.get("min_effect")
+        if not isinstance(share, float):
+            return None
+        words = f"less than {share:.0%} apart: not worth a switch"
+        return Span(label=words, low=1 / (1 + share), high=1 + share)
+
+    def comparison(self, case: Case) -> Comparison | None:
+        """The rounds behind the decision; None where too few were run."""
+        decision, values = self.decision(case), self.values(case.context)
+        arms = self.pair(case.context, decision)
+        if arms is None or decision.estimate is None:
+            return None
+
+        def said(arm: str) -> str:
+            return f"{arm} {self.arm_unit}".strip() if values[arm] == arm else arm
+
+        rows = compared_arms(
+            samples(case, list(values)),
+            decision,
+            self.estimate(case, decision),
+            arms=arms,
+            said=said,
+        )
+        return Comparison(
+            check=f"{self.name}.{self.decides}",
+            title=f"{self.table_title}: ratios",
+            each="one round",
+            unit="ratio",
+            answer=decision.outcome.value,
+            rows=tuple(rows),
+            reference=Mark(label="equal", value=1.0),
+            margin=self.accepted(case.context, decision),
+        )
+
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.
 
@@ -210,7 +260,7 @@ class AbPhase(RowPhase):
         """
         from runbook.stats import Decided
 
-        value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
+        value = self.estimate(case, decision)
         if case.context.aa and decision.outcome is Decided.WINNER:
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
@@ -236,6 +286,7 @@ class AbPhase(RowPhase):
             checks=(),
             tables=(table,),
             measurements=tuple(last_50s.values()),
+            comparisons=gather([optional(partial(self.comparison, case))]),
             choices={self.toggle: choice} if choice else {},
             notes=self.notes(last_50s) if last_50s else [],
         )

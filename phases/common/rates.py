@@ -41,11 +41,12 @@ from phases.limits import (
 from runbook.config.limits import IDLE_MFU
 from runbook.read.accounts import COPY_TOLERANCE
 from runbook.read.clocks import clock_ratio
-from runbook.records import Measurement, Reason, Series, Table, thin_points
+from runbook.records import Compared, Comparison, Mark, Measurement, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from runbook.config.limits import Limit
+    from runbook.stats import Decision
 
 T = TypeVar("T")
 
@@ -130,21 +131,53 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
 
 def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
-    from runbook.stats import meets_target
-
     require_sound(case, names)
-    rates = launch_rates(case, names)
-    paths = tuple(rate.path for rate in rates)
-    pooled = pooled_rate(case, names)
-    limit = case.limit(THROUGHPUT)
+    shown, limit = bounded_rate(case, names), case.limit(THROUGHPUT)
     if not case.gates_throughput(limit):
-        return shown_only(pooled, limit, f"throughput: {pooled}")
-    decision = meets_target([float(rate.value) for rate in rates], limit.value)
-    shown = pooled.model_copy(update={"interval": decision.interval})
+        return shown_only(shown, limit, f"throughput: {shown}")
+    rates = launch_rates(case, names)
+    decision = _against_floor(rates, limit)
     last = optional(lambda: last50(case.log(names[0])))
     beside = f"; last 50 steps {last}" if last else "; fewer than 50 measured steps in a launch"
+    paths = tuple(rate.path for rate in rates)
     finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
     return with_limit(finding, shown, limit)
+
+
+def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
+    """The pooled throughput, with the interval that decides where a floor does."""
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
+    if not case.gates_throughput(limit):
+        return pooled
+    decision = _against_floor(launch_rates(case, names), limit)
+    return pooled.model_copy(update={"interval": decision.interval})
+
+
+def _against_floor(rates: Sequence[Measurement], limit: Limit) -> Decision:
+    from runbook.stats import meets_target
+
+    return meets_target([float(rate.value) for rate in rates], limit.value)
+
+
+def launches_compared(case: Case, names: Sequence[str], check: str) -> Comparison:
+    """The launches behind the throughput, against the floor where it decides."""
+    limit = case.limit(THROUGHPUT)
+    gated = case.gates_throughput(limit)
+    values = tuple(float(rate.value) for rate in launch_rates(case, names))
+    row = Compared(
+        label="tokens / time after warm-up",
+        values=values,
+        measurement=bounded_rate(case, names),
+        decides=gated,
+    )
+    return Comparison(
+        check=check,
+        title="Throughput of the launches",
+        each="one launch",
+        unit=TOKENS_PER_SECOND,
+        rows=(row,),
+        limits=(Mark(label="floor", value=limit.value),) if gated else (),
+    )
 
 
 def aim(case: Case, names: Sequence[str]) -> Finding:
@@ -303,48 +336,4 @@ def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
         cell(usual),
         f"{float(pause.value):.1%}" if pause else None,
         log.path if log and (last or rate) else "no evidence",
-    )
-
-
-_UNITS = {"toks_per_s": TOKENS_PER_SECOND, "loss": "nats", "mem_mib": "MiB"}
-
-
-def columns(case: Case, launch: str, wanted: Mapping[str, float | None]) -> tuple[Series, ...]:
-    """Columns of a training.csv over the steps, each with the limit to draw, if any."""
-    log = optional(lambda: case.log(launch, whole=False))
-    return gather(
-        curve(
-            f"{launch} {name}",
-            _UNITS[name],
-            log.frame,
-            name,
-            limit=limit,
-            file=(log.path, log.sha256),
-        )
-        for name, limit in wanted.items()
-        if log is not None and name in log.frame
-    )
-
-
-def curve(
-    name: str,
-    unit: str,
-    frame: pd.DataFrame,
-    column: str,
-    *,
-    limit: float | None,
-    file: tuple[str, str],
-) -> Series | None:
-    """A column over the steps, if it holds anything; `file` is the table's path and digest."""
-    rows = frame[frame[column].notna()]
-    if rows.empty:
-        return None
-    return Series(
-        name=name,
-        unit=unit,
-        points=thin_points(rows["step"].tolist(), rows[column].tolist()),
-        n=len(rows),
-        limit=limit,
-        path=file[0],
-        sha256=file[1],
     )

@@ -271,6 +271,7 @@ def record_of(
         checks=checks,
         tables=tuple(judgement.tables),
         series=tuple(judgement.series),
+        comparisons=tuple(judgement.comparisons),
         choices=dict(judgement.choices),
         notes=tuple(judgement.notes),
     )

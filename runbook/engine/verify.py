@@ -47,6 +47,7 @@ _LISTS = (
     ("measurements", "measurement", "name"),
     ("tables", "table", "title"),
     ("series", "series", "name"),
+    ("comparisons", "comparison", "check"),
 )
 
 
@@ -216,7 +217,8 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     """The record without anything that only a judgement could give."""
     nothing = {"outcome": Outcome.INCOMPLETE, "measurement": None}
     checks = tuple(check.model_copy(update=nothing) for check in old.checks)
-    empty: dict[str, object] = dict.fromkeys(("measurements", "tables", "series", "notes"), ())
+    lists = ("measurements", "tables", "series", "comparisons", "notes")
+    empty: dict[str, object] = dict.fromkeys(lists, ())
     return old.model_copy(
         update={"outcome": Outcome.INCOMPLETE, "checks": checks, "choices": {}, **empty}
     )

@@ -18,20 +18,21 @@ from runbook.records.run import (
     LaunchEntry,
     PhaseRecord,
     RunRecord,
-    Series,
-    Table,
-    thin_points,
 )
+from runbook.records.shown import Compared, Comparison, Mark, Series, Span, Table, thin_points
 
 __all__ = [
     "ArmSchedule",
     "ArtifactRecord",
     "Check",
     "Comparator",
+    "Compared",
+    "Comparison",
     "Launch",
     "LaunchEntry",
     "LaunchResult",
     "LaunchStatus",
+    "Mark",
     "Measurement",
     "Outcome",
     "PhaseRecord",
@@ -39,6 +40,7 @@ __all__ = [
     "Reason",
     "RunRecord",
     "Series",
+    "Span",
     "Table",
     "Verdict",
     "Window",

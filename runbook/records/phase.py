@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from runbook.records import Check, Launch, Measurement, Series, Table
+from runbook.records import Check, Comparison, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.run import Invocation
 
@@ -50,6 +50,7 @@ class Judgement:
     measurements: Sequence[Measurement] = ()
     tables: Sequence[Table] = ()
     series: Sequence[Series] = ()
+    comparisons: Sequence[Comparison] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 

@@ -8,9 +8,8 @@ experiment.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -18,57 +17,9 @@ from pydantic import Field
 
 from runbook.console import verdict_text
 from runbook.records.launch import Launch, LaunchResult
-from runbook.records.measurement import Cell, Measurement, Record, Scalar
+from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
-
-MAX_POINTS = 400
-
-
-class Series(Record):
-    """Points (x, y) of one curve. It illustrates; no check is ever judged from it.
-
-    `path` and `sha256` name the artifact that holds every point. `limit` is drawn as a line.
-    """
-
-    name: str = Field(min_length=1)
-    x_label: str = "step"
-    unit: str
-    points: tuple[tuple[float, float], ...] = Field(min_length=1, max_length=MAX_POINTS)
-    n: int = Field(ge=1)
-    limit: float | None = None
-    path: str = Field(min_length=1)
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-def thin_points(
-    xs: Sequence[float], ys: Sequence[float], *, keep: int = MAX_POINTS
-) -> tuple[tuple[float, float], ...]:
-    """At most `keep` of the points, in order: the lowest and highest of each stretch survive.
-
-    Dips and peaks are what a reader looks for, so a plain stride would hide them.
-    """
-    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
-    if keep < 2:
-        raise ValueError(f"keep must be at least 2, got {keep}")
-    if len(points) <= keep:
-        return tuple(points)
-    stretches = keep // 2
-    edges = [round(index * len(points) / stretches) for index in range(stretches + 1)]
-    kept: set[int] = set()
-    for start, stop in pairwise(edges):
-        indices = range(start, stop)
-        kept.add(min(indices, key=lambda index: points[index][1]))
-        kept.add(max(indices, key=lambda index: points[index][1]))
-    return tuple(points[index] for index in sorted(kept))
-
-
-class Table(Record):
-    """A table of a phase, such as bucket size against last-50-step mean and stdev."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
+from runbook.records.shown import Comparison, Series, Table
 
 
 class LaunchEntry(Record):
@@ -115,6 +66,7 @@ class PhaseRecord(Record):
     checks: tuple[Check, ...] = ()
     tables: tuple[Table, ...] = ()
     series: tuple[Series, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

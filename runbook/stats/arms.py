@@ -213,12 +213,19 @@ def judge_rounds(
     upper = mean + t_quantile(FUTILITY_ERROR, rounds - 1) * bar
     np.fill_diagonal(upper, np.inf)
     futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
-    lead, half = mean[leader, rival], critical * bar[leader, rival]
-    interval = (math.exp(lead - half), math.exp(lead + half))
+    against = {
+        arm: _bounds(mean[leader, other], critical * bar[leader, other])
+        for other, arm in enumerate(arms)
+        if other != leader
+    }
+    ratio, low, high = against[arms[rival]]
+    interval = (low, high)
     winner = arms[leader] if beats_all.size else None
-    gap = f"{arms[leader]} against {arms[rival]}: {_percent(math.exp(lead), interval)}"
+    gap = f"{arms[leader]} against {arms[rival]}: {_percent(ratio, interval)}"
     details: dict[str, Detail] = {
         "futile": futile,
+        "min_effect": min_effect,
+        "against": {arm: list(bounds) for arm, bounds in against.items()},
         "leader": arms[leader],
         "rival": arms[rival],
         "standard_error": float(bar[leader, rival]),
@@ -229,7 +236,7 @@ def judge_rounds(
     return Decision(
         outcome=Decided.WINNER if winner is not None else Decided.TIE,
         winner=winner,
-        estimate=math.exp(lead),
+        estimate=ratio,
         interval=interval,
         error_rate=error,
         n=rounds,
@@ -237,6 +244,11 @@ def judge_rounds(
         reason=_sentence(gap, winner, futile, min_effect),
         details=details,
     )
+
+
+def _bounds(lead: float, half: float) -> tuple[float, float, float]:
+    """Ratio, lower and upper bound of a mean log ratio."""
+    return math.exp(lead), math.exp(lead - half), math.exp(lead + half)
 
 
 def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -132,6 +132,15 @@ def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:
 
 def test_the_long_run_keeps_its_curves() -> None:
     judgement = builder.judge("long_run", builder.evidence("long_run", WHERE), WHERE)
-    names = [curve.name for curve in judgement.series]
-    assert names == ["run toks_per_s", "run loss", "run mem_mib", "run gate entropy"]
-    assert judgement.series[2].limit == 60 * 1024
+    kept = [(curve.group, curve.label) for curve in judgement.series]
+    ranks = [f"rank {rank}" for rank in range(WHERE.profile.ranks)]
+    assert kept == [
+        ("throughput", "run"),
+        ("loss", "run"),
+        *(("memory", rank) for rank in ranks),
+        *(("tensors", rank) for rank in ranks),
+        ("gates", "entropy over ln 3"),
+        ("gates", "largest share of a branch"),
+    ]
+    memory = next(curve for curve in judgement.series if curve.group == "memory")
+    assert [mark.value for mark in memory.limits] == [60 * 1024]
