@@ -87,7 +87,12 @@ class Baseline(RowPhase):
                 self.over(throughput),
                 topic="throughput",
             ),
-            Row("throughput_aim", "Is the throughput in the target band?", self.over(aim)),
+            Row(
+                "throughput_aim",
+                "Is the throughput in the target band?",
+                self.over(aim),
+                restates="throughput",
+            ),
             Row(
                 "target_fresh",
                 "Can the floor catch anything?",
@@ -95,7 +100,11 @@ class Baseline(RowPhase):
                 topic="target",
             ),
             Row(
-                "mfu", "What share of the device's peak is used?", self.over(mfu), topic="plausible"
+                "mfu",
+                "What share of the device's peak is used?",
+                self.over(mfu),
+                topic="plausible",
+                restates="throughput",
             ),
             Row(
                 "mfu_of_ceiling",
@@ -103,12 +112,14 @@ class Baseline(RowPhase):
                 self.over(mfu_of_ceiling),
                 topic="throughput",
                 needs=("preflight",),
+                restates="throughput",
             ),
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
                 self.over(_on_gpus(utilisation)),
                 topic="throughput",
+                restates="throughput",
             ),
             Row(
                 "gpu_balance",
@@ -126,6 +137,7 @@ class Baseline(RowPhase):
                 "production_time",
                 "How long will the production run take, and what will it cost?",
                 self.over(production_days),
+                restates="throughput",
             ),
         )
 

@@ -11,6 +11,7 @@ from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import read_launch
 from runbook.records import (
+    THE_RUN,
     Check,
     LaunchEntry,
     Outcome,
@@ -43,6 +44,7 @@ def missing_row(
     rerun: str = "",
     required: bool = True,
     evidence: tuple[str, ...] = (),
+    follows: str = "",
 ) -> Check:
     """The row of a check that has no evidence."""
     return Check(
@@ -56,6 +58,7 @@ def missing_row(
         remedy=remedy,
         rerun=rerun,
         required=required,
+        follows=follows,
     )
 
 
@@ -82,6 +85,7 @@ def missing_phases(
     records = []
     for phase, names in absent.items():
         code, reason = _why(phase, ran, asked_for, interrupted)
+        stopped = phase in asked_for and phase not in ran
         rerun = invocation.line([phase])
         rows = tuple(
             missing_row(
@@ -90,6 +94,7 @@ def missing_phases(
                 reason=reason,
                 remedy="run this phase, or continue the run with --resume",
                 rerun=rerun,
+                follows=THE_RUN if stopped else "",
             )
             for name in names
         )
@@ -264,4 +269,5 @@ def record_of(
         series=tuple(judgement.series),
         choices=dict(judgement.choices),
         notes=tuple(judgement.notes),
+        remedies=dict(judgement.remedies),
     )

@@ -217,9 +217,8 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     nothing = {"outcome": Outcome.INCOMPLETE, "measurement": None}
     checks = tuple(check.model_copy(update=nothing) for check in old.checks)
     empty: dict[str, object] = dict.fromkeys(("measurements", "tables", "series", "notes"), ())
-    return old.model_copy(
-        update={"outcome": Outcome.INCOMPLETE, "checks": checks, "choices": {}, **empty}
-    )
+    empty |= {"choices": {}, "remedies": {}}
+    return old.model_copy(update={"outcome": Outcome.INCOMPLETE, "checks": checks, **empty})
 
 
 def judge_again(

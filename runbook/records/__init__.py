@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records.launch import (
+    ArmSchedule,
+    Kind,
+    Launch,
+    LaunchResult,
+    LaunchStatus,
+    RankExit,
+)
 from runbook.records.measurement import Measurement, Window
-from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
+from runbook.records.outcome import (
+    THE_RUN,
+    Check,
+    Comparator,
+    Outcome,
+    Reason,
+    Verdict,
+    judge_run,
+)
 from runbook.records.run import (
     ArtifactRecord,
     LaunchEntry,
@@ -16,10 +31,12 @@ from runbook.records.run import (
 )
 
 __all__ = [
+    "THE_RUN",
     "ArmSchedule",
     "ArtifactRecord",
     "Check",
     "Comparator",
+    "Kind",
     "Launch",
     "LaunchEntry",
     "LaunchResult",

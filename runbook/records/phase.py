@@ -44,7 +44,10 @@ class PlanContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a phase says about its evidence."""
+    """What a phase says about its evidence.
+
+    `remedies` has what to do about each launch that did not end well, by its name.
+    """
 
     checks: Sequence[Check]
     measurements: Sequence[Measurement] = ()
@@ -52,6 +55,7 @@ class Judgement:
     series: Sequence[Series] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 class Phase(ABC):
