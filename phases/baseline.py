@@ -106,7 +106,12 @@ class Baseline(RowPhase):
                 self.over(against_best),
                 topic="regression",
             ),
-            Row("throughput_aim", "Is the throughput in the target band?", self.over(aim)),
+            Row(
+                "throughput_aim",
+                "Is the throughput in the target band?",
+                self.over(aim),
+                restates="throughput",
+            ),
             Row(
                 "target_fresh",
                 "Can the floor catch anything?",
@@ -114,7 +119,11 @@ class Baseline(RowPhase):
                 topic="target",
             ),
             Row(
-                "mfu", "What share of the device's peak is used?", self.over(mfu), topic="plausible"
+                "mfu",
+                "What share of the device's peak is used?",
+                self.over(mfu),
+                topic="plausible",
+                restates="throughput",
             ),
             Row(
                 "mfu_of_ceiling",
@@ -122,12 +131,14 @@ class Baseline(RowPhase):
                 self.over(mfu_of_ceiling),
                 topic="throughput",
                 needs=("preflight",),
+                restates="throughput",
             ),
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
                 self.over(_on_gpus(utilisation)),
                 topic="throughput",
+                restates="throughput",
             ),
             Row(
                 "gpu_balance",
@@ -145,6 +156,7 @@ class Baseline(RowPhase):
                 "production_time",
                 "How long will the production run take, and what will it cost?",
                 self.over(production_days),
+                restates="throughput",
             ),
         )
 

@@ -150,7 +150,11 @@ class FusedAdamW(AbPhase):
                 end = ending(launch)
                 if end.outcome is Outcome.FAIL:
                     return ArmFault(
-                        arm=variant, code=end.code, reason=end.reason, evidence=end.evidence
+                        arm=variant,
+                        code=end.code,
+                        reason=end.reason,
+                        evidence=end.evidence,
+                        launch=end.follows,
                     )
             elif place.inside is not None:
                 return arm_fault(case, place.launch, optional_arms=[variant])

@@ -137,7 +137,10 @@ def _no_halt(case: Case) -> Finding:
     reasons = [rank.halt_reason for rank in launch.ranks if rank.halt_reason]
     if launch.halted or reasons:
         why = reasons[0] if reasons else launch.result.cause or "no reason recorded"
-        return failed(Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence)
+        follows = "" if launch.result.ok else launch.launch.id
+        return failed(
+            Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence, follows=follows
+        )
     case.completed(_LAUNCH)
     value = rank_value(launch.ranks[0], "halts", 0.0, "halts") if launch.ranks else None
     return passed("no .HALT", measurement=value)
@@ -224,8 +227,10 @@ def _plateau(case: Case, rank: RankLog) -> Finding:
     readings = rank_value(rank, "mem_mib", 0.0, "MiB")
     value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
     finding = decided(decision, value)
-    code = Reason.LEAK if finding.code is Reason.BELOW_LIMIT else finding.code
-    return replace(finding, code=code, reason=f"rank {rank.rank}: {finding.reason}")
+    grows = finding.code is Reason.BELOW_LIMIT
+    code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
+    reason = f"rank {rank.rank}: {finding.reason}"
+    return replace(finding, code=code, reason=reason, topic=topic)
 
 
 def _memory_limit(case: Case) -> Finding:

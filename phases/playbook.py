@@ -1,6 +1,8 @@
 """What to do about each kind of failure: requirements T1 to T15 and C5, as data.
 
-A row that is not PASS takes the remedy of its own topic if there is one, else that of its reason.
+Each begins with the first thing to try. A finding that names its topic takes that one's remedy: it
+knows the fault, such as the end of a launch. Any other row that is not PASS takes the remedy of its
+own topic if there is one, else that of its reason.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from runbook.records import Reason
 
 BY_TOPIC: dict[str, str] = {
     "environment": (
-        "correct the setting or the machine that the message names, or choose the profile of this "
-        "machine (runbook profiles); the trainer itself was not tested"
+        "correct what the message names on this machine (driver, torch, devices, network), or "
+        "choose the profile of this machine (runbook profiles); the trainer itself was not tested"
     ),
     # Requirements T1 and C5.
     "throughput": (
@@ -21,6 +23,42 @@ BY_TOPIC: dict[str, str] = {
     "stall": (
         "read the stacks and the last heartbeats of the culprit rank; send SIGUSR1 to a live rank "
         "for more; run again on another port with NCCL_DEBUG=INFO for a short window"
+    ),
+    "frozen": (
+        "look at what holds the process: the state in incident.json (T: stopped by a signal or a "
+        "debugger; D: the kernel waits for a disk, a network share or the driver) and the kernel "
+        "log; the trainer itself was not at work"
+    ),
+    "desync": (
+        "read the two operations that the message names in the ranks' flight records: one rank "
+        "took another branch (data, a rank-dependent `if`, an exception that was caught); make "
+        "every rank issue the same collectives"
+    ),
+    "crash": (
+        "read the error and its traceback in console.log, then the stack of the rank that the "
+        "message names; `runbook triage` finds the setting that makes it go away"
+    ),
+    "timeout": (
+        "see in training.csv whether it made progress: if so, run fewer steps (--steps-scale 0.5); "
+        "if not, read the stacks in the evidence"
+    ),
+    "silent": (
+        "read the end of console.log: the process started and wrote neither a line nor a "
+        "heartbeat; try the same command by hand (launch.json has it)"
+    ),
+    "halted": (
+        "read .anomaly_type and anomalies.jsonl: they name the reading at which a watcher halted "
+        "it, or a person wrote .HALT"
+    ),
+    "preempted": (
+        "find who sent SIGTERM (a scheduler's time limit, an operator, another job's cleanup), "
+        "then run the phase again"
+    ),
+    "interrupted": "continue the run with --resume; what had finished is not repeated",
+    "not_run": "fix what the message names first: this was not started because of it",
+    "config": (
+        "correct the setting that the message names (--set, the profile or the config file); the "
+        "trainer itself was not tested"
     ),
     # Requirement T3.
     "v2": "train with NSA_SEL_RANGES_V2=0 until the parity tests pass again",
@@ -70,6 +108,15 @@ BY_TOPIC: dict[str, str] = {
     "memory": (
         "reduce train.seq_len to 1024, accumulate more, or allow gradient checkpointing under DDP "
         "with NSA_DDP_DISABLE_GC=0; look at mem_*.json for what grows"
+    ),
+    "host_memory": (
+        "free memory of the host, not of the GPU: end other processes, raise the container's "
+        "memory limit, use fewer loader workers or ranks; the kernel killed the process"
+    ),
+    "leak": (
+        "find what grows from step to step in mem_*.json and in the report's memory curve: a list "
+        "that keeps tensors or losses with their graphs, a cache, a loader's queue; a smaller "
+        "batch only delays it"
     ),
     # Requirement E1.
     "prefill": "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
@@ -169,7 +216,7 @@ BY_TOPIC: dict[str, str] = {
         "do what the row says beside each setting; none of them decides, but numbers of machines "
         "that are set up differently are not alike"
     ),
-    "disk": "free space or write elsewhere with --out",
+    "disk": "free space there (df -h), or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "target": (
         "measure a healthy run of this config once, and write its throughput and date into a "
@@ -194,19 +241,19 @@ BY_REASON: dict[Reason, str] = {
         "the row says what is missing: of a launch, read its console.log and check free disk "
         "space; of the machine, install the tool named or choose its profile; then rerun"
     ),
-    Reason.CRASH: "read the end of console.log and the culprit rank's stack, fix the cause, rerun",
+    Reason.CRASH: BY_TOPIC["crash"],
     Reason.HANG: BY_TOPIC["stall"],
-    Reason.TIMEOUT: "if it was making progress, run fewer steps (--steps-scale 0.5) or allow more",
+    Reason.TIMEOUT: BY_TOPIC["timeout"],
     Reason.NON_FINITE: BY_TOPIC["loss"],
     Reason.OUT_OF_MEMORY: BY_TOPIC["memory"],
-    Reason.LEAK: BY_TOPIC["memory"],
+    Reason.LEAK: BY_TOPIC["leak"],
     Reason.FLAKY: (
         "read the stacks of the first attempt (the folder that ends in .attempt1), then run the "
         "phase again; `runbook triage` tells a fault that comes and goes from a busy machine"
     ),
-    Reason.HALTED: "read .anomaly_type and the last heartbeats: the watchdog stopped this run",
-    Reason.NOT_RUN: "run the phase; if it names a row of preflight, fix that first",
-    Reason.INTERRUPTED: "run the phase again, or resume the run",
+    Reason.HALTED: BY_TOPIC["halted"],
+    Reason.NOT_RUN: "run the phase together with those that it needs; the rerun line names them",
+    Reason.INTERRUPTED: BY_TOPIC["interrupted"],
     Reason.HARNESS_ERROR: "read the traceback named as evidence; this is a fault of the program",
     Reason.NEEDS_CUDA: "run on a machine with a CUDA device",
     Reason.NEEDS_GPUS: "run on a machine with more GPUs",
@@ -216,17 +263,15 @@ BY_REASON: dict[Reason, str] = {
 }
 
 
-def remedy_for(topic: str, code: Reason) -> str:
-    """The remedy of a topic, or of a reason where the topic is about something else.
-
-    A launch that never ended well, or was compared with another one's settings, is fixed first;
-    only then the topic's own advice applies.
-    """
-    fixed_first = {
+# Whatever a row is about, these are fixed first: only then its own topic's advice applies.
+_FIXED_FIRST = frozenset(
+    {
         Reason.CRASH,
         Reason.HANG,
         Reason.TIMEOUT,
+        Reason.NON_FINITE,
         Reason.OUT_OF_MEMORY,
+        Reason.LEAK,
         Reason.HALTED,
         Reason.FLAKY,
         Reason.NOT_RUN,
@@ -237,6 +282,13 @@ def remedy_for(topic: str, code: Reason) -> str:
         Reason.TOO_FEW_SAMPLES,
         Reason.NOT_COMPARABLE,
     }
-    if topic in BY_TOPIC and code not in fixed_first:
+)
+
+
+def remedy_for(topic: str, code: Reason, *, own: str = "") -> str:
+    """The remedy of what a finding names as its `own` topic, else of its row's topic or reason."""
+    if own:
+        return BY_TOPIC[own]
+    if topic in BY_TOPIC and code not in _FIXED_FIRST:
         return BY_TOPIC[topic]
     return BY_REASON.get(code, "")

@@ -144,7 +144,10 @@ class Preflight(RowPhase):
 def _checkout_rows() -> tuple[Row, ...]:
     return (
         Row(
-            "artifacts", "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?", artifacts
+            "artifacts",
+            "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?",
+            artifacts,
+            rests_on="cuda",
         ),
         Row("branch", "Is this the branch that the profile expects?", branch, topic="branch"),
         Row("sha", "Which commit is this?", lambda case: recorded(case, "git.sha"), topic="branch"),
@@ -157,35 +160,63 @@ def _checkout_rows() -> tuple[Row, ...]:
 def _hardware_rows() -> tuple[Row, ...]:
     return (
         Row("cuda", "Does torch see the GPUs that the profile uses?", cuda, topic="cuda"),
-        Row("gpus", "Are these the GPUs of the profile?", gpu_names, topic="hardware"),
-        Row("extra_gpus", "Are only these GPUs visible?", extra_gpus, topic="extra_gpus"),
+        Row(
+            "gpus",
+            "Are these the GPUs of the profile?",
+            gpu_names,
+            topic="hardware",
+            rests_on="cuda",
+        ),
+        Row(
+            "extra_gpus",
+            "Are only these GPUs visible?",
+            extra_gpus,
+            topic="extra_gpus",
+            rests_on="cuda",
+        ),
         Row(
             "gpu_driver",
             "Can the driver run the CUDA that torch was built for?",
             driver,
             topic="driver",
+            rests_on="cuda",
         ),
-        Row("mig", "Are the GPUs whole, without MIG?", mig, topic="mig"),
+        Row(
+            "mig",
+            "Are the GPUs whole, without MIG?",
+            mig,
+            topic="mig",
+            rests_on="cuda",
+        ),
         Row(
             "gpu_memory",
             "Do the GPUs have the memory of the profile?",
             gpu_memory,
             topic="hardware",
+            rests_on="cuda",
         ),
         Row(
             "pcie",
             "Do the GPUs have the PCIe generation and width of the profile?",
             pcie,
             topic="hardware",
+            rests_on="cuda",
         ),
         Row(
             "nvlink",
             "Is there NVLink where the profile expects it, and only there?",
             nvlink,
             topic="hardware",
+            rests_on="cuda",
         ),
         Row("infiniband", "Is InfiniBand present?", _infiniband),
-        Row("gpu_clean", "Are the GPUs idle and healthy?", gpu_state, topic="gpu_state"),
+        Row(
+            "gpu_clean",
+            "Are the GPUs idle and healthy?",
+            gpu_state,
+            topic="gpu_state",
+            rests_on="cuda",
+        ),
     )
 
 

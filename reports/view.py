@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from reports.causes import Cause, causes_of
 from runbook.console import printable
 from runbook.records import (
     Check,
@@ -49,6 +50,7 @@ class CheckRow:
     evidence: tuple[str, ...] = ()
     remedy: str = ""
     rerun: str = ""
+    follows: str = ""
     check: Check | None = None
 
     @property
@@ -93,6 +95,7 @@ class ReportView:
     rows: tuple[CheckRow, ...]
     acceptance: tuple[CheckRow, ...]
     problems: tuple[CheckRow, ...]
+    causes: tuple[Cause, ...]
 
     @property
     def main_reasons(self) -> tuple[str, ...]:
@@ -127,6 +130,7 @@ def build_view(record: RunRecord) -> ReportView:
         rows=rows,
         acceptance=acceptance,
         problems=tuple(problems),
+        causes=causes_of(record, problems),
     )
 
 
@@ -157,6 +161,7 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
         evidence=check.evidence,
         remedy=check.remedy,
         rerun=check.rerun,
+        follows=check.follows,
         check=check,
     )
 

@@ -32,12 +32,13 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class ArmFault:
-    """An arm that ended its launch, or that the trainer refused."""
+    """An arm that ended its launch (`launch`, its id), or that the trainer refused."""
 
     arm: str
     code: Reason
     reason: str
     evidence: tuple[str, ...] = ()
+    launch: str = ""
 
     @property
     def topic(self) -> str:
@@ -113,7 +114,9 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
     if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
         return None
-    return ArmFault(arm=turn, code=end.code, reason=end.reason, evidence=end.evidence)
+    return ArmFault(
+        arm=turn, code=end.code, reason=end.reason, evidence=end.evidence, launch=end.follows
+    )
 
 
 def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
@@ -153,7 +156,7 @@ def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> t
             reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
             if row.what == "completed":
                 return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
-            return skipped(found.code, reason, evidence=found.evidence)
+            return skipped(found.code, reason, evidence=found.evidence, follows=found.launch)
 
         return replace(row, answer=answer)
 

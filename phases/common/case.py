@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
 from runbook.config.limits import Limit
-from runbook.records import Comparator, Launch, LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import (
+    Comparator,
+    Kind,
+    Launch,
+    LaunchStatus,
+    Measurement,
+    Outcome,
+    Reason,
+)
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 from runbook.records.phase import PlanContext
 
@@ -27,7 +35,8 @@ if TYPE_CHECKING:
 class Finding:
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
-    `topic` names the playbook entry that fixes it; the row's own topic is the default.
+    `topic` names the playbook entry that fixes it; the row's own topic is the default. `follows` as
+    in `Check`: a launch, another check, a phase, or what the machine does not have.
     """
 
     outcome: Outcome
@@ -39,6 +48,7 @@ class Finding:
     limit_source: str = ""
     evidence: tuple[str, ...] = ()
     topic: str = ""
+    follows: str = ""
 
 
 class Unanswerable(Exception):
@@ -57,6 +67,7 @@ def _finding(
     measurement: Measurement | None = None,
     evidence: Iterable[str] = (),
     topic: str = "",
+    follows: str = "",
 ) -> Finding:
     paths = dict.fromkeys(path for path in evidence if path)
     if measurement is not None:
@@ -68,6 +79,7 @@ def _finding(
         measurement=measurement,
         evidence=tuple(paths),
         topic=topic,
+        follows=follows,
     )
 
 
@@ -103,47 +115,57 @@ inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
 skipped = partial(_finding, Outcome.SKIPPED)
 
 
-def missing(reason: str, *paths: str) -> Unanswerable:
+def missing(reason: str, *paths: str, follows: str = "") -> Unanswerable:
     """To be raised where what a row is answered from is not there."""
-    return Unanswerable(incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths))
+    found = incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
+    return Unanswerable(found)
 
 
-# (outcome, code) of a launch that did not finish. A fault of the trainer is FAIL; what we
+# (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
 # cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
-_ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason]] = {
-    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
-    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
-    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
-    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
-    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
-    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
-    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
-    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
-    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG),
-    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT),
-    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
-    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
-    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN),
+_ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {
+    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH, "crash"),
+    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "config"),
+    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "environment"),
+    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "devices"),
+    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE, "loss"),
+    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY, "memory"),
+    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED, "halted"),
+    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "preempted"),
+    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG, "stall"),
+    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT, "timeout"),
+    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT, "silent"),
+    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "interrupted"),
+    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN, "not_run"),
+}
+# What one status can stand for asks for different things.
+_KINDS = {
+    Kind.FROZEN: "frozen",
+    Kind.DATA_STALL: "data",
+    Kind.DESYNC: "desync",
+    Kind.HOST_MEMORY: "host_memory",
+    Kind.DISK_FULL: "disk",
 }
 
 
 def ending(launch: LaunchEvidence) -> Finding:
-    """What the end of a launch says: PASS if it finished."""
+    """What the end of a launch says: PASS if it finished; rows follow from any other end."""
     result = launch.result
     paths = (*result.evidence, launch.console_path)
     name = launch.launch.name
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
-    outcome, code = _ENDINGS[result.status]
+    outcome, code, topic = _ENDINGS[result.status]
+    topic = _KINDS.get(result.kind, topic)
     if result.could_not_start:
         # The same words in each row of each such launch: one cause, told once.
         reason = f'the trainer cannot run here: "{result.cause}"'
-        return _finding(outcome, code, reason, evidence=paths, topic="environment")
-    culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
-    cause = f": {result.cause}" if result.cause else ""
-    reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
-    topic = "devices" if result.status is LaunchStatus.HARDWARE_ERROR else ""
-    return _finding(outcome, code, reason, evidence=paths, topic=topic)
+    else:
+        culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
+        cause = f": {result.cause}" if result.cause else ""
+        reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
+    follows = launch.launch.id
+    return _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
 
 
 def _lacking(log: TrainingLog, launch: Launch) -> list[str]:
@@ -207,8 +229,9 @@ class Case:
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
             self._refused_before(found)
             cause = f": {found.result.cause}" if found and found.result.cause else ""
-            what = "not run" if cause else f"{name} was not run"
-            raise Unanswerable(incomplete(Reason.NOT_RUN, f"{what}{cause}"))
+            reason = f"not run{cause}" if cause else f"{name} was not run"
+            follows = found.launch.id if found else f"{self.phase}/{name}"
+            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, topic="not_run", follows=follows))
         if found.result.could_not_start:
             raise Unanswerable(ending(found))
         return found
@@ -219,6 +242,11 @@ class Case:
             why = other.result.cause
             if found and why and other.result.could_not_start and why in found.result.cause:
                 raise Unanswerable(ending(other))
+
+    def fault_of(self, name: str) -> str:
+        """The launch's id if it ended badly, so that what it left undone follows from that."""
+        found = self.launch(name)
+        return "" if found.result.ok else found.launch.id
 
     def completed(self, name: str) -> LaunchEvidence:
         """A launch that finished; else there is no evidence for the row that asks."""
@@ -240,7 +268,8 @@ class Case:
         found = self.completed(name) if whole else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
-            raise missing(f"{name} wrote no step to training.csv", found.console_path)
+            reason = f"{name} wrote no step to training.csv"
+            raise missing(reason, found.console_path, follows=self.fault_of(name))
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
             raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
@@ -261,7 +290,8 @@ class Case:
         if problems:
             broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
             raise Unanswerable(broken)
-        raise missing(f"{name} wrote no env.json", found.console_path)
+        reason = f"{name} wrote no env.json"
+        raise missing(reason, found.console_path, follows=self.fault_of(name))
 
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""
@@ -274,7 +304,8 @@ class Case:
         """A fact that has a value."""
         found = self.fact(name)
         if found.value is None:
-            raise missing(f"{name} is unknown: {found.note or 'no reason recorded'}", found.path)
+            reason = f"{name} is unknown: {found.note or 'no reason recorded'}"
+            raise missing(reason, found.path, follows=found.note)
         measurement = Measurement(
             name=found.name,
             value=found.value,
@@ -292,5 +323,5 @@ class Case:
         found = self.evidence.earlier.get(phase)
         if found is None:
             reason = f"the {phase} phase was not run in this run"
-            raise Unanswerable(incomplete(Reason.NOT_RUN, reason))
+            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, follows=phase))
         return Case(phase=phase, evidence=found, context=self.context)

@@ -47,24 +47,28 @@ def ceiling_rows() -> tuple[Row, ...]:
             "Does every device multiply matrices as fast as its kind?",
             _row(Ceiling.MATMUL, CEILING_MATMUL),
             topic="card",
+            rests_on="cuda",
         ),
         Row(
             "memory_copy",
             "Is every device's memory as fast as its kind?",
             _row(Ceiling.MEMORY_COPY, CEILING_MEMORY),
             topic="card",
+            rests_on="cuda",
         ),
         Row(
             "host_copy",
             "Do the devices get data from the host at the speed of their link?",
             _row(Ceiling.HOST_COPY, CEILING_HOST, skip=no_gpu),
             topic="link",
+            rests_on="cuda",
         ),
         Row(
             "all_reduce",
             "Do the ranks exchange gradients at the speed of their link?",
             _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, skip=one_rank),
             topic="link",
+            rests_on="cuda",
         ),
     )
 

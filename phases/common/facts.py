@@ -48,7 +48,9 @@ def artifacts(case: Case) -> Finding:
     if missing:
         notes = "; ".join(found[file].note for file in missing if found[file].note)
         reason = f"not recorded: {', '.join(missing)}{f' ({notes})' if notes else ''}"
-        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=tuple(wanted))
+        # The one file that needs a GPU's tool is missing for the reason that its rows give.
+        follows = notes if missing == ["nvidia_smi.xml"] else ""
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=tuple(wanted), follows=follows)
     left = "" if case.profile.has_gpu else "; no nvidia_smi.xml: this profile uses no GPU"
     return passed(f"{', '.join(wanted)}{left}", evidence=tuple(wanted))
 

@@ -7,6 +7,7 @@ has not passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nsa.contract import NSAError
@@ -24,7 +25,7 @@ from phases.common.case import (
     skipped,
 )
 from phases.common.measure import in_file
-from runbook.records import LaunchStatus, Measurement, Reason
+from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
 
 # Toggles that switch logging, watching or limits; their absence changes no number.
@@ -106,9 +107,13 @@ def report_of(case: Case, launch: str) -> JUnitReport:
         return found.junit
     if found.result.ok or found.result.status is LaunchStatus.CRASHED:
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
-        raise missing(reason, found.console_path)
-    end = ending(found)
-    raise Unanswerable(incomplete(end.code, f"no evidence: {end.reason}", evidence=end.evidence))
+        raise missing(reason, found.console_path, follows=case.fault_of(launch))
+    raise Unanswerable(_without_evidence(ending(found)))
+
+
+def _without_evidence(end: Finding) -> Finding:
+    reason = f"no evidence: {end.reason}"
+    return replace(end, outcome=Outcome.INCOMPLETE, reason=reason)
 
 
 def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase], bool]) -> Finding:
@@ -122,7 +127,11 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     if case.profile.has_gpu and elsewhere:
         reason = f"the tests of {what} ran on {', '.join(elsewhere)}, not on the GPU"
         return invalid(
-            Reason.WRONG_ENVIRONMENT, reason, evidence=(report.path,), topic="test_device"
+            Reason.WRONG_ENVIRONMENT,
+            reason,
+            evidence=(report.path,),
+            topic="test_device",
+            follows="preflight.cuda",
         )
     broken = [test for test in tests if test.status in ("failed", "error")]
     if broken:

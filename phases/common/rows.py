@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from phases.common.case import Case, Finding, Unanswerable, invalid
+from phases.common.case import Case, Finding, Unanswerable, ending, invalid
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
 from runbook.records import Check, Outcome, Reason
@@ -16,6 +16,7 @@ from runbook.records.phase import Judgement, Phase, PlanContext
 
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
 _IMPOSSIBLE = (RunbookError, ArithmeticError)
+_FINE = (Outcome.PASS, Outcome.SKIPPED)
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Row:
     """One question of the acceptance table, and how to answer it from a case.
 
     `what` ends the id of its check; `topic` is the playbook's entry that fixes it; `needs` names
-    the phases without which running this row's phase again does not answer it.
+    the phases without which running this row's phase again does not answer it. `rests_on` names a
+    row of this phase without which this one has nothing to measure, `restates` one that judges the
+    same number: where that one is not PASS either, this one may only follow from it.
     """
 
     what: str
@@ -31,6 +34,8 @@ class Row:
     answer: Callable[[Case], Finding]
     topic: str = ""
     needs: tuple[str, ...] = ()
+    rests_on: str = ""
+    restates: str = ""
 
 
 class RowPhase(Phase):
@@ -66,18 +71,29 @@ class RowPhase(Phase):
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
-        checks = [self._check(row, answered(row, case), context) for row in self.rows()]
+        rows = self.rows()
+        found = {row.what: answered(row, case) for row in rows}
+        checks = [self._check(row, self._traced(row, found), context) for row in rows]
         try:
             details = self.details(case)
         except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
-        return replace(details, checks=tuple(checks))
+        return replace(details, checks=tuple(checks), remedies=_remedies(evidence))
+
+    def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
+        """The row's finding, following from another row's where that explains it."""
+        finding = found[row.what]
+        for name, explains in ((row.rests_on, _leaves_nothing), (row.restates, _says_the_same)):
+            base = found.get(name)
+            if base is not None and base.outcome not in _FINE and explains(base, finding):
+                return replace(finding, follows=f"{self.name}.{name}")
+        return finding
 
     def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:
         check_id = f"{self.name}.{row.what}"
-        fine = finding.outcome in (Outcome.PASS, Outcome.SKIPPED)
+        fine = finding.outcome in _FINE
         needs_advice = not fine or finding.code is Reason.WARNING
-        remedy = remedy_for(finding.topic or row.topic, finding.code) if needs_advice else ""
+        remedy = remedy_for(row.topic, finding.code, own=finding.topic) if needs_advice else ""
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
@@ -100,3 +116,22 @@ def answered(row: Row, case: Case) -> Finding:
         return unanswerable.finding
     except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")
+
+
+def _leaves_nothing(base: Finding, finding: Finding) -> bool:
+    """Has the machine not got what it asks for, or was its launch refused alike?"""
+    return bool(finding.follows) and finding.code in (Reason.MISSING_ARTIFACT, base.code)
+
+
+def _says_the_same(base: Finding, finding: Finding) -> bool:
+    return finding.outcome not in _FINE and finding.code is base.code
+
+
+def _remedies(evidence: PhaseEvidence) -> dict[str, str]:
+    """What to do about each launch that did not end well."""
+    ends = {name: ending(launch) for name, launch in evidence.launches.items()}
+    return {
+        name: remedy_for("", end.code, own=end.topic)
+        for name, end in ends.items()
+        if end.outcome is not Outcome.PASS
+    }

@@ -27,7 +27,7 @@ from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
 from phases.limits import FLAKY_LAUNCHES
 from runbook.config.limits import IDLE_MFU
-from runbook.records import Outcome, Reason
+from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 
 Names = Callable[[Case], Sequence[str]]
@@ -157,18 +157,19 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
     A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
     as a PASS. `but` as in `differences`.
     """
-    found = (
-        first_problem(_as_planned, case, names),
-        first_problem(check_plausible, case, names),
-        first_problem(balanced, case, names),
-        alike(case, names, but=but),
-    )
+    found = {
+        "as_planned": first_problem(_as_planned, case, names),
+        "plausible": first_problem(check_plausible, case, names),
+        "accounts": first_problem(balanced, case, names),
+        "comparable": alike(case, names, but=but),
+    }
     harmed = first_problem(device_changes, case, names)
-    suspect = [harmed] if harmed.outcome is Outcome.INVALID else []
-    for finding in (*found, *suspect):
+    suspect = {"devices": harmed} if harmed.outcome is Outcome.INVALID else {}
+    for row, finding in {**found, **suspect}.items():
         if finding.outcome is not Outcome.PASS:
             reason = f"these launches do not count: {finding.reason}"
-            raise Unanswerable(replace(finding, reason=reason))
+            follows = finding.follows or f"{case.phase}.{row}"
+            raise Unanswerable(replace(finding, reason=reason, follows=follows))
 
 
 def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
@@ -200,15 +201,17 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     wanted = launch.launch.nproc
     present = {rank.rank: rank for rank in launch.ranks}
     paths = [rank.path for rank in launch.ranks]
+    fault = case.fault_of(name)
     missing = [str(rank) for rank in range(wanted) if rank not in present]
     if not present:
-        return incomplete(Reason.MISSING_ARTIFACT, f"{name}: no rank wrote a heartbeat")
+        reason = f"{name}: no rank wrote a heartbeat"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, follows=fault)
     if missing:
         reason = f"{name}: no heartbeat of rank {', '.join(missing)} of {wanted}"
         end = ending(launch)
         if end.outcome is Outcome.INCOMPLETE:  # cut off by us, perhaps before that rank began
-            return incomplete(end.code, f"{reason}; {end.reason}", evidence=paths)
-        return failed(Reason.CRASH, reason, evidence=paths)
+            return incomplete(end.code, f"{reason}; {end.reason}", evidence=paths, follows=fault)
+        return failed(Reason.CRASH, reason, evidence=paths, follows=fault)
     strangers = [
         r.path
         for r in launch.ranks
@@ -217,7 +220,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     broken = [rank.path for rank in launch.ranks if rank.damaged]
     if broken:
         reason = f"{name}: {', '.join(broken)}: damaged before the end"
-        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=broken)
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=broken, follows=fault)
     if strangers:
         reason = f"{', '.join(strangers)}: heartbeats of another launch"
         return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=strangers)
@@ -305,7 +308,10 @@ def _loss_finite(case: Case, name: str) -> Finding:
         value = log_value(
             log, "loss", float(losses[bad[0]]) if bad else math.nan, "nats", rows=rows
         )
-        return failed(Reason.NON_FINITE, reason, measurement=value)
+        # A launch that went on, or ended otherwise, has this fault besides.
+        ended = launch.result.status is LaunchStatus.NON_FINITE
+        follows = launch.launch.id if ended else ""
+        return failed(Reason.NON_FINITE, reason, measurement=value, follows=follows)
     case.completed(name)
     value = log_value(log, "loss_max", float(losses.max()), "nats")
     return passed(

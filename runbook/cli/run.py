@@ -75,8 +75,8 @@ def _add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--keep-going",
         action="store_true",
-        help="start the launches even where a required preflight row is FAIL or INVALID; without "
-        "it later phases start nothing then",
+        help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
+        "equal launch of the phase has failed; without it these are not started",
     )
     _add_measuring(parser.add_argument_group("how it is measured"))
 

@@ -12,6 +12,7 @@ from runbook.files import write_atomic
 from runbook.read import read_launch
 from runbook.read.accepted import read_accepted
 from runbook.records import (
+    THE_RUN,
     Check,
     LaunchEntry,
     Outcome,
@@ -45,6 +46,7 @@ def missing_row(
     rerun: str = "",
     required: bool = True,
     evidence: tuple[str, ...] = (),
+    follows: str = "",
 ) -> Check:
     """The row of a check that has no evidence."""
     return Check(
@@ -58,6 +60,7 @@ def missing_row(
         remedy=remedy,
         rerun=rerun,
         required=required,
+        follows=follows,
     )
 
 
@@ -84,6 +87,7 @@ def missing_phases(
     records = []
     for phase, names in absent.items():
         code, reason = _why(phase, ran, asked_for, interrupted)
+        stopped = phase in asked_for and phase not in ran
         rerun = invocation.line([phase])
         rows = tuple(
             missing_row(
@@ -92,6 +96,7 @@ def missing_phases(
                 reason=reason,
                 remedy="run this phase, or continue the run with --resume",
                 rerun=rerun,
+                follows=THE_RUN if stopped else "",
             )
             for name in names
         )
@@ -274,4 +279,5 @@ def record_of(
         comparisons=tuple(judgement.comparisons),
         choices=dict(judgement.choices),
         notes=tuple(judgement.notes),
+        remedies=dict(judgement.remedies),
     )

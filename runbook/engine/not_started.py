@@ -13,45 +13,56 @@ _REPEATABLE = (LaunchStatus.CRASHED, LaunchStatus.NON_FINITE, LaunchStatus.OUT_O
 _TWICE = 2
 
 
-def wrong_machine(record: PhaseRecord) -> str:
-    """Why nothing should start after this phase: its required checks that are FAIL or INVALID."""
+def not_run(cause: str, *, follows: str) -> LaunchResult:
+    """The result of a launch that is not started; `follows` as in `LaunchResult`."""
+    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause, follows=follows)
+
+
+def wrong_machine(record: PhaseRecord) -> LaunchResult | None:
+    """What becomes of every launch after this phase, if required checks are FAIL or INVALID."""
     wrong = [
         check
         for check in record.checks
         if check.required and check.outcome.rank <= Outcome.INVALID.rank
     ]
     if not wrong:
-        return ""
+        return None
     worst = min(wrong, key=lambda check: check.outcome.rank)
     others = [check.id for check in wrong if check is not worst]
     more = f" (and {', '.join(others)})" if others else ""
-    return f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
+    cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
+    return not_run(cause, follows=worst.id)
 
 
 def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | None:
     """Why this launch of a phase is not started, if the earlier ones leave no doubt; else None.
 
     A machine that cannot run the trainer refuses every launch, and a config each launch of its
-    kind. A fault that came twice, at the same place, comes a third time.
+    kind. A fault of the same command comes again; only a signal may have been an accident, and has
+    to come twice.
     """
     for entry in entries:
         alike = _same(entry.launch, launch)
         refused = entry.result.status is LaunchStatus.ENVIRONMENT_ERROR
         if refused or (alike and entry.result.could_not_start):
-            return _not_run(f"{entry.launch.name} was refused: {entry.result.cause}")
+            cause = f"{entry.launch.name} was refused: {entry.result.cause}"
+            return not_run(cause, follows=entry.launch.id)
     ended = [
-        (entry.result.status, _place(entry.result.cause))
+        entry
         for entry in entries
         if entry.result.status in _REPEATABLE and _same(entry.launch, launch)
     ]
-    for end in dict.fromkeys(ended):
-        if ended.count(end) >= _TWICE:
-            return _not_run(f"{_TWICE} equal launches of this phase ended alike ({end[1]})")
+    for entry in ended:
+        place = _place(entry.result.cause)
+        times = sum(_place(other.result.cause) == place for other in ended)
+        if times >= (_TWICE if _by_signal(entry.result) else 1):
+            cause = f"{entry.launch.name} is the same command and ended badly ({place})"
+            return not_run(f"{cause}; see --keep-going", follows=entry.launch.id)
     return None
 
 
-def _not_run(cause: str) -> LaunchResult:
-    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+def _by_signal(result: LaunchResult) -> bool:
+    return any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
 
 
 def _same(first: Launch, second: Launch) -> bool:

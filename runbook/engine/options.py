@@ -32,7 +32,7 @@ class RunOptions(Invocation):
 
     `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
     false forbids the second attempt after a stall; `keep_going` starts launches on a machine that
-    preflight found wrong.
+    preflight found wrong, and again where the same command ended badly.
     """
 
     phases: str = "all"

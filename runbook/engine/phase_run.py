@@ -19,7 +19,7 @@ from runbook.engine.judge import (
     what_it_reads,
     write_facts,
 )
-from runbook.engine.not_started import known_end
+from runbook.engine.not_started import known_end, not_run
 from runbook.engine.options import Setup
 from runbook.engine.part import TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
@@ -28,10 +28,10 @@ from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
 from runbook.records import (
+    THE_RUN,
     Launch,
     LaunchEntry,
     LaunchResult,
-    LaunchStatus,
     PhaseRecord,
     Reason,
 )
@@ -54,7 +54,7 @@ class RunState:
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
-    blocked: str = ""
+    blocked: LaunchResult | None = None
 
 
 class PhaseRun:
@@ -140,17 +140,17 @@ class PhaseRun:
         done = state.finished_launches.get((self.phase.name, launch.name))
         if done is None and state.stop.requested:
             cause = f"interrupted by {state.stop.requested} before it started"
-            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
-        if done is None and state.blocked:
-            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=state.blocked)
+            done = not_run(cause, follows=THE_RUN)
         if done is None:
-            done = known_end(launch, self.entries)
+            done = state.blocked
+        if done is None:
+            done = None if state.setup.options.keep_going else known_end(launch, self.entries)
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
         if done is None and not self._has_time_for(launch):
             state.stop.request(TIME_LIMIT)
             cause = f"left to the next part: {state.part.left_s:.0f} s are too few"
-            done = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause)
+            done = not_run(cause, follows=THE_RUN)
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)
@@ -217,6 +217,7 @@ class PhaseRun:
                 rerun=rerun,
                 required=name in required,
                 evidence=(evidence,) if evidence else (),
+                follows=THE_RUN if code is Reason.INTERRUPTED else "",
             )
             for name in self.phase.check_ids(self.context)
         ]

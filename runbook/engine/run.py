@@ -201,7 +201,7 @@ def _run_phases(state: RunState) -> None:
         state.observer.phase_finished(record)
         _guard(state, record)
         if state.blocked and phase.guards:
-            state.observer.note(f"later phases start nothing: {state.blocked}")
+            state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
 
 def _guard(state: RunState, record: PhaseRecord) -> None:

@@ -219,9 +219,8 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     checks = tuple(check.model_copy(update=nothing) for check in old.checks)
     lists = ("measurements", "tables", "series", "comparisons", "notes")
     empty: dict[str, object] = dict.fromkeys(lists, ())
-    return old.model_copy(
-        update={"outcome": Outcome.INCOMPLETE, "checks": checks, "choices": {}, **empty}
-    )
+    empty |= {"choices": {}, "remedies": {}}
+    return old.model_copy(update={"outcome": Outcome.INCOMPLETE, "checks": checks, **empty})
 
 
 def judge_again(

@@ -35,7 +35,7 @@ from runbook.read.documents import (
 )
 from runbook.read.kernel_lines import KernelLine
 from runbook.read.redact import redact_variables
-from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
 _POLL_S = 0.1
 _TOKEN_BYTES = 16
@@ -156,7 +156,7 @@ class Attempt:
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
             hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
-            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks)
+            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks, hang.kind)
         if len(ranks) < self.launch.nproc:
             return self._silent(now)
         return None
@@ -179,13 +179,14 @@ class Attempt:
         cause: str,
         culprit: int | None,
         stacks: list[Path] | None = None,
+        kind: Kind = Kind.NONE,
     ) -> End:
         ranks = list(self.watch.ranks.values())
         if stacks is None:
             stacks = collect_stacks(self.run_dir, ranks, token=self.token)
         self.options.observer.note(f"{self.launch.name}: {cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
-        return End(status=status, cause=cause, culprit_rank=culprit)
+        return End(status=status, cause=cause, culprit_rank=culprit, kind=kind)
 
     def _has_failed(self, now: float) -> bool:
         """True once a rank has ended badly and the rest has had its time to end as well."""
@@ -282,6 +283,7 @@ class Attempt:
         files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
+            kind=end.kind,
             exit_code=child_code,
             ranks=exits,
             started_at=self.started_at,

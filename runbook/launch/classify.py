@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nsa.contract import ELSEWHERE, RANK_LINE, ExitCode
 from runbook.launch.ranks import RankState
 from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
-from runbook.records import LaunchStatus, RankExit
+from runbook.records import Kind, LaunchStatus, RankExit
 
 _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.CONFIG: LaunchStatus.CONFIG_ERROR,
@@ -32,6 +32,7 @@ _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|watchdog got stuck for"
     r"|watchdog thread terminated with exception"
 )
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _OF_RANK = re.compile(r"\bRank (\d+)\]")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
 _NOT_ITS_OWN = re.compile(r"ChildFailedError|failed \(exitcode|torch\.distributed\.elastic")
@@ -46,6 +47,7 @@ class End:
     status: LaunchStatus
     cause: str = ""
     culprit_rank: int | None = None
+    kind: Kind = Kind.NONE
 
 
 def rank_exits(
@@ -119,7 +121,9 @@ def classify_trainer(
         what = culprit.reason or _wordless(culprit, console)
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
-    return End(status=status, cause=f"{rank} ended{after}: {what}", culprit_rank=culprit.rank)
+    kind = Kind.DISK_FULL if _DISK_FULL.search(what) else Kind.NONE
+    cause = f"{rank} ended{after}: {what}"
+    return End(status=status, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
 
 def _refused(culprit: RankExit, exits: Sequence[RankExit], console: Sequence[str]) -> End | None:
@@ -233,6 +237,7 @@ def _ended_by_signal(
             status=LaunchStatus.OUT_OF_MEMORY,
             cause=f"{rank}: the kernel killed it for memory (oom_kill {before} -> {after})",
             culprit_rank=culprit.rank,
+            kind=Kind.HOST_MEMORY,
         )
     if culprit.signal == "SIGKILL":
         known = "not for memory" if after is not None else "the kernel's counter is unreadable"

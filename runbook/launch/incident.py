@@ -31,7 +31,7 @@ from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog, process_state
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
-from runbook.records import LaunchStatus
+from runbook.records import Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
 _STACKS_WITHIN_S = 1.0
@@ -256,7 +256,8 @@ def _exact(end: End, flights: dict[int, Flight], run_dir: Path, console: Sequenc
     desync = find_desync(flights)
     if desync is not None:
         culprit = end.culprit_rank if desync.rank is None else desync.rank
-        return replace(end, cause=f"{desync.text()} ({end.cause})", culprit_rank=culprit)
+        cause = f"{desync.text()} ({end.cause})"
+        return replace(end, cause=cause, culprit_rank=culprit, kind=Kind.DESYNC)
     if said_by_watchdog([end.cause], None):
         return _waited_for(end, flights)
     said = next((m for line in console if (m := _TOO_LARGE.search(line))), None)
@@ -287,4 +288,4 @@ def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, 
     cause = f"desync at collective {number}, sizes {sizes}: {'; '.join(seen)} ({end.cause})"
     strayed = [rank for rank in told if left_the_pattern(flights[rank])]
     culprit = strayed[0] if len(strayed) == 1 else aborted
-    return replace(end, cause=cause, culprit_rank=culprit)
+    return replace(end, cause=cause, culprit_rank=culprit, kind=Kind.DESYNC)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from runbook.launch.classify import End
 from runbook.read.kernel_lines import KernelLine, concerns
 from runbook.read.xid import XIDS, describe, is_hardware_fault
-from runbook.records import LaunchStatus
+from runbook.records import Kind, LaunchStatus
 
 # Ends that a GPU which fails can have; all others have a cause of their own.
 _MAY_BE_HARDWARE = (
@@ -41,7 +41,8 @@ def with_kernel_log(
     if killed is not None and killed.pid is not None and end.status is LaunchStatus.CRASHED:
         rank = pids[killed.pid]
         cause = f"rank {rank}: the kernel killed it for memory, as its log says ({end.cause})"
-        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=rank)
+        out = LaunchStatus.OUT_OF_MEMORY
+        return End(status=out, cause=cause, culprit_rank=rank, kind=Kind.HOST_MEMORY)
     if seen:
         return replace(end, cause=f"{end.cause}; the kernel log says {_said(seen[0])}")
     return end

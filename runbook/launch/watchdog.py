@@ -14,7 +14,7 @@ from nsa.contract import Event, NSAError, Phase
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
 from runbook.launch.ranks import RankState
-from runbook.records import Launch
+from runbook.records import Kind, Launch
 
 _LEARNED_FACTOR = 5.0
 _SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.PROFILE)
@@ -132,10 +132,11 @@ class Budgets:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A launch that no longer moves."""
+    """A launch that no longer moves, and which kind of standstill it is."""
 
     rank: int
     cause: str
+    kind: Kind = Kind.NONE
 
 
 def process_state(pid: int | None) -> str:
@@ -193,8 +194,9 @@ class Watchdog:
         longest = max(state.longest_step_s for state in alive)
         states = {state.rank: process_state(state.pid) for state in alive}
         culprit = blame(alive, states, busy, entered)
-        cause = _describe(culprit, states[culprit.rank], self._budgets, longest, now)
-        return Hang(rank=culprit.rank, cause=cause)
+        process = states[culprit.rank]
+        cause = _describe(culprit, process, self._budgets, longest, now)
+        return Hang(rank=culprit.rank, cause=cause, kind=_kind(culprit, process))
 
     def _waits_for_a_slow_one(
         self, state: RankState, alive: Sequence[RankState], longest: float, now: float
@@ -246,6 +248,12 @@ def blame(
     return min(alive, key=key)
 
 
+def _kind(culprit: RankState, process: str) -> Kind:
+    if process in STOPPED:
+        return Kind.FROZEN
+    return Kind.DATA_STALL if culprit.phase == Phase.DATA else Kind.NONE
+
+
 def _describe(
     culprit: RankState, process: str, budgets: Budgets, longest: float, now: float
 ) -> str:
@@ -253,9 +261,10 @@ def _describe(
     budget = budgets.of_phase(culprit.phase, longest_step_s=longest)
     where = f"silent for {age:.1f} s in phase {culprit.phase} at step {culprit.step}"
     rank = f"rank {culprit.rank}"
-    if process in STOPPED:
+    kind = _kind(culprit, process)
+    if kind is Kind.FROZEN:
         return f"frozen: {rank} is {STOPPED[process]} ({process}), {where}"
-    if culprit.phase == Phase.DATA:
+    if kind is Kind.DATA_STALL:
         return (
             f"data stall: {rank} has waited {age:.1f} s for a batch at step {culprit.step} "
             f"(budget {budget:g} s); the same run on synthetic data tells loader and trainer apart"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from runbook.records.launch import ArmSchedule, Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records.launch import (
+    ArmSchedule,
+    Kind,
+    Launch,
+    LaunchResult,
+    LaunchStatus,
+    RankExit,
+)
 from runbook.records.measurement import Measurement, Window
 from runbook.records.outcome import (
+    THE_RUN,
     Check,
     Comparator,
     Outcome,
@@ -22,12 +30,14 @@ from runbook.records.run import (
 from runbook.records.shown import Compared, Comparison, Mark, Series, Span, Table, thin_points
 
 __all__ = [
+    "THE_RUN",
     "ArmSchedule",
     "ArtifactRecord",
     "Check",
     "Comparator",
     "Compared",
     "Comparison",
+    "Kind",
     "Launch",
     "LaunchEntry",
     "LaunchResult",

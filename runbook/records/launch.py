@@ -74,6 +74,11 @@ class Launch(Record):
     retry_steps: int | None = None
 
     @property
+    def id(self) -> str:
+        """`phase/launch`, unique in a run."""
+        return f"{self.phase}/{self.name}"
+
+    @property
     def has_ranks(self) -> bool:
         """True if every rank of it writes heartbeats, by which it is watched and its end told."""
         return self.kind != "pytest"
@@ -138,6 +143,17 @@ class LaunchStatus(StrEnum):
     NOT_RUN = "not_run"
 
 
+class Kind(StrEnum):
+    """Which of several faults a status can stand for."""
+
+    NONE = ""
+    FROZEN = "frozen"
+    DATA_STALL = "data_stall"
+    DESYNC = "desync"
+    HOST_MEMORY = "host_memory"
+    DISK_FULL = "disk_full"
+
+
 class RankExit(Record):
     """One rank's end, from its last heartbeat and from its parent's wait.
 
@@ -158,10 +174,13 @@ class LaunchResult(Record):
     """How a launch ended, and which rank is to blame if it ended badly.
 
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
-    `notes` are findings that did not end the launch, such as a rank that is always late.
+    `notes` are findings that did not end the launch, such as a rank that is always late. `follows`
+    says why one was not started, in the terms of `Check.follows`.
     """
 
     status: LaunchStatus
+    kind: Kind = Kind.NONE
+    follows: str = ""
     exit_code: int | None = None
     ranks: tuple[RankExit, ...] = ()
     started_at: str = ""

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from runbook.errors import ProgramExit
 from runbook.records.measurement import Measurement, Record, Scalar
 
+# What a check or a launch follows from that is not there because the run was stopped.
+THE_RUN = "run"
+
 
 class Outcome(StrEnum):
     """What one check says.
@@ -111,6 +114,10 @@ class Check(Record):
 
     An outcome other than PASS or SKIPPED must name a remedy; only a measured value can PASS
     against a numeric limit.
+
+    `follows` names what this outcome only follows from: a launch as `phase/launch`, another check
+    by its id, a phase that did not run, `THE_RUN` for the run itself, or in words what the machine
+    does not have. It is empty where the check stands for a fault of its own.
     """
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
@@ -127,6 +134,7 @@ class Check(Record):
     remedy: str = ""
     rerun: str = ""
     required: bool = False
+    follows: str = ""
 
     @model_validator(mode="after")
     def _honest(self) -> Check:

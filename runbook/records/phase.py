@@ -44,7 +44,10 @@ class PlanContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a phase says about its evidence."""
+    """What a phase says about its evidence.
+
+    `remedies` has what to do about each launch that did not end well, by its name.
+    """
 
     checks: Sequence[Check]
     measurements: Sequence[Measurement] = ()
@@ -53,6 +56,7 @@ class Judgement:
     comparisons: Sequence[Comparison] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 class Phase(ABC):

@@ -51,7 +51,10 @@ class Ran(Record):
 
 
 class PhaseRecord(Record):
-    """One phase: launches, measurements, checks, tables, and what it chose for later phases."""
+    """One phase: launches, measurements, checks, tables, and what it chose for later phases.
+
+    `remedies` has what to do about each launch that did not end well, by its name.
+    """
 
     name: str
     title: str
@@ -69,6 +72,7 @@ class PhaseRecord(Record):
     comparisons: tuple[Comparison, ...] = ()
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    remedies: dict[str, str] = Field(default_factory=dict)
 
     @property
     def flaky(self) -> tuple[str, ...]:
@@ -207,6 +211,13 @@ class Invocation:
         if self.gpu_hour_price is not None:
             words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
+
+    def resume_line(self, run_id: str) -> str:
+        """The command that goes on with this run."""
+        words = ["runbook", "run", "--resume", run_id]
+        return shlex.join(
+            words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
+        )
 
 
 def lasting(path: str | Path) -> str:

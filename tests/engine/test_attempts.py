@@ -10,7 +10,7 @@ import pytest
 
 from runbook.engine.not_started import known_end
 from runbook.engine.outputs import render
-from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, Verdict
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RankExit, Verdict
 from tests.engine.toys import Toy, run
 from tests.launch.helpers import fake_launch
 
@@ -38,7 +38,7 @@ def test_a_launch_that_needed_a_second_attempt_is_in_the_first_line_and_in_junit
 
 
 @pytest.mark.parametrize(
-    ("fault", "started"), [("config", 1), ("nan", 2), ("exit7", 2), ("oom", 2), ("", 3)]
+    ("fault", "started"), [("config", 1), ("nan", 1), ("exit7", 1), ("oom", 1), ("", 3)]
 )
 def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started: int) -> None:
     words = ("--fault", fault) if fault else ()
@@ -51,12 +51,20 @@ def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started
         assert results[2].status is LaunchStatus.NOT_RUN
         assert results[2].cause == f"run1 was refused: {results[0].cause}"
     elif fault:
-        assert results[2].status is LaunchStatus.NOT_RUN
-        assert "equal launches of this phase ended alike" in results[2].cause
+        assert {result.status for result in results[1:]} == {LaunchStatus.NOT_RUN}
+        assert {result.follows for result in results[1:]} == {"baseline/run1"}
+        assert results[2].cause.startswith("run1 is the same command and ended badly (")
 
 
-def ended(status: LaunchStatus, cause: str, *words: str) -> LaunchEntry:
-    result = LaunchResult(status=status, cause=cause)
+def test_keep_going_starts_what_has_failed_before(tmp_path: Path) -> None:
+    toy = Toy("baseline", count=2, words=("--fault", "exit7"))
+    made, _ = run(tmp_path, toy, keep_going=True)
+    assert [entry.result.attempts for entry in made.phases[0].launches] == [1, 1]
+
+
+def ended(status: LaunchStatus, cause: str, *words: str, signal: str = "") -> LaunchEntry:
+    ranks = (RankExit(rank=0, code=-9, signal=signal),) if signal else ()
+    result = LaunchResult(status=status, cause=cause, culprit_rank=0, ranks=ranks)
     return LaunchEntry(launch=fake_launch(*words), result=result)
 
 
@@ -66,10 +74,8 @@ NAN = LaunchStatus.NON_FINITE
 @pytest.mark.parametrize(
     "entries",
     [
-        [ended(NAN, "NaN at step 3")],
-        [ended(NAN, "NaN at step 3"), ended(NAN, "NaN at step 4")],
-        [ended(NAN, "NaN at step 3"), ended(NAN, "NaN at step 3", "--dt", "9")],
-        [ended(NAN, "x"), ended(LaunchStatus.CRASHED, "x")],
+        [ended(NAN, "NaN at step 3", "--dt", "9")],
+        [ended(LaunchStatus.CRASHED, "rank 0 was ended by SIGSEGV", signal="SIGSEGV")],
         [ended(LaunchStatus.HUNG, "x"), ended(LaunchStatus.HUNG, "x")],
         [ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")],
         [ended(LaunchStatus.COMPLETED, ""), ended(LaunchStatus.COMPLETED, "")],
@@ -79,10 +85,13 @@ def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry]) -> No
     assert known_end(fake_launch(), entries) is None
 
 
-def test_the_rank_that_was_first_does_not_make_two_ends_different() -> None:
-    entries = [ended(LaunchStatus.CRASHED, f"rank {n} ended: exit code 7") for n in (0, 1)]
+def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
+    entries = [
+        ended(LaunchStatus.CRASHED, f"rank {n} was ended by SIGSEGV", signal="SIGSEGV")
+        for n in (0, 1)
+    ]
     found = known_end(fake_launch(name="three"), entries)
-    assert found is not None and "a rank ended: exit code 7" in found.cause
+    assert found is not None and "a rank was ended by SIGSEGV" in found.cause
 
 
 def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:

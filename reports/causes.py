@@ -1,0 +1,279 @@
+"""Causes: what went wrong, once each, with every row that only follows from it.
+
+One NaN leaves a dozen rows without evidence, and a machine that preflight refused leaves eight
+phases that did not run. Each is one fact. Which row follows from which launch, check or stop is in
+the record (`Check.follows`, `LaunchResult.follows`), written where it was known; here the threads
+are followed to their ends. Ends of the same fault, in several launches or phases, are one cause:
+the same kind of end in the same words, apart from where it was. Whatever is not known to be the
+same stays apart, because a hidden fault is worse than a long list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from runbook.records import (
+    THE_RUN,
+    Kind,
+    LaunchEntry,
+    LaunchStatus,
+    Outcome,
+    Reason,
+    RunRecord,
+)
+from runbook.records.run import Invocation
+
+if TYPE_CHECKING:
+    from reports.view import CheckRow
+
+_SHOWN_PATHS = 3
+_NAMED = 3
+# An end that does not say so itself begins with these words.
+_WORDS = {
+    LaunchStatus.CRASHED: "crashed: ",
+    LaunchStatus.CONFIG_ERROR: "the trainer refuses this config: ",
+    LaunchStatus.ENVIRONMENT_ERROR: "the trainer cannot run on this machine: ",
+    LaunchStatus.HARDWARE_ERROR: "hardware error: ",
+    LaunchStatus.OUT_OF_MEMORY: "out of memory: ",
+    LaunchStatus.PREEMPTED: "ended from outside: ",
+}
+# The files that tell most of an end, by parts of their names; `{}` is the culprit's rank.
+_TELLING = {
+    LaunchStatus.HUNG: ("stackdump_rank{}_", "incident.json", "console.log", "flight_rank{}"),
+    LaunchStatus.TIMED_OUT: ("training.csv", "stackdump_rank", "console.log"),
+    LaunchStatus.NON_FINITE: ("training.csv", "incident.json", "console.log"),
+    LaunchStatus.HARDWARE_ERROR: ("kernel_log.json", "incident.json", "console.log"),
+    LaunchStatus.HALTED: (".anomaly_type", "anomalies.jsonl", "console.log"),
+}
+_OF_A_CRASH = ("console.log", "stackdump_rank{}_", "incident.json")
+_OF_A_DESYNC = ("flight_rank", "incident.json", "console.log")
+# Of these the rank is part of what happened, and how long it took is not.
+_BY_RANK = (LaunchStatus.HUNG,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One thing that went wrong.
+
+    `rows` are all rows that follow from it, `lead`, the one that shows it best, first. `evidence`
+    has at most three paths, the most telling first. `rerun` is one command that reproduces it.
+    """
+
+    title: str
+    outcome: Outcome
+    code: Reason
+    lead: CheckRow
+    rows: tuple[CheckRow, ...]
+    evidence: tuple[str, ...]
+    remedy: str
+    rerun: str
+    launches: tuple[str, ...] = ()
+
+    @property
+    def blocks(self) -> bool:
+        """True if it keeps the run from GO."""
+        return any(row.blocks for row in self.rows)
+
+    @property
+    def folded(self) -> tuple[CheckRow, ...]:
+        """The rows after the lead."""
+        return self.rows[1:]
+
+
+@dataclass(kw_only=True)
+class _Thread:
+    """Rows that end at the same place: a launch, a row, or words that are neither."""
+
+    end: str
+    fault: tuple[object, ...]
+    rows: list[CheckRow] = field(default_factory=list)
+
+
+def causes_of(record: RunRecord, problems: Sequence[CheckRow]) -> tuple[Cause, ...]:
+    """The causes of a run's problem rows, worst first; every row is in one at least."""
+    book = _Book(record, problems)
+    threads = {end: _Thread(end=end, fault=book.fault(end)) for end in book.bad_launches()}
+    for row in problems:
+        end = book.end_of(row)
+        threads.setdefault(end, _Thread(end=end, fault=book.fault(end))).rows.append(row)
+    groups: dict[tuple[object, ...], list[_Thread]] = {}
+    for thread in threads.values():
+        groups.setdefault(thread.fault, []).append(thread)
+    causes = [cause for group in groups.values() if (cause := book.cause(group)) is not None]
+    order = {id(row): place for place, row in enumerate(problems)}
+    return tuple(
+        sorted(causes, key=lambda one: (not one.blocks, one.outcome.rank, order[id(one.lead)]))
+    )
+
+
+class _Book:
+    """The record's launches and problem rows by name."""
+
+    def __init__(self, record: RunRecord, problems: Sequence[CheckRow]) -> None:
+        self.record = record
+        self.rows = {row.id: row for row in problems}
+        self.launches: dict[str, LaunchEntry] = {
+            entry.launch.id: entry for phase in record.phases for entry in phase.launches
+        }
+        self.remedies: Mapping[str, str] = {
+            f"{phase.name}/{name}": text
+            for phase in record.phases
+            for name, text in phase.remedies.items()
+        }
+
+    def end_of(self, row: CheckRow) -> str:
+        """Where the row's thread ends: the launch, the row's id or the words it follows from."""
+        seen, end = {row.id}, row.follows or row.id
+        while end not in seen:
+            seen.add(end)
+            entry, other = self.launches.get(end), self.rows.get(end)
+            if entry is not None:
+                end = entry.result.follows or end
+            elif other is not None:
+                end = other.follows or end
+        return end
+
+    def bad_launches(self) -> list[str]:
+        """Launches that ended badly in phases whose rows follow from such an end.
+
+        A row tells of the worst launch alone, so another one's fault may have no row.
+        """
+        told = {row.phase for row in self.rows.values() if row.follows in self.launches}
+        return [
+            name
+            for name, entry in self.launches.items()
+            if not entry.result.ok
+            and not entry.result.follows
+            and entry.result.status is not LaunchStatus.NOT_RUN
+            and entry.launch.phase in told
+        ]
+
+    def fault(self, end: str) -> tuple[object, ...]:
+        """What makes two ends the same fault."""
+        entry, row = self.launches.get(end), self.rows.get(end)
+        if entry is not None:
+            return _fault_of_launch(entry)
+        if row is None:
+            return ("words", end)
+        # Two questions that fail are two faults; no evidence for the same reason is one.
+        what = row.id.partition(".")[2] if row.outcome == Outcome.FAIL else ""
+        return ("row", what, row.outcome, row.code, _without_place(row.reason, self._names(row)))
+
+    def _names(self, row: CheckRow) -> list[str]:
+        own = [e.launch.name for e in self.launches.values() if e.launch.phase == row.phase]
+        return [*own, row.phase]
+
+    def cause(self, group: Sequence[_Thread]) -> Cause | None:
+        """The cause of threads that end in the same fault; None if no row tells of it."""
+        launches = tuple(one.end for one in group if one.end in self.launches)
+        rows = list({id(row): row for one in group for row in one.rows}.values())
+        if not rows:  # only in the shadow of a worse launch of the same phase
+            phase = launches[0].partition("/")[0]
+            rows = [
+                r for r in self.rows.values() if r.phase == phase and r.follows in self.launches
+            ]
+            rows = rows[:1]
+        ends = {one.end for one in group}
+        rows.sort(key=lambda row: _showing(row, ends))
+        lead = rows[0]
+        launch = self._shown_launch(lead, launches)
+        return Cause(
+            title=self._title(lead, group, launches, launch),
+            outcome=Outcome(lead.outcome),
+            code=Reason(lead.code),
+            lead=lead,
+            rows=tuple(rows),
+            evidence=_telling(rows, launch)[:_SHOWN_PATHS],
+            remedy=self.remedies.get(launch.launch.id if launch else "", lead.remedy),
+            rerun=self._rerun(group, rows),
+            launches=launches,
+        )
+
+    def _shown_launch(self, lead: CheckRow, launches: Sequence[str]) -> LaunchEntry | None:
+        if not launches:
+            return None
+        return self.launches[lead.follows if lead.follows in launches else launches[0]]
+
+    def _title(
+        self,
+        lead: CheckRow,
+        group: Sequence[_Thread],
+        launches: Sequence[str],
+        launch: LaunchEntry | None,
+    ) -> str:
+        if launch is not None:
+            others = [name for name in launches if name != launch.launch.id]
+            return f"{launch.launch.id}{_also(others)}: {_how_it_ended(launch)}"
+        if group[0].end == THE_RUN:
+            signal = self.record.options.get("signal")
+            return f"the run was interrupted by {signal}" if signal else "the run has not completed"
+        others = [one.end for one in group if one.end in self.rows and one.end != lead.id]
+        return f"{lead.id}{_also(others)}: {lead.reason}{_measured(lead)}"
+
+    def _rerun(self, group: Sequence[_Thread], rows: Iterable[CheckRow]) -> str:
+        if group[0].end == THE_RUN:
+            record = self.record
+            asked = Invocation.recorded(record.profile, record.settings, record.options)
+            return asked.resume_line(record.run_id)
+        return next((row.rerun for row in rows if row.rerun), "")
+
+
+def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:
+    result = entry.result
+    if result.status is LaunchStatus.NON_FINITE:
+        return ("launch", result.status)
+    if result.status in _BY_RANK or result.kind is Kind.DESYNC:
+        return ("launch", result.status, result.kind, result.culprit_rank)
+    return ("launch", result.status, result.kind, _without_place(result.cause, ()))
+
+
+def _without_place(text: str, names: Iterable[str]) -> str:
+    """The words without the step, and without the launch or phase that they begin with."""
+    for name in names:
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "", text)
+    return re.sub(r"\bstep \d+", "step", text)
+
+
+def _showing(row: CheckRow, ends: set[str]) -> tuple[bool, bool, int, bool]:
+    """Rows that tell of the fault itself first, the worst and those that decide before others."""
+    direct = row.id in ends or row.follows in ends
+    return (not direct, not row.blocks, Outcome(row.outcome).rank, row.code == Reason.NOT_RUN)
+
+
+def _how_it_ended(entry: LaunchEntry) -> str:
+    result = entry.result
+    cause = result.cause or result.status.value.replace("_", " ")
+    return f"{_WORDS.get(result.status, '')}{cause}"
+
+
+def _also(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = len(names) - _NAMED
+    return f" (and {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
+
+
+def _measured(row: CheckRow) -> str:
+    """The value against its limit."""
+    return f" ({row.value} against {row.limit})" if row.limit and row.value else ""
+
+
+def _telling(rows: Sequence[CheckRow], launch: LaunchEntry | None) -> tuple[str, ...]:
+    """The paths of evidence, those that tell most of this end first."""
+    if launch is None:
+        return rows[0].evidence
+    result, folder = launch.result, f"{launch.launch.run_dir}/"
+    found = [*result.evidence, *(path for row in rows for path in row.evidence)]
+    paths = [path for path in dict.fromkeys(found) if path.startswith(folder)]
+    words = _OF_A_DESYNC if result.kind is Kind.DESYNC else _TELLING.get(result.status, _OF_A_CRASH)
+    culprit = "" if result.culprit_rank is None else str(result.culprit_rank)
+    parts = [part.replace("{}_" if not culprit else "{}", culprit) for part in words]
+
+    def place(path: str) -> int:
+        name = path.rpartition("/")[2]
+        return next((i for i, part in enumerate(parts) if name.startswith(part)), len(parts))
+
+    return tuple(sorted(paths, key=place)) or rows[0].evidence

@@ -1,0 +1,219 @@
+"""What went wrong, once each: which rows are folded into one cause, and which never are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from reports.causes import Cause
+from reports.view import build_view
+from runbook.engine.judge import record_of
+from runbook.engine.not_started import not_run, wrong_machine
+from runbook.records import (
+    THE_RUN,
+    Check,
+    Kind,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    Outcome,
+    PhaseRecord,
+    Reason,
+    Verdict,
+)
+from runbook.records.evidence import LaunchEvidence
+from tests.phases import builder
+from tests.reports.samples import run
+
+WHERE = builder.context("cpu")
+
+
+def ended(status: LaunchStatus, cause: str, **fields: object) -> LaunchResult:
+    given: dict[str, object] = {"status": status, "cause": cause} | fields
+    return LaunchResult.model_validate(given)
+
+
+def nan(step: int) -> LaunchResult:
+    return ended(LaunchStatus.NON_FINITE, f"non-finite at step {step}: loss nan")
+
+
+def hang(rank: int, **fields: object) -> LaunchResult:
+    text = f"hang: rank {rank} silent for 21.0 s in phase step at step 7 (budget 20 s)"
+    return ended(LaunchStatus.HUNG, text, culprit_rank=rank, **fields)
+
+
+def crash(text: str, **fields: object) -> LaunchResult:
+    return ended(LaunchStatus.CRASHED, text, culprit_rank=0, **fields)
+
+
+def phase(name: str, *results: LaunchResult | None, context: object = None) -> PhaseRecord:
+    """A shipped phase judged with its launches ended like this; None for a good end."""
+    where = WHERE
+    found = builder.evidence(name, where)
+    for key, result in zip(found.launches, results, strict=False):
+        if result is not None:
+            launches = {**found.launches, key: _broken(found.launches[key], result)}
+            found = replace(found, launches=launches)
+    judgement = builder.judge(name, found, where)
+    entries = [LaunchEntry(launch=e.launch, result=e.result) for e in found.launches.values()]
+    return record_of(builder.PHASES[name], judgement, entries, started_at="t", duration_s=1.0)
+
+
+def _broken(made: LaunchEvidence, result: LaunchResult) -> LaunchEvidence:
+    kept = replace(made, result=result)
+    return replace(kept, training=None, env=None, ranks=()) if not result.attempts else kept
+
+
+def of(*phases: PhaseRecord, **fields: object) -> tuple[Cause, ...]:
+    checks = [check for one in phases for check in one.checks]
+    required = [c.id for c in checks if c.id in WHERE.profile.required]
+    return build_view(run(Verdict.NO_GO, phases, required=tuple(required), **fields)).causes
+
+
+def row(name: str, outcome: Outcome, code: Reason, reason: str, **fields: object) -> Check:
+    given: dict[str, object] = {"remedy": "do", "rerun": f"runbook run --phase {name}"} | fields
+    return Check.model_validate(
+        {"id": name, "phase": name.partition(".")[0], "question": "?", "outcome": outcome,
+         "code": code, "reason": reason, "required": True, **given}
+    )  # fmt: skip
+
+
+def by_hand(name: str, *checks: Check) -> PhaseRecord:
+    return PhaseRecord(name=name, title=name, source="a test", outcome=Outcome.FAIL, checks=checks)
+
+
+def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
+    found = of(phase("baseline", nan(4), nan(4)), phase("fused_adamw", nan(9)))
+    assert len(found) == 1
+    (cause,) = found
+    assert cause.title == (
+        "baseline/run1 (and baseline/run2, fused_adamw/interleaved): non-finite at step 4: loss nan"
+    )
+    assert (cause.outcome, cause.code) == (Outcome.FAIL, Reason.NON_FINITE)
+    assert cause.lead.phase == "baseline" and cause.rows[0] is cause.lead
+    assert {row.phase for row in cause.rows} == {"baseline", "fused_adamw"}
+    assert len(cause.rows) > 10 and len(set(cause.rows)) == len(cause.rows)
+    assert "train.lr" in cause.remedy and "stack" not in cause.remedy
+    assert cause.rerun.startswith("runbook run --phase baseline --profile cpu")
+
+
+def test_a_nan_in_one_phase_and_a_hang_in_another_are_two() -> None:
+    found = of(phase("baseline", nan(4)), phase("nvtx", hang(1)))
+    assert [cause.code for cause in found] == [Reason.NON_FINITE, Reason.HANG]
+    rows = [{row.id for row in cause.rows} for cause in found]
+    assert rows[0] and rows[1] and not rows[0] & rows[1]
+    assert "stacks" in found[1].remedy
+
+
+def test_two_faults_in_the_launches_of_one_phase_are_two_though_one_row_tells_of_both() -> None:
+    found = of(phase("baseline", nan(4), crash("rank 0 ended after step 3: ValueError: x")))
+    assert [cause.title.partition(":")[0] for cause in found] == ["baseline/run1", "baseline/run2"]
+    assert "console.log" in found[1].remedy
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (hang(0), hang(1)),
+        (hang(1), hang(1, kind=Kind.FROZEN)),
+        (hang(1), hang(1, kind=Kind.DATA_STALL)),
+        (crash("rank 0 ended: ValueError: x"), crash("rank 0 ended: KeyError: 'y'")),
+        (crash("rank 0 ended: x"), crash("rank 0 ended: x", kind=Kind.DISK_FULL)),
+        (
+            ended(LaunchStatus.OUT_OF_MEMORY, "rank 0: x"),
+            ended(LaunchStatus.OUT_OF_MEMORY, "rank 0: x", kind=Kind.HOST_MEMORY),
+        ),
+        (
+            ended(LaunchStatus.CONFIG_ERROR, "train.lr: not a number"),
+            ended(LaunchStatus.CONFIG_ERROR, "train.steps: not a number"),
+        ),
+    ],
+)
+def test_ends_that_differ_are_not_folded(first: LaunchResult, second: LaunchResult) -> None:
+    found = of(phase("baseline", first), phase("nvtx", second))
+    assert len(found) == 2
+    assert found[0].remedy != found[1].remedy or first.kind is second.kind
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda step: crash(f"rank 0 ended after step {step}: ValueError: x"),
+        lambda step: hang(1),
+        lambda step: ended(LaunchStatus.CONFIG_ERROR, "train.lr: not a number"),
+        lambda step: ended(LaunchStatus.ENVIRONMENT_ERROR, "no port"),
+        lambda step: ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79"),
+        lambda step: ended(LaunchStatus.OUT_OF_MEMORY, f"rank 0 ended after step {step}: OOM"),
+        lambda step: ended(LaunchStatus.TIMED_OUT, "timed out after 60 s"),
+    ],
+)
+def test_the_same_end_in_two_phases_is_one(make: Callable[[int], LaunchResult]) -> None:
+    found = of(phase("baseline", make(3)), phase("nvtx", make(8)))
+    assert len(found) == 1
+    assert set(found[0].launches) == {"baseline/run1", "nvtx/profiled"}
+
+
+def test_a_slow_config_and_a_leak_are_two() -> None:
+    slow = row("baseline.throughput", Outcome.FAIL, Reason.BELOW_LIMIT, "23 tok/s")
+    leak = row("long_run.memory_plateau", Outcome.FAIL, Reason.LEAK, "rank 1: grows")
+    found = of(by_hand("baseline", slow), by_hand("long_run", leak))
+    assert [cause.lead.id for cause in found] == [slow.id, leak.id]
+
+
+def test_phases_that_preflight_kept_from_starting_follow_from_its_row() -> None:
+    wrong = row("preflight.cuda", Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "no CUDA device")
+    before = by_hand("preflight", wrong)
+    refused = wrong_machine(before)
+    assert refused is not None
+    phases = [phase(name, refused, refused, refused) for name in ("baseline", "long_run")]
+    found = of(before, *phases)
+    assert len(found) == 1
+    assert found[0].title == "preflight.cuda: no CUDA device"
+    assert {row.phase for row in found[0].rows} == {"preflight", "baseline", "long_run"}
+    assert found[0].rerun == wrong.rerun
+
+
+def test_all_that_an_interruption_left_undone_is_one_cause_that_resumes() -> None:
+    cut = ended(LaunchStatus.INTERRUPTED, "interrupted by SIGINT", follows=THE_RUN)
+    rest = not_run("interrupted by SIGINT before it started", follows=THE_RUN)
+    never = row(
+        "nvtx.completed", Outcome.INCOMPLETE, Reason.INTERRUPTED, "interrupted", follows=THE_RUN
+    )
+    found = of(
+        phase("baseline", cut, rest, rest),
+        by_hand("nvtx", never),
+        interrupted=True,
+        options={"signal": "SIGINT", "out": "/somewhere"},
+    )
+    assert [cause.title for cause in found] == ["the run was interrupted by SIGINT"]
+    assert found[0].rerun == "runbook run --resume 20261121T010203Z-840303b --out /somewhere"
+
+
+def test_evidence_is_at_most_three_paths_with_the_culprits_stack_first() -> None:
+    folder = "baseline/run1"
+    names = ["console.log", "flight_rank0.json", "incident.json", "stackdump_rank0_11.txt",
+             "stackdump_rank1_12.txt"]  # fmt: skip
+    result = hang(1, evidence=tuple(f"{folder}/{name}" for name in names))
+    (cause,) = of(phase("baseline", result))
+    assert cause.evidence == tuple(
+        f"{folder}/{name}" for name in ("stackdump_rank1_12.txt", "incident.json", "console.log")
+    )
+
+
+def test_a_record_that_says_nothing_of_what_follows_keeps_its_rows_apart() -> None:
+    old = [
+        row(f"baseline.{what}", Outcome.FAIL, Reason.CRASH, "run1 crashed, rank 0: x")
+        for what in ("completed", "loss_finite")
+    ]
+    assert len(of(by_hand("baseline", *old))) == 2
+    told = [one.model_copy(update={"outcome": Outcome.INCOMPLETE}) for one in old]
+    assert len(of(by_hand("baseline", *told))) == 1
+
+
+def test_every_problem_is_in_a_cause_and_a_circle_ends() -> None:
+    first = row("baseline.a", Outcome.FAIL, Reason.MISMATCH, "x", follows="baseline.b")
+    second = row("baseline.b", Outcome.FAIL, Reason.MISMATCH, "y", follows="baseline.a")
+    found = of(by_hand("baseline", first, second))
+    assert {row.id for cause in found for row in cause.rows} == {"baseline.a", "baseline.b"}
