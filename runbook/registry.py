@@ -72,6 +72,11 @@ def report_names() -> tuple[str, ...]:
     return tuple(entry.name for entry in _installed(REPORT_GROUP))
 
 
+def phase_names() -> tuple[str, ...]:
+    """The names that `--phase` takes, without loading a phase."""
+    return tuple(entry.name for entry in _installed(PHASE_GROUP))
+
+
 def select(text: str) -> list[Phase]:
     """Phases of `all` (see `standard_phases`), of `a,b`, or of `all,a`, in running order.
 

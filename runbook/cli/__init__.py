@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from runbook import __version__
 from runbook.cli._parser import Command, parse_all
 from runbook.cli.acceptance import GPU_ACCEPTANCE
+from runbook.cli.completion import ASKED, COMPLETION, complete
 from runbook.cli.drill import DRILL
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
@@ -28,7 +29,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "read": (REPORT, VERIFY, COMPARE, HISTORY),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
@@ -86,6 +87,8 @@ def _defect(console: Console, error: Exception) -> int:
 
 def _dispatch(words: list[str]) -> int:
     console = Console()
+    if ASKED in os.environ:
+        return complete(COMMANDS.values())
     if not words:
         from runbook.cli._here import print_next
 

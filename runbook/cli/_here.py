@@ -62,7 +62,7 @@ def _machine() -> str:
 def look(out: Path) -> Found:
     """The newest run below `out`. Raises nothing for what lies there."""
     try:
-        folders = [path for path in out.iterdir() if _is_run(path)]
+        folders = [path for path in out.iterdir() if is_run(path)]
     except OSError:
         folders = []
     if not folders:
@@ -77,7 +77,8 @@ def look(out: Path) -> Found:
     return _unfinished(newest) or _finished(newest)
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Does the folder hold a run, finished or not?"""
     return any((path / name).is_file() for name in (_RECORD, _JOURNAL))
 
 

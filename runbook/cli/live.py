@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from nsa.contract import LATEST_LINK
+from nsa.contract import LATEST_LINK, TRAINING_CSV
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.cli.finished import find_run
 from runbook.console import Console, printable
@@ -44,7 +44,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     from runbook.launch.watchdog import Budgets, Thresholds
-    from runbook.tools.watch import Watcher
+    from runbook.tools.watch import Watcher, is_run_directory
 
     folder = args.directory
     _refuse_what_no_run_writes_to(folder, once=args.once)
@@ -52,7 +52,13 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
     if args.halt is not None:
         limits = replace(limits, halt=args.halt == "1")
     interval_s = args.interval or limits.interval_s
-    folder = begun_in(folder, interval_s=interval_s, within_s=Budgets().silence_s)
+    within_s = Budgets().silence_s
+    if not is_run_directory(folder):
+        console.progress(
+            f"waiting for a run to begin in {folder}, {within_s:g} s at most: "
+            f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
+        )
+    folder = begun_in(folder, interval_s=interval_s, within_s=within_s)
 
     def tell(anomaly: Anomaly) -> None:
         if args.json:
@@ -70,6 +76,8 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
             tell(anomaly)
         for line in watcher.blind_spots():
             warn(line)
+        rows = watcher.monitor.readings.rows_read
+        console.progress(f"read {folder} once; {len(found)} anomalies, {rows} rows read")
         return _code(len(found))
     effect = "will halt the run" if limits.halt else "will only be reported"
     console.progress(f"watching {folder}; an anomaly {effect}")
@@ -90,15 +98,24 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
         raise UsageError(
             f"no such directory: {folder}", hint="start the run first; it creates its own"
         )
-    above = (folder / LATEST_LINK).is_dir()
+    if is_run_directory(folder):
+        return
+    newest = _newest_below(folder)
     # A folder that is still empty may be one whose run is about to write; only --once cannot wait.
-    if not is_run_directory(folder) and (once or above):
-        hint = (
-            f"{folder / LATEST_LINK} is"
-            if above
-            else "one has training.csv or heartbeat_rank*.jsonl"
-        )
-        raise UsageError(f"{folder} is not a run directory", hint=hint)
+    if newest is not None:
+        raise UsageError(f"{folder} is not a run directory", hint=f"{newest} is")
+    if once:
+        hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
+        raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
+
+
+def _newest_below(folder: Path) -> Path | None:
+    """The run directory below that was written last: of its link `latest`, else of a run."""
+    if (folder / LATEST_LINK).is_dir():
+        return folder / LATEST_LINK
+    depths = ("*", "*/*", "*/*/*")
+    beats = [path for depth in depths for path in folder.glob(f"{depth}/heartbeat_rank*.jsonl")]
+    return max(beats, key=lambda path: path.stat().st_mtime).parent if beats else None
 
 
 def begun_in(folder: Path, *, interval_s: float, within_s: float) -> Path:
@@ -130,7 +147,8 @@ Watch a run directory, whoever started the run, for a stalled heartbeat, through
 readings that no longer change, gate collapse, zero or exploding gradients, NaN, loss
 spikes and memory growth; without training.csv, by the heartbeats of rank 0. What
 cannot be watched is said on stderr. A folder that is still empty is waited for, five
-minutes at most, and so is its link `latest`. Anomalies go into DIR/anomalies.jsonl and
+minutes at most, and so is its link `latest`; the folder of a whole run is refused, and
+its newest launch named. Anomalies go into DIR/anomalies.jsonl and
 DIR/.anomaly_type; with --halt also into DIR/.HALT, which stops all ranks after the
 same step. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).""",
     examples="""\

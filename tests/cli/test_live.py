@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,48 @@ def test_the_folder_above_the_runs_is_refused_and_the_newest_run_named(
     (tmp_path / "latest").symlink_to(run.name)
     assert main(["watch", str(tmp_path), "--halt", "1"]) == 2
     assert f"{tmp_path}/latest is" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_whole_run_is_refused_and_its_newest_launch_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, age_s in (("baseline/run1", 60), ("long_run/run", 5), ("nvtx/run", 90)):
+        beat = tmp_path / "artifacts" / "20260101T000000Z-abc" / name / "heartbeat_rank0.jsonl"
+        beat.parent.mkdir(parents=True)
+        beat.touch()
+        os.utime(beat, (time.time() - age_s,) * 2)
+    newest = "20260101T000000Z-abc/long_run/run is\n"
+    for folder in (tmp_path / "artifacts", tmp_path / "artifacts" / "20260101T000000Z-abc"):
+        assert main(["watch", str(folder)]) == 2
+        assert newest in capsys.readouterr().err
+
+
+def test_once_on_nothing_says_so_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(tmp_path), "--once"]) == 2
+    assert "nothing to read:" in capsys.readouterr().err
+
+
+def test_once_on_a_healthy_run_says_what_was_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
+    assert main(["watch", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"read {tmp_path} once; 0 anomalies, 1 rows read\n" in shown.err
+
+
+def test_what_is_waited_for_is_said_before_the_first_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live, "sleep", stop)
+    assert main(["watch", str(tmp_path)]) == 130
+    assert f"waiting for a run to begin in {tmp_path}, 300 s at most" in capsys.readouterr().err
 
 
 def test_a_link_that_comes_later_is_followed(
