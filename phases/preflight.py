@@ -18,6 +18,7 @@ from phases.common.devices import (
     mig,
     nvlink,
     pcie,
+    power_limit,
 )
 from phases.common.facts import (
     artifacts,
@@ -185,6 +186,12 @@ def _hardware_rows() -> tuple[Row, ...]:
             topic="hardware",
         ),
         Row("infiniband", "Is InfiniBand present?", _infiniband),
+        Row(
+            "gpu_power",
+            "Do the GPUs have the power limit that they are sold with?",
+            power_limit,
+            topic="power",
+        ),
         Row("gpu_clean", "Are the GPUs idle and healthy?", gpu_state, topic="gpu_state"),
     )
 
