@@ -146,8 +146,16 @@ MEMORY_SHARE = 0.95
 # More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
 # largest rate recommended. A launch under a minute may have as many as one of a minute.
 PCIE_REPLAYS_PER_MINUTE = 8
+# Documents about a launch's GPUs and kernel tell whole seconds, and are written right before it
+# starts and right after it ends: all their questions together may take 50 s.
+TAKEN_EARLY_S, TAKEN_LATE_S = 2.0, 60.0
 # A thermal or power slowdown in more of the samples than this changes the mean pace.
 THROTTLED_SHARE = 0.05
+# A power limit under this share of the card's own was set by somebody, and holds its clocks down.
+POWER_LEAST = 0.95
+# Choice: at its own power limit a dense load costs a card some of its highest clock, and never this
+# much. Only samples of a GPU that works count: resting, it has a low clock by right.
+CLOCK_LEAST, WORKING_PERCENT = 0.60, 50.0
 # A process of somebody else that is seen once may have been about to end.
 OTHERS_SAMPLES = 2
 # Shared memory for NCCL between processes, and for the batches of loaders: under it, both fail.
@@ -182,6 +190,11 @@ MACHINE = (
         "matrix product and memory copy of the slowest GPU",
         f"at least {CARDS_ALIKE:.0%} of the fastest",
         "choice: cards of one kind differ by some percent, a capped or throttled one by more",
+    ),
+    _fixed(
+        "power limit of a GPU, before the run and around each launch",
+        f"at least {POWER_LEAST:.0%} of the card's own",
+        "a card that is held down is not the one that was bought",
     ),
     _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
 )
@@ -245,6 +258,16 @@ PLAUSIBLE = (
         "narrower than the profile's, when a launch begins",
         "none",
         "preflight found none, so the machine fell sick while no launch used that GPU",
+    ),
+    _fixed(
+        "SM clock, median of the samples in which the GPU works",
+        f"at least {CLOCK_LEAST:.0%} of the highest; working: above {WORKING_PERCENT:g} %",
+        "choice: clocks that were set or held down; a GPU that idles has low ones by right",
+    ),
+    _fixed(
+        "counters of the GPUs and kernel log of a launch",
+        f"taken at most {TAKEN_LATE_S:g} s after it began, and after it ended",
+        "what was taken at another time says nothing of this launch",
     ),
     _fixed(
         "thermal or power slowdown",

@@ -149,6 +149,10 @@ BY_TOPIC: dict[str, str] = {
         "attention.self_test in env.json has the errors by tensor: check the GPU (ECC, Xid), the "
         "driver and torch's build; NSA_WINDOW=masked trains without that kernel, and says so"
     ),
+    "untested": (
+        "leave NSA_SELF_TEST at auto and NSA_PREFILL_BATCHED at 1, so that the trainer holds "
+        "attention on this GPU against the equations, at its own length and type, before it trains"
+    ),
     "gates": (
         "lower the learning rate, check the gate shares in gates.csv for the branch that died, "
         "and resume from a checkpoint before the collapse"
@@ -191,6 +195,11 @@ BY_TOPIC: dict[str, str] = {
         "train on another card: this one is slower than its kind, whatever the settings are. Look "
         "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "
         "CLOCK,POWER,TEMPERATURE,PERFORMANCE) and at its ECC counters; reset or replace it"
+    ),
+    "power": (
+        "give the card its own power limit and clocks back (as root: `nvidia-smi -i INDEX -pl "
+        "WATTS` with the default that the row names, `-rgc` and `-rac`), or ask who set them and "
+        "why; then run the phase again"
     ),
     "ceilings": (
         "do not use these numbers: the profile is not the one of this card or link (runbook "

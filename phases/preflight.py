@@ -18,6 +18,7 @@ from phases.common.devices import (
     mig,
     nvlink,
     pcie,
+    power_limit,
 )
 from phases.common.facts import (
     artifacts,
@@ -210,6 +211,13 @@ def _hardware_rows() -> tuple[Row, ...]:
             rests_on="cuda",
         ),
         Row("infiniband", "Is InfiniBand present?", _infiniband),
+        Row(
+            "gpu_power",
+            "Do the GPUs have the power limit that they are sold with?",
+            power_limit,
+            topic="power",
+            rests_on="cuda",
+        ),
         Row(
             "gpu_clean",
             "Are the GPUs idle and healthy?",

@@ -23,6 +23,11 @@ SINGLE = Machine(
 )
 
 
+PHASES = (
+    "baseline", "bucket_sweep", "sdpa_audit", "nvtx", "single_gpu", "fused_adamw", "long_run",
+)  # fmt: skip
+
+
 def _sick(base: Machine, name: str, story: str, *rows: str, **changed: object) -> Machine:
     return replace(base, name=name, story=story, stopped_by=rows, **changed)  # type: ignore[arg-type]
 
@@ -77,11 +82,20 @@ _SLOW = (
     _sick(PAIR, "half_clock", "both GPUs run at half their clock under load",
           "preflight.matmul", paces=(Pace(clock=0.5), Pace(clock=0.5))),
     _sick(SINGLE, "power_cap", "a power cap of 300 W, so 62 % of the clock under load",
-          "preflight.matmul", paces=(Pace(clock=0.62),), gpu={0: {"power_limit_w": 300.0}}),
+          "preflight.gpu_power", "preflight.matmul", paces=(Pace(clock=0.62),),
+          gpu={0: {"power_limit_w": 300.0}}),
     _sick(PAIR, "one_slow_gpu", "GPU 1 runs at 60 % of its clock under load",
           "preflight.matmul", paces=(Pace(), Pace(clock=0.6))),
     _sick(PAIR, "one_capped_gpu", "a power cap of 220 W on GPU 0 only: 75 % of its clock",
-          "preflight.matmul", paces=(Pace(clock=0.75), Pace()), gpu={0: {"power_limit_w": 220.0}}),
+          "preflight.gpu_power", "preflight.matmul", paces=(Pace(clock=0.75), Pace()),
+          gpu={0: {"power_limit_w": 220.0}}),
+    _sick(SINGLE, "mild_cap", "a power cap of 600 W, which costs 4 % of the clock",
+          "preflight.gpu_power", paces=(Pace(clock=0.96),), gpu={0: {"power_limit_w": 600.0}}),
+    _sick(PAIR, "capped_later", "somebody caps GPU 0 at 200 W after the baseline",
+          "bucket_sweep.devices", "long_run.devices",
+          after_launch={"baseline/run5": {0: {"power_limit_w": 200.0}}}),
+    _sick(SINGLE, "held_clocks", "somebody holds the clock at 1,095 MHz once it trains",
+          "baseline.devices", "long_run.devices", held_mhz={0: 1095}),
     _sick(SINGLE, "slow_memory", "the memory has 55 % of its bandwidth",
           "preflight.memory_copy", paces=(Pace(memory=0.55),)),
     _sick(PAIR, "slow_link", "the GPUs reach 3 GB/s together", "preflight.all_reduce",
@@ -122,6 +136,23 @@ _TOLD = (
           "preflight.matmul", told_rates={"matmul": 1.65}),
     _sick(SINGLE, "copies_in_the_cache", "copies of 2 MiB, which never leave the cache",
           "preflight.memory_copy", copied_mib={"memory_copy": 2}),
+    _sick(PAIR, "counters_of_last_year", "the counters are a year old",
+          "baseline.devices", "long_run.devices", counters_taken_at="2025-01-01T06:00:00Z"),
+    _sick(SINGLE, "kernel_log_of_tomorrow", "the kernel log is of the day after",
+          "baseline.devices", "long_run.devices", kernel_log_of="2026-01-02T06:00:00Z"),
+    _sick(PAIR, "other_torch", "the launches ran on another torch than preflight saw",
+          "baseline.as_planned", "long_run.as_planned",
+          versions={phase: {"torch": "2.9.1"} for phase in PHASES}),
+    _sick(PAIR, "other_nccl_later", "NCCL was replaced between the baseline and the long run",
+          "long_run.as_planned", versions={"long_run": {"nccl": "2.21.5"}}),
+    _sick(SINGLE, "other_driver_in_env", "env.json of the profiled launch tells another driver",
+          "nvtx.as_planned", versions={"nvtx": {"driver": "550.144.03"}}),
+    _sick(SINGLE, "no_self_test", "the trainer did not test its kernels on this GPU",
+          "baseline.oracle", "long_run.oracle", self_test=False),
+    _sick(PAIR, "window_fallback", "in one of the compared launches the window ran with masks",
+          "baseline.comparable", windows={"baseline/run2": "masked"}),
+    _sick(SINGLE, "samples_of_last_week", "the samples of the GPU were taken a week before",
+          "baseline.devices", "baseline.gpu_utilisation", samples_days=-7.0),
 )  # fmt: skip
 _WRONG = (
     _sick(PAIR, "leak_on_rank_1", "rank 1 leaks 1.5 MiB in each step", "long_run.memory_plateau",

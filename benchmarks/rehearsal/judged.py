@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -25,8 +26,9 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.collect import host
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.run import run_setup
+from runbook.files import utc_text
 from runbook.launch import attempt as attempts
-from runbook.launch import launcher
+from runbook.launch import counters, kernel_log, launcher
 from runbook.launch.observer import Observer
 from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, RunRecord, Verdict, satisfies
@@ -165,7 +167,7 @@ class _Stage:
         }
         replaced: dict[str, Any] = {
             "spawn": self._spawn, "time": self.clock, "Reaper": _Nothing,
-            "GpuSampler": _Nothing, "kill_all": lambda _token: None,
+            "GpuSampler": _Nothing, "kill_all": lambda _token: None, "utc_text": self._now,
         }  # fmt: skip
         # The kernel's own device is this machine's; without it the tool is asked.
         log = getattr(attempts, "KernelLog", None)
@@ -176,7 +178,19 @@ class _Stage:
             stack.enter_context(mock.patch.multiple(host, **sensors))
             stack.enter_context(mock.patch.multiple(attempts, **replaced))
             stack.enter_context(mock.patch.object(launcher, "Attempt", self._attempt()))
+            stack.enter_context(mock.patch.object(counters, "utc_text", self._counters_time))
+            stack.enter_context(mock.patch.object(kernel_log, "utc_text", self._kernel_time))
             yield
+
+    def _now(self) -> str:
+        """The wall clock of the rehearsed machine, on which its trainer writes heartbeats too."""
+        return utc_text(datetime.fromtimestamp(self.trainer.wall_s, tz=UTC))
+
+    def _counters_time(self) -> str:
+        return self.machine.counters_taken_at or self._now()
+
+    def _kernel_time(self) -> str:
+        return self.machine.kernel_log_of or self._now()
 
     def _processes(self) -> list[host.Seen]:
         own = [host.Seen(pid=1, parent=0)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.rehearsal.cards import A100_PCIE, Card
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 from benchmarks.rehearsal.smi import DRIVERS, Driver, Gpu
 
-# The kernels that torch takes where a mask is given: flash takes none.
-KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
+# The kernels that torch takes: flash takes no mask, and the window's sequences need none.
+KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "flash"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,11 @@ class Machine:
     slower_at_end: by how much the long run has slowed down when it ends, as a share.
     torch_cuda None: torch was built without CUDA. torch_sees None: as many devices as there are,
     if the driver is new enough.
+    counters_taken_at, kernel_log_of, samples_days: documents of another time, by their own times.
+    versions: what env.json tells otherwise in the launches of a phase.
+    window: how the window branch runs; windows: how it runs otherwise in one launch.
+    self_test: does the trainer test its kernels first?
+    held_mhz: the SM clock that somebody set for training, by GPU, which no reason tells.
     told_rates: by how much ceilings.json exaggerates a ceiling, consistently. copied_mib: how much
     a call of a ceiling copies, where it is not what the program copies.
     gradient: `mean` as it should be, or `sum`, or `own` (each rank keeps its own).
@@ -80,6 +85,14 @@ class Machine:
     attention_error: float = 4.2e-3
     diverges: bool = False
     sampled: bool = True
+    counters_taken_at: str = ""
+    kernel_log_of: str = ""
+    samples_days: float = 0.0
+    versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    window: str = "varlen"
+    windows: Mapping[str, str] = field(default_factory=dict)
+    self_test: bool = True
+    held_mhz: Mapping[int, int] = field(default_factory=dict)
     told_rates: Mapping[str, float] = field(default_factory=dict)
     copied_mib: Mapping[str, int] = field(default_factory=dict)
     disk_free_gib: float = 800.0
@@ -127,7 +140,9 @@ class Machine:
 
     def trains(self, rank: int) -> Pace:
         """The pace of a rank while it trains."""
-        return self.hot.get(rank, self.pace(rank))
+        held = self.held_mhz.get(rank)
+        pace = self.hot.get(rank, self.pace(rank))
+        return replace(pace, clock=held / self.card.sm_mhz) if held else pace
 
     @property
     def training_link(self) -> float:

@@ -32,6 +32,7 @@ from nsa.contract import (
 )
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
+NCCL = "2.27.7"
 LOG_EVERY = 20
 # The context of CUDA, NCCL and libraries, which no tensor shows, MiB.
 CONTEXT_MIB = 620
@@ -120,9 +121,10 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
             "python": "3.11.7",
             "torch": TORCH[machine.torch_cuda],
             "cuda": machine.torch_cuda,
-            "nccl": "2.27.7",
+            "nccl": NCCL,
             "driver": machine.driver.version,
             "triton": "3.7.1",
+            **machine.versions.get(job.where.partition("/")[0], {}),
         },
         "world_size": job.ranks,
         "device": {
@@ -137,6 +139,7 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
             json.dumps([compared, config["model"], config["nsa"]], sort_keys=True).encode()
         ).hexdigest(),
         "effective": effective,
+        "attention": _attention(machine, job, config["runtime"]["precision"]),
         "toggles": [
             {"name": name, "value": typed(name, text), "default": None, "source": "environment"}
             for name, text in given.items()
@@ -144,6 +147,33 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
         "passthrough": [],
         "notes": [],
         "arms": arms if launch.arms else None,
+    }
+
+
+def _attention(machine: Machine, job: Job, precision: str) -> Any:
+    """How the window branch runs, and what the trainer tested before its first step."""
+    way = machine.windows.get(job.where, machine.window)
+    agrees = {
+        "agrees": True,
+        "refused": None,
+        "problems": [],
+        "whole": dict.fromkeys(("out", "q", "k_win", "v_win"), 2.4e-3),
+        "row": dict.fromkeys(("out", "q", "k_win", "v_win"), 9.1e-3),
+        "blocks_illegal": 0,
+        "blocks_shortfall": 0.0,
+        "seconds": 0.4,
+    }
+    tested = machine.self_test
+    return {
+        "window": {"value": way, "reason": "auto: measured before the first step"},
+        "self_test": {
+            "ran": tested,
+            "reason": "device cuda" if tested else "NSA_SELF_TEST=off",
+            "seq_len": job.shape.seq_len,
+            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[precision],
+            "bound": {"whole": 0.02, "row": 0.1},
+            "paths": {way: agrees} if tested else {},
+        },
     }
 
 
@@ -304,7 +334,8 @@ def write_samples(
     place = np.searchsorted(ends, at)
     rows = [",".join(columns)]
     for when, number in zip(at, place, strict=True):
-        stamp = datetime.fromtimestamp(rank.began_s + rank.wall_s + when, tz=UTC)
+        then = rank.began_s + rank.wall_s + when + 86_400.0 * machine.samples_days
+        stamp = datetime.fromtimestamp(then, tz=UTC)
         text = f"{stamp:%Y/%m/%d %H:%M:%S}.{stamp.microsecond // 1000:03d}"
         trains = 0.0 <= when <= over and number < stop
         for index in range(machine.gpus):
@@ -332,7 +363,8 @@ def _sample(
     used = CONTEXT_MIB + rank.memory(max(1, step))[2] if taken else 4
     gpu = machine.at_rest(index)
     slow = pace.clock < 0.95 and share > 0
-    reason = 0x4 if slow and gpu.power_limit_w else 0x40 if slow else 0x0 if share else 0x1
+    told = 0x4 if gpu.power_limit_w else 0x0 if index in machine.held_mhz else 0x40
+    reason = told if slow else 0x0 if share else 0x1
     clock = card.sm_mhz * pace.clock if share else 210
     loaded = machine.loaded_generation or gpu.pcie_gen_max
     return {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.rundir import TORCH
+from benchmarks.rehearsal.rundir import NCCL, TORCH
 
 _NVIDIA_SMI = """#!/bin/sh
 # A stand-in of a rehearsal: no GPU is here.
@@ -56,6 +56,9 @@ __version__ = {version!r}
 class version:
     cuda = {cuda!r}
 class cuda:
+    class nccl:
+        @staticmethod
+        def version(): return {nccl!r}
     @staticmethod
     def is_available(): return {count} > 0
     @staticmethod
@@ -99,7 +102,11 @@ class Bench:
         version = TORCH[machine.torch_cuda]
         uuids = [machine.uuid(index).removeprefix("GPU-") for index in range(machine.devices)]
         text = _TORCH.format(
-            version=version, cuda=machine.torch_cuda, count=machine.devices, uuids=uuids
+            version=version,
+            cuda=machine.torch_cuda,
+            count=machine.devices,
+            uuids=uuids,
+            nccl=tuple(map(int, NCCL.split("."))),
         )
         (self.packages / "torch" / "__init__.py").write_text(text, encoding="utf-8")
         (self.packages / "torch" / "utils" / "__init__.py").touch()

@@ -26,6 +26,9 @@ from nsa.contract import (
 
 # 2026-01-01 06:00 UTC: when the first launch of a rehearsed run begins.
 BEGAN = 1_767_247_200.0
+# Its monotonic clock then, and what to add to it for the wall's.
+_UP_S = 86_400.0
+_WALL_S = BEGAN - _UP_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +58,13 @@ class Trainer:
 
     def __init__(self, machine: Machine, seed: int = 0) -> None:
         self.machine, self.seed = machine, seed
-        self.clock_s = 86_400.0
+        self.clock_s = _UP_S
         self.gone = False
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since 1970, now, on the machine."""
+        return self.clock_s + _WALL_S
 
     def run(self, order: Order, enough: Callable[[], bool] | None = None) -> Ended:
         """Write everything that this launch leaves; `enough` is asked after each round of arms."""
@@ -89,7 +97,7 @@ class Trainer:
         steps = simulate(self.machine, job, seed)
         ranks = [
             Rank(machine=self.machine, job=job, steps=steps, rank=rank, token=order.token,
-                 began_s=began + STARTED_S, wall_s=BEGAN - 86_400.0)
+                 began_s=began + STARTED_S, wall_s=_WALL_S)
             for rank in range(job.ranks)
         ]  # fmt: skip
         schedule = order.folder / ARMS_JSON

@@ -11,6 +11,7 @@ from phases.common.case import (
     Finding,
     Unanswerable,
     failed,
+    incomplete,
     invalid,
     missing,
     passed,
@@ -22,6 +23,9 @@ from runbook.read.learning import oracle_account, oracle_tolerance
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
+
+# Types as profiles call them, and as torch does.
+_TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def balanced(case: Case, name: str) -> Finding:
@@ -89,16 +93,50 @@ def as_written(case: Case, name: str) -> Finding:
     )
 
 
+def _attention(case: Case, name: str) -> Mapping[str, Any]:
+    """How the trainer ran attention, and what it tested before."""
+    found: Mapping[str, Any] = case.env(name).get("attention") or {}
+    return found
+
+
 def _self_test(case: Case, name: str) -> Mapping[str, Any]:
     """The kernels that the trainer tested on its device, by name."""
-    tested = (case.env(name).get("attention") or {}).get("self_test") or {}
-    found: Mapping[str, Any] = tested.get("paths") or {}
+    found: Mapping[str, Any] = (_attention(case, name).get("self_test") or {}).get("paths") or {}
     return found
 
 
 def _agreed(case: Case, name: str) -> str:
     tested = _self_test(case, name)
     return f"; the self-test agrees with {', '.join(tested)}" if tested else ""
+
+
+def _not_tested(case: Case, name: str) -> Finding | None:
+    """INCOMPLETE where nobody knows that the kernels of this launch are right on its GPU.
+
+    The tests of preflight run small shapes; only the self-test runs those of the training.
+    """
+    why = _untested(case, name) if case.profile.has_gpu else ""
+    if not why:
+        return None
+    paths = (case.launch(name).env_path,)
+    reason = f"{name}: {why}"
+    return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=paths, topic="untested")
+
+
+def _untested(case: Case, name: str) -> str:
+    """In what the self-test is not that of what was trained, or an empty string."""
+    tested = _attention(case, name).get("self_test") or {}
+    ran = (_attention(case, name).get("window") or {}).get("value")
+    work = case.profile.workload
+    if not tested.get("ran"):
+        return f"no self-test on the GPU ({tested.get('reason') or 'env.json tells of none'})"
+    if ran not in _self_test(case, name):
+        return f"the self-test tells nothing of {ran or 'the window branch'}, which ran"
+    trained = (work.seq_len, _TORCH_TYPES.get(work.dtype, work.dtype))
+    if (tested.get("seq_len"), tested.get("dtype")) != trained:
+        tried = f"S={tested.get('seq_len')}, {tested.get('dtype')}"
+        return f"the self-test was of {tried}; trained was S={trained[0]}, {trained[1]}"
+    return ""
 
 
 def _self_tested(case: Case, name: str) -> Finding | None:
@@ -113,7 +151,7 @@ def _self_tested(case: Case, name: str) -> Finding | None:
         if not found.get("agrees") or found.get("problems")
     }
     if not bad:
-        return None
+        return _not_tested(case, name)
     ran = ((case.env(name).get("attention") or {}).get("window") or {}).get("value")
     told = "; ".join(
         f"{kind}: {', '.join((found.get('problems') or ('no reason given',))[:3])}"

@@ -14,7 +14,8 @@ from phases.common.case import Case, Finding, Unanswerable, invalid, missing, pa
 from phases.common.device_samples import sampled
 from phases.common.devices import no_gpu
 from phases.common.measure import in_file
-from phases.limits import PCIE_REPLAYS_PER_MINUTE
+from phases.common.taken import require_own_times
+from phases.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
 from runbook.read.documents import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.read.kernel_lines import KernelLine, concerns, parse_lines, slot_of
 from runbook.read.xid import XIDS, describe
@@ -61,6 +62,7 @@ def device_changes(case: Case, name: str) -> Finding:
     before = _document(launch, "devices_before", DEVICES_BEFORE_JSON)
     after = _document(launch, "devices_after", DEVICES_AFTER_JSON)
     kernel = _document(launch, "kernel_log", KERNEL_LOG_JSON)
+    require_own_times(launch, before=before, after=after, kernel=kernel)
     gpus = _used(launch, before)
     notes = Notes()
     _standing(gpus, case.profile.hardware.pcie_width, notes)
@@ -146,6 +148,16 @@ def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> N
         if width and wanted_width and width < wanted_width:
             text = f"PCIe link x{width:g} before the launch, the profile is for x{wanted_width}"
             notes.faults.append(f"{where}: {text}")
+        _held_down(gpu, where, "before", notes)
+
+
+def _held_down(gpu: _Gpu, where: str, when: str, notes: Notes) -> None:
+    """A power limit that somebody set under the card's own; the samples show it in the clocks."""
+    power = gpu.get("power") or {}
+    limit, own = power.get("limit_w"), power.get("default_w")
+    if limit and own and limit < POWER_LEAST * own:
+        text = f"power limit {limit:g} W of {own:g} W {when} the launch"
+        notes.faults.append(f"{where}: {text} (nvidia-smi -pl {own:g} gives it back)")
 
 
 # -- counters --------------------------------------------------------------------------------------
@@ -167,8 +179,6 @@ def _compare(
         hurried = launch.result.status is LaunchStatus.INTERRUPTED
         (notes.warnings if hurried else notes.faults).append(text)
         return 0
-    if str(after.get("taken_at") or "") < str(before.get("taken_at") or ""):
-        notes.faults.append(f"{DEVICES_AFTER_JSON} is older than {DEVICES_BEFORE_JSON}")
     if after.get("driver") != before.get("driver"):
         change = f"{before.get('driver') or 'unknown'} -> {after.get('driver') or 'unknown'}"
         notes.faults.append(f"driver {change} while the launch ran")
@@ -195,6 +205,7 @@ def _compare_one(launch: LaunchEvidence, gpu: _Gpu, later: Mapping[str, _Gpu], n
         why = f": {now['problem']}" if now else ""
         notes.faults.append(f"{where} ({gpu.get('uuid')}) does not answer after the launch{why}")
         return 0
+    _held_down(now, where, "after", notes)
     compared = 0
     for name, first, last in _pairs(gpu, now, where, notes):
         compared += 1

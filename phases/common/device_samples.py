@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from phases.common.gpu_samples import FEWEST, clock_of
-from phases.limits import OTHERS_SAMPLES, THROTTLED_SHARE
+from phases.common.gpu_samples import FEWEST
+from phases.common.taken import sampled_at
+from phases.limits import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
 from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
             warnings.append(f"{where} was not sampled while the launch trained")
         link = gpu.get("link") or {}
         faults += [f"{where}: {text}" for text in _slow_link(one, link)]
-        for text, fatal in (*_held_back(one), *_others(one)):
+        for text, fatal in (*_held_back(one), *_others(one), *_low_clock(one, gpu)):
             (faults if fatal else warnings).append(f"{where}: {text}")
     if "other_processes" not in frame or not bool(frame["other_processes"].notna().any()):
         seen.append("whose processes compute was not told")
@@ -50,12 +51,12 @@ def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
 def _in_steps(launch: LaunchEvidence) -> pd.DataFrame | None:
     """The samples between the ends of the first and the last step of rank 0."""
     frame, steps = launch.gpu_samples, launch.ranks[0].steps if launch.ranks else None
-    if frame is None or frame.empty or steps is None or steps.empty or "timestamp" not in frame:
+    if frame is None or frame.empty or steps is None or "timestamp" not in frame:
         return None
-    if "ts" not in steps or not bool(steps["ts"].notna().all()):
+    seconds = sampled_at(launch, frame)
+    if seconds is None:
         return None
     begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
-    seconds = clock_of(frame, end)
     return frame[(seconds >= begin) & (seconds <= end)]
 
 
@@ -93,6 +94,25 @@ def _held_back(frame: pd.DataFrame) -> list[tuple[str, bool]]:
             text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
             found.append((text, share > THROTTLED_SHARE))
     return found
+
+
+def _low_clock(frame: pd.DataFrame, gpu: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """The usual SM clock while the GPU works, where it is far under the highest; True: a fault."""
+    if frame.empty or "utilization_percent" not in frame:
+        return []
+    clocks = frame.get("sm_clock_mhz")
+    highest = gpu.get("sm_max_mhz")
+    if clocks is None or not bool(clocks.notna().any()) or not highest:
+        return [("its SM clock, or the highest, was not told", False)]
+    working = clocks[frame["utilization_percent"] > WORKING_PERCENT].dropna()
+    if len(working) < FEWEST or float(working.median()) >= CLOCK_LEAST * float(highest):
+        return []
+    text = (
+        f"SM clock {float(working.median()):g} MHz of {float(highest):g} in {len(working)} samples "
+        f"in which it worked, at least {CLOCK_LEAST:.0%} is usual (nvidia-smi -rgc and -rac take "
+        "set clocks back; else look at power and cooling)"
+    )
+    return [(text, True)]
 
 
 def _mask(text: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from phases.common.case import Case, Finding, invalid, passed, skipped, warned
-from phases.limits import GPU_IDLE_MEMORY, MEMORY_SHARE
+from phases.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 
 _MIB_PER_GIB = 1024.0
@@ -204,6 +204,20 @@ def gpu_state(case: Case) -> Finding:
     caps = case.evidence.facts.get("gpu.caps")
     capped = f"; clocks limited by design: {caps.value}" if caps and caps.value else ""
     return passed(f"no process, {float(used.value):.0f} MiB in use{capped}", measurement=busy)
+
+
+def power_limit(case: Case) -> Finding:
+    """INVALID where somebody set the power limit of a GPU under the one that it is sold with."""
+    skip = no_gpu(case)
+    if skip:
+        return skip
+    fact = case.fact("gpu.power_limit")
+    if fact.value is None:
+        return warned(f"power limits are unknown: {fact.note}", evidence=(fact.path,))
+    fact, value = case.known("gpu.power_limit")
+    if float(value.value) < POWER_LEAST:
+        return _wrong_hardware(f"{fact.note}: held down to {float(value.value):.0%}", value)
+    return passed(fact.note, measurement=value)
 
 
 def _broken(case: Case) -> str:

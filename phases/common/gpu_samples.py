@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from phases.common.case import Case, Finding, missing, skipped, warned
 from phases.common.measure import against, derived, effective_rate, in_file
+from phases.common.taken import sampled_at
 from phases.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -25,8 +26,6 @@ _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "mem
 _AVERAGED_S = 1.0
 # Fewer samples of a GPU say nothing about a trainer that is simply fast.
 FEWEST = 5
-# nvidia-smi writes local time without its zone; zones differ by whole quarters of an hour.
-_ZONE_S = 900.0
 
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
@@ -124,26 +123,14 @@ def _in_timed_steps(
     """Which samples tell of nothing but the steps that the throughput rests on."""
     window = effective_rate(case.log(name)).window
     steps = launch.ranks[0].steps if launch.ranks else None
-    if steps is None or "ts" not in steps or window is None or not steps["ts"].notna().all():
+    seconds = sampled_at(launch, frame)
+    if steps is None or seconds is None or window is None:
         raise missing(f"{name}: no wall clock in the heartbeats of its steps")
     ended = steps.set_index("step")["ts"]
     begin, end = ended.get(window.first_step - 1), ended.get(window.last_step)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
-    seconds = clock_of(frame, float(ended.iloc[-1]))
     return (seconds >= float(begin) + _AVERAGED_S) & (seconds <= float(end))
-
-
-def clock_of(frame: pd.DataFrame, end: float) -> pd.Series[float]:
-    """The samples' times on the clock on which the steps ended at `end` (s); NaN if unreadable."""
-    import pandas as pd
-
-    when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
-    seconds = (when - pd.Timestamp(0)).dt.total_seconds()
-    latest = float(seconds.max())
-    if latest != latest:
-        return seconds
-    return seconds - _ZONE_S * round((latest - end) / _ZONE_S)
 
 
 def _value(

@@ -180,6 +180,7 @@ _SAME: tuple[str, ...] = (
     "world_size",
     "config_sha256",
     "effective",
+    "attention.window.value",
     "config",
     *(f"policies.{name}" for name in _PRECISION),
 )

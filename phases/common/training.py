@@ -25,6 +25,7 @@ from phases.common.measure import in_file, log_value, rank_value
 from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
+from phases.common.software import other_software
 from phases.limits import FLAKY_LAUNCHES
 from runbook.config.limits import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason
@@ -80,7 +81,7 @@ def training_rows(names: Names) -> tuple[Row, ...]:
         ),
         Row(
             "as_planned",
-            "Did the planned config, toggles and device really run?",
+            "Did the planned config, toggles, device and software really run?",
             over(_as_planned),
             topic="plausible",
         ),
@@ -243,7 +244,11 @@ def _ranks_alive(case: Case, name: str) -> Finding:
 
 def _as_planned(case: Case, name: str) -> Finding:
     launch, env = case.launch(name), case.env(name)
-    problems = [*_plan_problems(launch, env), *_workload_problems(case, env)]
+    problems = [
+        *_plan_problems(launch, env),
+        *_workload_problems(case, env),
+        *other_software(case, launch, env),
+    ]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,))

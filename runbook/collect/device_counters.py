@@ -11,7 +11,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from typing import Any
 
-from runbook.collect.nvidia import read_xml
+from runbook.collect.nvidia import read_power, read_xml
+from runbook.read.shapes import POWER_FIELDS
 
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _BITS = {
@@ -71,6 +72,8 @@ def _gpu(index: int, node: ET.Element) -> dict[str, Any]:
             "width": _whole(node, f"{link}link_widths/current_link_width"),
             "width_max": _whole(node, f"{link}link_widths/max_link_width"),
         },
+        "power": dict(zip(POWER_FIELDS, read_power(node), strict=True)),
+        "sm_max_mhz": _whole(node, "max_clocks/sm_clock"),
         "clock_events": _clock_events(node),
         "missing": {name: _NOT_IN_XML for name, value in found.items() if value is None},
     }

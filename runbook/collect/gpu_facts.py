@@ -147,6 +147,17 @@ def _reasons(read: Callable[[GpuState], tuple[str, ...]]) -> _Read:
     return draft
 
 
+def _power_limit(name: str, smi: NvidiaSmi) -> Draft:
+    """Of the GPU that is held down most: its power limit over the one that it is sold with."""
+    shares, told = [], []
+    for gpu in smi.gpus:
+        if not gpu.power_limit_w or not gpu.power_default_w:
+            return _fact(name, None, note=f"nvidia-smi does not say for GPU {gpu.index}")
+        shares.append(gpu.power_limit_w / gpu.power_default_w)
+        told.append(f"GPU {gpu.index}: {gpu.power_limit_w:g} of {gpu.power_default_w:g} W")
+    return _fact(name, min(shares, default=None), note="; ".join(told))
+
+
 def _nvlink(
     name: str, shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str
 ) -> Draft:
@@ -182,5 +193,6 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.remap_failure": _any(lambda gpu: gpu.remap_failure),
     "gpu.throttle": _reasons(lambda gpu: gpu.throttle),
     "gpu.caps": _reasons(lambda gpu: gpu.caps),
+    "gpu.power_limit": _power_limit,
     "gpu.mig": _any(lambda gpu: gpu.mig),
 }

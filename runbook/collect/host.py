@@ -224,6 +224,8 @@ try:
         device_count=count, cuda=torch.version.cuda, collect_env=get_pretty_env_info())
     cards = [torch.cuda.get_device_properties(index) for index in range(count)]
     say(uuids=[str(card.uuid) for card in cards if hasattr(card, "uuid")])
+    if count:
+        say(nccl=".".join(map(str, torch.cuda.nccl.version())))
 except Exception as error:
     say(torch_error=f"{type(error).__name__}: {error}")
 try:
@@ -238,7 +240,8 @@ except Exception as error:
 class TorchFacts:
     """The answers; None and a `problem` where torch could not be asked.
 
-    `cuda` is the CUDA that torch was built for, None for a build without.
+    `cuda` is the CUDA that torch was built for, None for a build without; `nccl` is None where
+    torch sees no GPU.
     """
 
     version: str | None
@@ -246,6 +249,7 @@ class TorchFacts:
     device_count: int | None
     uuids: tuple[str, ...]
     cuda: str | None
+    nccl: str | None
     collect_env: str
     trainer_imports: bool
     trainer_error: str
@@ -279,6 +283,7 @@ def ask_torch(
         device_count=answer.get("device_count"),
         uuids=tuple(answer.get("uuids", ())),
         cuda=answer.get("cuda"),
+        nccl=answer.get("nccl"),
         collect_env=str(answer.get("collect_env", "")),
         trainer_imports=bool(answer.get("trainer", False)),
         trainer_error=str(answer.get("trainer_error") or "")

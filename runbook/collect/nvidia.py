@@ -58,6 +58,8 @@ class GpuState:
     remap_pending: bool | None
     remap_failure: bool | None
     mig: bool | None
+    power_limit_w: float | None
+    power_default_w: float | None
     processes: tuple[GpuProcess, ...]
 
     @property
@@ -129,6 +131,8 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
         remap_pending=_says(node, "remapped_rows/remapped_row_pending", "Yes"),
         remap_failure=_says(node, "remapped_rows/remapped_row_failure", "Yes"),
         mig=_mig(node),
+        power_limit_w=read_power(node)[0],
+        power_default_w=read_power(node)[1],
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )
 
@@ -146,6 +150,21 @@ def _mig(node: ET.Element) -> bool | None:
     """Is the GPU cut into instances? One that cannot be says N/A."""
     mode = (node.findtext("mig_mode/current_mig") or "").strip()
     return None if not mode else mode == "Enabled"
+
+
+def read_power(node: ET.Element) -> tuple[float | None, float | None]:
+    """The power limit in force and the one that the card is sold with, W; None where untold.
+
+    The element was `power_readings` up to driver 530.
+    """
+    new, old = "gpu_power_readings/", "power_readings/"
+    limit = _first(node, f"{new}current_power_limit", f"{old}power_limit")
+    return limit, _first(node, f"{new}default_power_limit", f"{old}default_power_limit")
+
+
+def _first(node: ET.Element, *paths: str) -> float | None:
+    known = (number for path in paths if (number := _number(node, path)) is not None)
+    return next(known, None)
 
 
 def _clock_reasons(node: ET.Element, reasons: Mapping[str, str]) -> tuple[str, ...]:

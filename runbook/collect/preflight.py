@@ -106,6 +106,7 @@ def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
         _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
         *(Draft(name=n, value=value, file=_COLLECT_ENV, note=note) for n, value in torch.items()),
         Draft(name="torch.cuda", value=answers.cuda, file=_COLLECT_ENV, note=without),
+        _fact("torch.nccl", answers.nccl, note or ("" if answers.nccl else "torch sees no GPU")),
     ]
 
 

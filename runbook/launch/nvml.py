@@ -81,6 +81,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
 
     counters = {name: ask(name, question) for name, question in _counters(nvml, device).items()}
     link = {name: ask(name, question) for name, question in _link(nvml, device).items()}
+    power = {name: ask(name, question) for name, question in _power(nvml, device).items()}
     mode = ask("mig", lambda: nvml.nvmlDeviceGetMigMode(device)[0])
     return {
         "index": index,
@@ -90,6 +91,10 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
         "mig": None if mode is None else bool(mode),
         "counters": counters,
         "link": link,
+        "power": power,
+        "sm_max_mhz": ask(
+            "sm_max_mhz", lambda: int(nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM))
+        ),
         "clock_events": ask("clock_events", lambda: clock_events(nvml, device)),
         "missing": missing,
     }
@@ -144,6 +149,13 @@ def _link(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
         "gen_max": lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(device)),
         "width": lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(device)),
         "width_max": lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(device)),
+    }
+
+
+def _power(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "limit_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
+        "default_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1000,
     }
 
 

@@ -31,6 +31,8 @@ DEVICE_COUNTERS = (
     "thermal_violation_s",
 )
 LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
+# The power limit in force and the one that the card is sold with.
+POWER_FIELDS = ("limit_w", "default_w")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
 _LARGEST = 2**64
 
@@ -184,6 +186,8 @@ ENV = Fields(
                     {
                         "ran": is_truth,
                         "reason": is_text,
+                        "seq_len": is_count,
+                        "dtype": is_text,
                         "paths": Each(
                             Fields(
                                 {
@@ -247,11 +251,12 @@ CEILINGS = Fields(
 )
 _DEVICE = Fields(
     {
-        **dict.fromkeys(("index", "clock_events"), is_count),
+        **dict.fromkeys(("index", "clock_events", "sm_max_mhz"), is_count),
         **dict.fromkeys(("uuid", "name", "pci", "problem"), is_text),
         "pci_path": Items(is_text),
         "counters": Fields(dict.fromkeys(DEVICE_COUNTERS, is_number)),
         "link": Fields(dict.fromkeys(LINK_FIELDS, is_count)),
+        "power": Fields(dict.fromkeys(POWER_FIELDS, is_number)),
     }
 )
 DEVICES = Fields(

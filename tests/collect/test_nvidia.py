@@ -45,6 +45,7 @@ def test_two_healthy_a100_on_pcie_4() -> None:
         "gpu.remap_failure": False,
         "gpu.throttle": "",
         "gpu.caps": "",
+        "gpu.power_limit": 1.0,
         "gpu.mig": False,
     }
 

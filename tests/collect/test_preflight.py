@@ -26,6 +26,7 @@ PROMISED = {
     "torch.cuda_available",
     "torch.device_count",
     "torch.cuda",
+    "torch.nccl",
     "gpu.count",
     "gpu.installed",
     "gpu.names",

@@ -16,6 +16,7 @@ from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
+from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import collect_gpus, gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.launch.gpu import query_fields
@@ -67,6 +68,7 @@ def test_a_healthy_pair_says_what_was_meant(driver: smi.Driver, card: Card) -> N
         "gpu.remap_failure": False,
         "gpu.throttle": "",
         "gpu.caps": "",
+        "gpu.power_limit": 1.0,
         "gpu.mig": False,
     }
 
@@ -89,6 +91,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
     "power brake": ({"reasons": ("hw_power_brake_slowdown",)}, "gpu.throttle",
                     "GPU 1: power brake"),
     "power cap": ({"reasons": ("sw_power_cap",)}, "gpu.caps", "GPU 1: power cap"),
+    "held down": ({"power_limit_w": 225.0}, "gpu.power_limit", 0.75),
     "a tenant": ({"processes": (smi.Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),
     "a desktop": (
         {"processes": (smi.Process(pid=7, name="Xorg", used_mib=9, kind="G"),)},
@@ -122,3 +125,13 @@ def test_collector_and_sampler_ask_a_program_on_path(
     asked = query_fields(str(bench.programs / "nvidia-smi"))
     known = smi.fields(machine.at_rest(0), driver, when="now")
     assert set(asked) <= set(known), "one unknown name, and nvidia-smi answers nothing"
+
+
+@pytest.mark.parametrize(("driver", "card"), EVERY)
+def test_counters_tell_power_limits_and_the_highest_clock(driver: smi.Driver, card: Card) -> None:
+    """Element names changed with 535: both documents of a launch have to say the same."""
+    xml = smi.query_xml(driver, pair(card, {}, {"power_limit_w": 200.0}))
+    first, second = counters_of_xml(xml)["gpus"]
+    assert first["power"] == {"limit_w": card.power_w, "default_w": card.power_w}
+    assert second["power"] == {"limit_w": 200.0, "default_w": card.power_w}
+    assert first["sm_max_mhz"] == card.sm_mhz

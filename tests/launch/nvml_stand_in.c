@@ -80,6 +80,9 @@ int nvmlDeviceGetMemoryInfo(void *d, struct memory *m) {
   return OK;
 }
 int nvmlDeviceGetPowerUsage(void *d, u32 *mw) { (void)d; *mw = 301500; return OK; }
+int nvmlDeviceGetPowerManagementLimit(void *d, u32 *mw) { (void)d; *mw = (u32)given("limit", 300000); return OK; }
+int nvmlDeviceGetPowerManagementDefaultLimit(void *d, u32 *mw) { (void)d; *mw = 300000; return OK; }
+int nvmlDeviceGetMaxClockInfo(void *d, int kind, u32 *mhz) { (void)d; *mhz = kind == 1 ? 1410 : 9999; return OK; }
 int nvmlDeviceGetTemperature(void *d, int sensor, u32 *t) { (void)d; (void)sensor; *t = 61; return OK; }
 int nvmlDeviceGetClockInfo(void *d, int kind, u32 *mhz) { (void)d; (void)kind; *mhz = 1410; return OK; }
 struct process { u32 pid; u64 memory; u32 instance, compute; };

@@ -46,11 +46,15 @@ def test_nvml_is_asked_and_nvidia_smi_kept_beside_it(
     assert first["counters"]["retired_pending"] is None
     assert first["missing"]["retired_pending"] == "Not Supported"
     assert first["link"] == {"gen": 4, "gen_max": 4, "width": 16, "width_max": 16}
+    assert first["power"] == {"limit_w": 300.0, "default_w": 300.0}
+    assert first["sm_max_mhz"] == 1410
     assert first["clock_events"] == 4  # by the spelling of an older driver
     assert second["index"] == 1
     assert "<nvidia_smi_log>" in (tmp_path / "nvidia_smi_before.xml").read_text()
-    machine.say(uncorrected=2, replays=5)
-    after = written(tmp_path, When.AFTER)["gpus"][0]["counters"]
+    machine.say(uncorrected=2, replays=5, limit=220500)
+    later = written(tmp_path, When.AFTER)["gpus"][0]
+    after = later["counters"]
+    assert later["power"] == {"limit_w": 220.5, "default_w": 300.0}
     assert (after["ecc_uncorrected_volatile"], after["pcie_replays"]) == (2, 5)
 
 
@@ -79,6 +83,8 @@ def test_without_nvml_the_xml_is_read_and_that_is_said(
     assert document["problem"] == "no NVIDIA driver: libnvidia-ml.so.1 is not installed"
     found = document["gpus"][0]["counters"]
     assert (found["ecc_corrected_aggregate"], found["ecc_uncorrected_aggregate"]) == (2, 7)
+    assert document["gpus"][0]["power"]["limit_w"] == document["gpus"][0]["power"]["default_w"]
+    assert document["gpus"][0]["sm_max_mhz"] == 1410
     assert found["remap_pending"] == 0 and found["pcie_replays"] == 0
 
 

@@ -156,10 +156,10 @@ def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> Non
 
 def _self_tested(**paths: dict[str, Any]) -> spoil.Change:
     """The trainer tested its kernels, with these results, and trained with masks."""
-    window = {"value": "masked", "reason": "as it came out"}
+    window = {"value": list(paths)[-1], "reason": "as it came out"}
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        tested = {"ran": True, "reason": "device cuda", "paths": paths}
+        tested = {**(made.env or {})["attention"]["self_test"], "paths": paths}
         env = {**(made.env or {}), "attention": {"window": window, "self_test": tested}}
         return replace(made, env=env)
 
@@ -203,6 +203,49 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
         assert text in check.reason
         if outcome is Outcome.FAIL:
             assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
+
+
+def _not_tested(**self_test: Any) -> spoil.Change:
+    """As healthy, but for these words of the self-test; None takes all of it away."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        attention = (made.env or {})["attention"]
+        tested = {**attention["self_test"], **self_test} if self_test else None
+        changed = {**attention, "self_test": tested}
+        return replace(made, env={**(made.env or {}), "attention": changed})
+
+    return change
+
+
+UNTESTED = {
+    "switched off": (
+        {"ran": False, "reason": "NSA_SELF_TEST=off", "paths": {}},
+        "no self-test on the GPU (NSA_SELF_TEST=off)",
+    ),
+    "missing": ({}, "no self-test on the GPU (env.json tells of none)"),
+    "another way": ({"paths": {"masked": _AGREES}}, "tells nothing of varlen, which ran"),
+    "no way": ({"paths": {}}, "tells nothing of varlen, which ran"),
+    "shorter": ({"seq_len": 128}, "was of S=128, bfloat16; trained was S=2048, bfloat16"),
+    "another type": ({"dtype": "float32"}, "was of S=2048, float32; trained"),
+}
+
+
+@pytest.mark.parametrize("what", UNTESTED)
+def test_kernels_that_were_not_tested_on_the_gpu_are_no_pass(what: str) -> None:
+    told, text = UNTESTED[what]
+    where = builder.context()
+    names = [launch.name for launch in builder.PHASES["baseline"].plan(where)]
+    found = builder.evidence("baseline", where, change=_not_tested(**told), only=names[-1:])
+    check = builder.row("baseline", "oracle", found, where)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)
+    assert check.required and text in check.reason and names[-1] in check.reason
+    assert "NSA_SELF_TEST" in check.remedy
+
+
+def test_on_a_cpu_the_tests_of_the_package_are_the_proof() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where)
+    assert builder.row("baseline", "oracle", found, where).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("odd", [None, 5, "fine", [], [None]])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from runbook.files import utc_text
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil, traces
@@ -24,20 +26,44 @@ def checked(change: spoil.Change, what: str = "devices", *, only: str = "run2") 
     return builder.row("baseline", what, found, WHERE)
 
 
-def counted(name: str, value: Any, *, gpu: int = 0, key: str = "counters") -> spoil.Change:
-    """A value of one GPU after the launch."""
+def counted(
+    name: str, value: Any, *, gpu: int = 0, key: str = "counters", when: str = "devices_after"
+) -> spoil.Change:
+    """A value of one GPU after the launch, or before it."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        after = copy.deepcopy(made.devices_after)
-        assert after is not None
-        after["gpus"][gpu][key][name] = value
-        return replace(made, devices_after=after)
+        document = copy.deepcopy(getattr(made, when))
+        document["gpus"][gpu][key][name] = value
+        return replace(made, **{when: document})
+
+    return change
+
+
+def _told(key: str, **values: Any) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
 
     return change
 
 
 def logged(*lines: str, **changes: Any) -> spoil.Change:
-    return spoil.parts(kernel_log=traces.kernel_log(*lines, **changes))
+    return _told("kernel_log", lines=list(lines), **changes)
+
+
+def without_driver(key: str) -> spoil.Change:
+    """No driver answered, at its time."""
+    silent = traces.no_devices()
+    del silent["taken_at"]
+    return _told(key, **silent)
+
+
+def both(*changes: spoil.Change) -> spoil.Change:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        for one in changes:
+            made = one(made)
+        return made
+
+    return change
 
 
 def sampled(**columns: Any) -> spoil.Change:
@@ -75,6 +101,11 @@ FAULTS = {
     "switch": (logged("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30"), "sxid"),
     "slow link": (sampled(pcie_gen=1.0), "GPU 0: PCIe generation 1 under load, 4 possible"),
     "narrow link": (sampled(pcie_width=8.0), "PCIe width 8 under load, 16 possible"),
+    "capped before": (counted("limit_w", 220.0, key="power", when="devices_before"),
+                      "GPU 0: power limit 220 W of 300 W before the launch"),
+    "capped meanwhile": (counted("limit_w", 220.0, gpu=1, key="power"),
+                         "GPU 1: power limit 220 W of 300 W after the launch"),
+    "held clock": (sampled(sm_clock_mhz=840.0), "GPU 0: SM clock 840 MHz of 1410 in "),
     "throttled": (sampled(throttle_reasons="0x0000000000000040"), "hardware thermal slowdown in"),
     "shared": (
         sampled(other_processes=1.0, others="4711 python"),
@@ -137,29 +168,66 @@ def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) ->
     assert "GPU 1: " in check.reason and " before the launch" in check.reason
 
 
-def _told(key: str, **values: Any) -> spoil.Change:
+def test_a_driver_that_changed_meanwhile_is_a_fault() -> None:
+    check = checked(_told("devices_after", driver="575"))
+    assert check.outcome is Outcome.INVALID
+    assert "driver 580.95.05 -> 575 while the launch ran" in check.reason
+
+
+# The launch began at 23:59:54 and ended at 00:00:10.
+OWN_TIMES = {
+    "devices_before": ("taken_at", "2025-12-31T23:59:54Z"),
+    "devices_after": ("taken_at", "2026-01-01T00:00:10Z"),
+    "kernel_log": ("began_at", "2025-12-31T23:59:54Z"),
+    "kernel log's end": ("ended_at", "2026-01-01T00:00:10Z"),
+}
+
+
+def moved(what: str, seconds: float) -> spoil.Change:
+    """A document that tells of so many seconds later than the launch."""
+    key, text = OWN_TIMES[what]
+    then = datetime.fromisoformat(text) + timedelta(seconds=seconds)
+    return _told("kernel_log" if "kernel" in what else what, **{key: utc_text(then)})
+
+
+@pytest.mark.parametrize("what", OWN_TIMES)
+def test_documents_that_tell_of_another_time_prove_nothing(what: str) -> None:
+    assert checked(moved(what, 40.0)).outcome is Outcome.PASS
+    for seconds in (-10.0, 90.0):
+        check = checked(moved(what, seconds))
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+        assert "is of another time" in check.reason and "the launch " in check.reason
+    assert checked(moved(what, -86400.0), "throughput").outcome is Outcome.INVALID
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", None, "2026-01-01T00:00:00"])
+def test_documents_without_a_time_are_damaged(text: str | None) -> None:
+    check = checked(_told("devices_after", taken_at=text))
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    assert "does not tell taken_at" in check.reason
+
+
+def redated(days: float, **columns: Any) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
+        assert made.gpu_samples is not None
+        shifted = pd.to_datetime(made.gpu_samples["timestamp"]) + pd.Timedelta(days=days)
+        text = shifted.dt.strftime("%Y/%m/%d %H:%M:%S.%f").str[:-3]
+        return replace(made, gpu_samples=made.gpu_samples.assign(timestamp=text, **columns))
 
     return change
 
 
-OTHER_TIMES = {
-    "swapped": (_told("devices_after", taken_at="2020-01-01T00:00:00Z"), "is older than"),
-    "driver": (_told("devices_after", driver="575"), "driver 580 -> 575 while the launch ran"),
-}
-
-
-@pytest.mark.parametrize("what", OTHER_TIMES)
-def test_documents_of_another_time_or_driver_are_no_healthy_launch(what: str) -> None:
-    change, said = OTHER_TIMES[what]
-
-    def dated(made: LaunchEvidence) -> LaunchEvidence:
-        before = _told("devices_before", taken_at="2026-01-01T00:00:00Z")(made)
-        return change(_told("devices_after", taken_at="2026-01-01T00:01:00Z")(before))
-
-    check = checked(dated)
-    assert check.outcome is Outcome.INVALID and said in check.reason
+@pytest.mark.parametrize(
+    "change",
+    [redated(-30), redated(-1 / 24), redated(1 / 24), redated(2, source="nvidia-smi")],
+    ids=["a month", "an hour before, UTC", "an hour after, UTC", "farther than any zone"],
+)
+def test_samples_of_another_time_prove_nothing(change: spoil.Change) -> None:
+    for what in ("devices", "gpu_utilisation"):
+        check = checked(change, what)
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH), what
+        assert "gpu_samples.csv is of another time" in check.reason
+    assert checked(redated(-1 / 24, source="nvidia-smi")).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -195,8 +263,9 @@ WARNINGS = {
     "flood": (logged(left_out=9), "9 more lines"),
     "samples of other cards": (sampled(uuid="GPU-7"), "GPU 1 was not sampled while"),
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
+    "no clock": (sampled(sm_clock_mhz=math.nan), "GPU 0: its SM clock, or the highest, was not t"),
     "no driver": (
-        spoil.parts(devices_before=traces.no_devices(), devices_after=traces.no_devices()),
+        both(without_driver("devices_before"), without_driver("devices_after")),
         "counters of the GPUs are unreadable: no NVIDIA driver; no nvidia-smi",
     ),
 }  # fmt: skip
@@ -232,7 +301,7 @@ def test_a_gpu_that_is_gone_afterwards_is_named() -> None:
 
 
 def test_a_driver_that_stops_answering_is_a_fault_unless_nobody_waited_for_it() -> None:
-    gone = spoil.parts(devices_after=traces.no_devices())
+    gone = without_driver("devices_after")
     assert "answered before the launch and not after it" in checked(gone).reason
     assert checked(gone).outcome is Outcome.INVALID
 
@@ -273,6 +342,16 @@ def test_a_gpu_that_rests_before_and_after_the_steps_is_no_slow_link() -> None:
         return replace(made, gpu_samples=frame.assign(pcie_gen=busy.map({True: 4.0, False: 1.0})))
 
     assert checked(resting).code is Reason.OK
+
+
+def test_low_clocks_of_a_gpu_that_idles_are_no_low_clocks() -> None:
+    assert checked(sampled(sm_clock_mhz=210.0, utilization_percent=40.0)).code is Reason.OK
+    assert checked(sampled(sm_clock_mhz=850.0)).code is Reason.OK
+
+
+def test_a_power_limit_close_to_the_cards_own_is_no_fault() -> None:
+    assert checked(standing("power", limit_w=286)).code is Reason.OK
+    assert "286" not in checked(standing("power", limit_w=310)).reason
 
 
 def test_who_computes_may_be_unknown_and_is_said() -> None:

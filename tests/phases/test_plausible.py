@@ -19,7 +19,9 @@ from phases.common.plausible import (
     time_problems,
     token_problems,
 )
-from runbook.records.evidence import PhaseEvidence, TrainingLog
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence, TrainingLog
+from tests.phases import builder, traces
 from tests.phases.answers import WHERE
 
 EFFECTIVE: dict[str, Any] = {
@@ -192,3 +194,19 @@ def test_what_makes_two_launches_unlike() -> None:
     assert differences(left, right, but=("git.sha", "config.train.lr")) == [
         "toggles.NSA_OPT_FUSED: False against True"
     ]
+
+
+def test_a_window_that_fell_back_in_one_launch_is_unlike_and_named() -> None:
+    where = builder.context()
+
+    def masked(made: LaunchEvidence) -> LaunchEvidence:
+        attention = traces.attention(where.profile.workload, "masked", "varlen")
+        return replace(made, env={**(made.env or {}), "attention": attention})
+
+    for phase in ("baseline", "single_gpu"):
+        name = [launch.name for launch in builder.PHASES[phase].plan(where)][2]
+        found = builder.evidence(phase, where, change=masked, only=[name])
+        check = builder.row(phase, "comparable", found, where)
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+        assert "attention.window.value: 'varlen' against 'masked'" in check.reason
+        assert name in check.reason

@@ -39,6 +39,7 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
         ("pcie", {"gpu_pcie_gen_max": 3.0}),
         ("pcie", {"gpu_pcie_width": 8.0}),
         ("nvlink", {"gpu_nvlink": True}),
+        ("gpu_power", {"gpu_power_limit": 0.94}),
         ("gpu_clean", {"gpu_processes": 1.0}),
         ("gpu_clean", {"gpu_memory_used_mib": 20_000.0}),
         ("disk_free", {"disk_free_gib": 2.0}),
@@ -203,6 +204,13 @@ def test_a_limit_of_the_clocks_that_somebody_set_is_told_and_no_fault() -> None:
     known = replace(found, facts={**found.facts, "gpu.caps": caps})
     check = builder.row("preflight", "gpu_clean", known, WHERE)
     assert said(check) == (Outcome.PASS, Reason.OK) and "GPU 0: power cap" in check.reason
+
+
+def test_a_power_limit_that_nobody_tells_is_a_warning() -> None:
+    """The clocks under load still decide, in row `devices` of each launch."""
+    assert said(row("gpu_power", gpu_power_limit=0.96)) == (Outcome.PASS, Reason.OK)
+    check = row("gpu_power", gpu_power_limit=None)
+    assert said(check) == (Outcome.PASS, Reason.WARNING) and "unknown" in check.reason
 
 
 def test_an_idle_link_that_trained_down_is_no_fault() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pandas as pd
 
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
+from runbook.config.profile import Workload
+from runbook.files import utc_text
 from runbook.read.shapes import DEVICE_COUNTERS
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import (
@@ -27,6 +30,10 @@ from runbook.records.evidence import (
 from tests.phases import ceiling_files
 from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
 
+DRIVER, NCCL = "580.95.05", "2.27.7"
+# The first step begins so many seconds after the launch.
+_BOOT_S = 6.0
+STARTED_AT = utc_text(datetime.fromtimestamp(BEGAN_AT - _BOOT_S, tz=UTC))
 VOCABULARY = 256
 FLOOR = math.log(VOCABULARY)
 ENTROPY = 1.1063
@@ -92,7 +99,12 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         "schema_version": 1,
         "run_token": TOKEN,
         "git": {"branch": profile.branch, "sha": "1" * 40, "dirty": False, "diff_sha256": None},
-        "versions": {"torch": "2.13.0", "cuda": "13.0" if cuda else None, "driver": "580"},
+        "versions": {
+            "torch": "2.13.0",
+            "cuda": "13.0" if cuda else None,
+            "driver": DRIVER,
+            "nccl": NCCL if cuda else None,
+        },
         "world_size": launch.nproc,
         "device": {
             "type": profile.hardware.device,
@@ -131,9 +143,26 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "model_flops_per_token": 5e8,
             "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
         },
+        "attention": attention(work) if cuda else {},
         "toggles": toggles,
         "notes": [],
         "arms": {"warmup_steps": launch.schedule.warmup_steps} if launch.schedule else None,
+    }
+
+
+def attention(work: Workload, *paths: str) -> dict[str, Any]:
+    """How a GPU runs attention; the self-test agrees with the named paths, varlen if none."""
+    agrees = {"agrees": True, "refused": None, "problems": []}
+    tested = {name: dict(agrees) for name in paths or ("varlen",)}
+    return {
+        "window": {"value": next(iter(tested)), "reason": "auto"},
+        "self_test": {
+            "ran": True,
+            "reason": "device cuda",
+            "seq_len": work.seq_len,
+            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[work.dtype],
+            "paths": tested,
+        },
     }
 
 
@@ -166,10 +195,11 @@ def gpu_samples(
     )
     return frame.assign(
         throttle_reasons="0x0000000000000004",
+        sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
         pcie_gen=4.0,
         pcie_width=16.0,
         uuid="GPU-" + frame["index"].astype(str),
-        source="nvml",
+        source="nvidia-smi" if zone_h else "nvml",
         own_processes=1.0,
         own_utilization_percent=busy,
         own_memory_mib=used_mib,
@@ -198,17 +228,27 @@ def devices(gpus: int) -> dict[str, Any]:
             "mig": False,
             "counters": dict(counters),
             "link": {"gen": 1, "gen_max": 4, "width": 16, "width_max": 16},
+            "power": {"limit_w": 300.0, "default_w": 300.0},
+            "sm_max_mhz": 1410,
             "clock_events": 1,
             "missing": {"retired_pending": "Not Supported"},
         }
         for gpu in range(gpus)
     ]
-    return {"schema_version": 1, "source": "nvml", "problem": "", "driver": "580", "gpus": found}
+    return {
+        "schema_version": 1,
+        "source": "nvml",
+        "problem": "",
+        "driver": DRIVER,
+        "taken_at": STARTED_AT,
+        "gpus": found,
+    }
 
 
 def kernel_log(*lines: str, **changes: Any) -> dict[str, Any]:
     """What the kernel logged while a launch ran."""
     document = {"schema_version": 1, "source": "/dev/kmsg", "problem": "", "lost": False}
+    document |= {"began_at": STARTED_AT, "ended_at": STARTED_AT}
     return {**document, "others": 3, "left_out": 0, "lines": list(lines), **changes}
 
 
@@ -275,7 +315,9 @@ def junit(name: str, run_dir: str, device: str) -> JUnitReport:
 def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     """A launch that ran well; `rate` and `rates` as in `frame`."""
     where = launch.run_dir
-    done = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token=TOKEN)
+    done = LaunchResult(
+        status=LaunchStatus.COMPLETED, exit_code=0, run_token=TOKEN, started_at=STARTED_AT
+    )
     base = LaunchEvidence(
         launch=launch,
         result=done,
@@ -295,6 +337,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         )
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
+    over = utc_text(datetime.fromtimestamp(BEGAN_AT - _BOOT_S + done.duration_s, tz=UTC))
     trained = float(table["dt_s"].sum())
     samples = gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
     gpu = {"gpu": _ON_GPU} if profile.has_gpu else {}
@@ -324,10 +367,10 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         devices_before=counted,
         devices_before_path=f"{where}/devices_before.json",
         devices_before_sha256=SHA,
-        devices_after=counted,
+        devices_after={**counted, "taken_at": over},
         devices_after_path=f"{where}/devices_after.json",
         devices_after_sha256=SHA,
-        kernel_log=kernel_log(),
+        kernel_log=kernel_log(ended_at=over),
         kernel_log_path=f"{where}/kernel_log.json",
         kernel_log_sha256=SHA,
     )

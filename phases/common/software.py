@@ -1,0 +1,43 @@
+"""Did a launch run on the software that preflight found?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phases.common.case import Case
+from runbook.records.evidence import LaunchEvidence
+
+# Versions of env.json, and the facts of preflight that tell the same.
+_SAME = {
+    "torch": "torch.version",
+    "cuda": "torch.cuda",
+    "nccl": "torch.nccl",
+    "driver": "gpu.driver",
+}
+# A container may hide the file from which a process reads it; nvidia-smi and NVML tell it.
+_MAY_BE_HIDDEN = "driver"
+
+
+def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+    """`torch: preflight saw 2.13.0, it ran on 2.9.0` for each version that is another.
+
+    Nothing where preflight is not part of the run. On a profile with GPUs a version that env.json
+    does not tell counts as another.
+    """
+    versions = env.get("versions") or {}
+    problems = []
+    for name, fact in _SAME.items():
+        found = case.evidence.facts.get(fact)
+        if found is None or found.value is None:
+            continue
+        told = versions.get(name)
+        if told is None and (name == _MAY_BE_HIDDEN or not case.profile.has_gpu):
+            continue
+        if told != found.value:
+            problems.append(f"{name}: preflight saw {found.value}, it ran on {told}")
+    seen, asked = case.evidence.facts.get(_SAME["driver"]), launch.devices_before or {}
+    counted = asked.get("driver") if asked.get("source") else None
+    if seen is not None and None not in (seen.value, counted) and counted != seen.value:
+        problems.append(f"driver: preflight saw {seen.value}, the launch began with {counted}")
+    return problems
