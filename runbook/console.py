@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
-from unicodedata import category
+import threading
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import TextIO
+from unicodedata import category, combining, east_asian_width
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
 _STYLE_OF = {
     **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "good"),
@@ -56,14 +56,43 @@ def _spelled(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+def cells(text: str) -> int:
+    """Columns that a text takes on a terminal; escape codes of `painted` take none."""
+    text = _ESCAPES.sub("", text)
+    if text.isascii():
+        return len(text)
+    return sum((east_asian_width(char) in "WF") + (not combining(char)) for char in text)
+
+
+def in_ci() -> bool:
+    """True if `CI` says that nobody watches: a service keeps what is written as a log."""
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
 def _wants_color(stream: TextIO, allowed: bool) -> bool:
-    if not allowed or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """--no-color, then NO_COLOR, then FORCE_COLOR, then what the stream is: the first decides."""
+    if not allowed or os.environ.get("NO_COLOR"):
         return False
-    return stream.isatty()
+    return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class OutputFormat(StrEnum):
+    """For whom a run is told: people, a program, or GitHub Actions."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
 
 
 class Console:
-    """Where a command's words go. `quiet` drops progress, never results or errors."""
+    """Where a command's words go.
+
+    `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn.
+    """
 
     def __init__(
         self,
@@ -72,18 +101,38 @@ class Console:
         stderr: TextIO | None = None,
         color: bool = True,
         quiet: bool = False,
+        live: bool = True,
     ) -> None:
-        self._stdout = sys.stdout if stdout is None else stdout
+        self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet = quiet
-        self.color_out = _wants_color(self._stdout, color)
+        self.quiet, self._live = quiet, live
+        self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
-        self._live: Progress | None = None
+        # Drawn and written by two threads: whoever shows a run redraws while it works.
+        self._lock = threading.RLock()
+        self._drawn: tuple[str, ...] = ()
 
     @property
     def is_live(self) -> bool:
-        """True if progress may be drawn and redrawn: a terminal that takes escapes."""
-        return self.color_err and not self.quiet
+        """True if progress may be drawn and redrawn: a terminal that somebody watches."""
+        return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal now; 80 or $COLUMNS where it does not tell."""
+        try:
+            told = os.get_terminal_size(self._stderr.fileno()).columns
+        except (OSError, ValueError):
+            told = 0
+        return told or shutil.get_terminal_size().columns
+
+    def can_show(self, text: str) -> bool:
+        """True if stderr's encoding has every character of the text."""
+        try:
+            text.encode(self._stderr.encoding or "ascii")
+        except UnicodeEncodeError:
+            return False
+        return True
 
     def paint(self, text: str, style: str, *, err: bool = False) -> str:
         """The text in a style (see `painted`); as it is where there is no color."""
@@ -91,8 +140,8 @@ class Console:
 
     def result(self, text: str) -> None:
         """One piece of the command's answer, on stdout."""
-        self._stdout.write(text + "\n")
-        self._stdout.flush()
+        self.stdout.write(text + "\n")
+        self.stdout.flush()
 
     def json_line(self, document: object) -> None:
         """One compact JSON document on a line of stdout."""
@@ -119,25 +168,33 @@ class Console:
         """A line about what went wrong, on stderr, quiet or not."""
         self._error_line(text)
 
-    @contextmanager
-    def live(self, progress: Progress) -> Iterator[Progress]:
-        """Draw `progress` on stderr; lines written meanwhile appear above it."""
-        with progress:
-            self._live = progress
-            try:
-                yield progress
-            finally:
-                self._live = None
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show lines below all that was written, in the place of those drawn before.
+
+        None may be wider than `columns`. Only where the console `is_live`.
+        """
+        with self._lock:
+            if tuple(lines) == self._drawn:
+                return
+            text = self._erasure() + "\n".join(lines)
+            self._drawn = tuple(lines)
+            self._stderr.write(text)
+            self._stderr.flush()
+
+    def _erasure(self) -> str:
+        """What takes the drawn lines away; a terminal that was made narrower has wrapped them."""
+        if not self._drawn:
+            return ""
+        columns = max(1, self.columns)
+        rows = sum(max(1, -(-cells(line) // columns)) for line in self._drawn)
+        up = f"\x1b[{rows - 1}A" if rows > 1 else ""
+        return f"\r{up}\x1b[J"
 
     def _error_line(self, text: str) -> None:
-        if self._live is not None:
-            from rich.text import Text
-
-            # soft_wrap: the terminal wraps, rich neither cuts nor pads.
-            self._live.console.print(Text.from_ansi(text), soft_wrap=True)
-            return
-        self._stderr.write(text + "\n")
-        self._stderr.flush()
+        with self._lock:
+            again = "\n".join(self._drawn)
+            self._stderr.write(f"{self._erasure()}{text}\n{again}")
+            self._stderr.flush()
 
 
 def console_for(args: object) -> Console:

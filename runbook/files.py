@@ -50,6 +50,11 @@ def utc_text(moment: datetime | None = None) -> str:
     return (moment or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def utc_text_ms() -> str:
+    """Now as `2026-01-31T12:00:00.123Z`."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 DATA_FOLDERS = ("templates", "configs")
 
 

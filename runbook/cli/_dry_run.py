@@ -4,104 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
-from runbook.cli.finished import load_run, run_folders
-from runbook.config.page import limits_of
 from runbook.console import Console, printable
-from runbook.engine.forecast import Pace, forecast, too_long
+from runbook.engine.earlier import Earlier
+from runbook.engine.forecast import Estimate, Estimator
 from runbook.engine.scope import departures
-from runbook.errors import ProgramExit, RunbookError
+from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable
-from runbook.records import RunRecord
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
     from runbook.records import Launch
     from runbook.records.phase import Phase
-
-
-_THROUGHPUT_LIMIT = "throughput"
-
-
-class Estimate(NamedTuple):
-    """Seconds, if anything is known, and in words where they come from."""
-
-    seconds: float | None
-    text: str
-
-
-class Estimator:
-    """Estimates, launch by launch: from steps measured here, else from the newest run of the same
-    profile that ended well, else from the profile.
-    """
-
-    def __init__(self, profile: Profile, out_dir: Path, *, pace: Pace | None = None) -> None:
-        self._profile, self._pace = profile, pace
-        self._earlier = _newest(profile.name, out_dir)
-
-    def estimate(self, launch: Launch) -> Estimate:
-        """The estimate of one launch, never above its time limit."""
-        found = (
-            self._measured(launch)
-            or self._as_before(launch)
-            or self._by_profile(launch)
-            or self._at_floor(launch)
-        )
-        if found is None:
-            return Estimate(None, "duration not known yet")
-        seconds, source = found
-        text = f"about {duration_text(seconds)} ({source})"
-        if seconds > launch.timeout_s:
-            text = f"{too_long(launch, seconds)} ({source})"
-        return Estimate(min(seconds, launch.timeout_s), text)
-
-    def _measured(self, launch: Launch) -> tuple[float, str] | None:
-        seconds = forecast(launch, self._pace, self._profile) if self._pace else None
-        if seconds is None or self._pace is None:
-            return None
-        start = duration_text(self._pace.startup_s)
-        return seconds, f"{self._pace} and {start} of start-up, measured here now"
-
-    def _as_before(self, launch: Launch) -> tuple[float, str] | None:
-        if self._earlier is None:
-            return None
-        for phase in self._earlier.phases:
-            for entry in phase.launches:
-                then = entry.launch
-                same = (then.phase, then.name) == (launch.phase, launch.name)
-                if same and entry.result.ok and then.steps == launch.steps:
-                    return entry.result.duration_s, f"as in run {self._earlier.run_id}"
-        return None
-
-    def _by_profile(self, launch: Launch) -> tuple[float, str] | None:
-        typical = self._profile.phases[launch.phase].typical_s
-        return (typical, "the profile's estimate for its own step counts") if typical else None
-
-    def _at_floor(self, launch: Launch) -> tuple[float, str] | None:
-        found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
-        limit = next(found, None)
-        gated = self._profile.throughput_gated and limit is not None and limit.gated
-        if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
-            return None
-        seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
-        return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"
-
-
-def _newest(profile: str, out_dir: Path) -> RunRecord | None:
-    for folder in reversed(run_folders(out_dir)):
-        try:
-            record = load_run(folder)
-        except RunbookError:
-            # A damaged run is no ground for an estimate; `runbook report` says what is wrong.
-            continue
-        if record.profile == profile:
-            return record
-    return None
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
@@ -116,7 +33,8 @@ def print_plan(args: argparse.Namespace, console: Console) -> int:
     if trial.interrupted:
         console.error(f"measuring was {trial.problem}")
         return SIGNALS.get(trial.interrupted, ProgramExit.INTERRUPTED)
-    estimator = Estimator(args.setup.profile, args.out, pace=trial.pace)
+    profile = args.setup.profile
+    estimator = Estimator(profile, Earlier(profile.name, args.out), pace=trial.pace)
     if args.json:
         console.json_document(_document(plan, args, estimator) | _measured(trial))
     else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command
 from runbook.console import Console
@@ -202,27 +203,36 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "document",
         nargs="?",
-        choices=("run", "profile"),
+        choices=("run", "events", "profile"),
         default="run",
-        help="run: run.json (the default); profile: a profile's YAML",
+        help="run: run.json (the default); events: a line of `run --output-format json`; "
+        "profile: a profile's YAML",
     )
 
 
 def _schema(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import Profile
     from runbook.records import RunRecord
+    from runbook.records.events import events_schema
 
-    model = RunRecord if args.document == "run" else Profile
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    console.json_document(draft | model.model_json_schema(mode="serialization"))
+    schemas: dict[str, Callable[[], dict[str, Any]]] = {
+        "run": lambda: RunRecord.model_json_schema(mode="serialization"),
+        "events": events_schema,
+        "profile": lambda: Profile.model_json_schema(mode="serialization"),
+    }
+    console.json_document(draft | schemas[args.document]())
     return 0
 
 
 SCHEMA = Command(
     name="schema",
-    help="print the JSON Schema of run.json, or of a profile",
+    help="print the JSON Schema of run.json, of a run's events, or of a profile",
     description="Print the JSON Schema of a document that this program writes or reads.",
-    examples="  runbook schema > run.schema.json\n  runbook schema profile",
+    examples="""\
+  runbook schema > run.schema.json
+  runbook schema events
+  runbook schema profile""",
     json_help="accepted, but a schema is always JSON",
     add_arguments=_add_schema,
     run=_schema,

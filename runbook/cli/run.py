@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runbook.cli._parser import (
     DEFAULT_OUT,
@@ -19,12 +20,15 @@ from runbook.cli._parser import (
     whole_type,
 )
 from runbook.cli.finished import find_run
-from runbook.console import Console, printable
+from runbook.console import Console, OutputFormat, printable
 from runbook.errors import ProgramExit, UsageError
+
+if TYPE_CHECKING:
+    from runbook.records import RunRecord
 
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
-_FREE_BESIDE_RESUME = ("out", "resume", "until_s")
+_FREE_BESIDE_RESUME = ("out", "resume", "until_s", "output_format")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -79,6 +83,13 @@ def _add_arguments(parser: CommandParser) -> None:
         "equal launch of the phase has failed; without it these are not started",
     )
     _add_measuring(parser.add_argument_group("how it is measured"))
+    parser.add_argument_group("how it is told").add_argument(
+        "--output-format",
+        choices=tuple(OutputFormat),
+        metavar="|".join(OutputFormat),
+        help="text (default) for people; json: every event as one JSON line, the same as --json; "
+        "github: groups, annotations, step summary and outputs of GitHub Actions",
+    )
 
 
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
@@ -130,6 +141,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
+    found.extend(_output_problems(args))
     args.resume_folder = None
     if args.resume is not None:
         found.extend(_beside_resume(args))
@@ -167,6 +179,18 @@ def _problems(args: argparse.Namespace) -> list[str]:
     return found
 
 
+def _output_problems(args: argparse.Namespace) -> list[str]:
+    """--json is short for the format of that name; leaves what both mean in `args.output`."""
+    chosen = args.output_format
+    if args.json and chosen not in (None, OutputFormat.JSON):
+        return [f"--json and --output-format {chosen}: choose one"]
+    args.output = OutputFormat(chosen or ("json" if args.json else "text"))
+    args.json = args.output is OutputFormat.JSON
+    if args.dry_run and args.output is OutputFormat.GITHUB:
+        return ["--output-format github is for a run: a dry run has nothing to annotate"]
+    return []
+
+
 def _beside_resume(args: argparse.Namespace) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
     parser = CommandParser()
@@ -199,14 +223,13 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     from runbook.checkout import how_to_call
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
-    from runbook.engine.part import TIME_LIMIT
 
     _tell_unused(args, console)
     if args.dry_run:
         from runbook.cli._dry_run import print_plan
 
         return print_plan(args, console)
-    with observer_for(console, as_json=args.json) as observer:
+    with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(args.resume_folder, observer=observer, until_s=args.until_s)
         else:
@@ -214,8 +237,20 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             if called := how_to_call():
                 observer.note(called)
             record = run_plan(args.options, observer=observer, until_s=args.until_s)
-    if not args.json:
-        print_summary(console, record, Path(observer.run_root))
+    folder, code = Path(observer.run_root), _exit_code(record)
+    if args.output is OutputFormat.GITHUB:
+        from runbook.cli._github import LogConsole, tell_github
+
+        console = LogConsole(console)
+        tell_github(console, record, folder, exit_code=code)
+    if args.output is not OutputFormat.JSON:
+        print_summary(console, record, folder)
+    return code
+
+
+def _exit_code(record: RunRecord) -> int:
+    from runbook.engine.part import TIME_LIMIT
+
     if record.interrupted:
         if record.options.get("signal") == TIME_LIMIT:
             return ProgramExit.INCOMPLETE
@@ -237,7 +272,7 @@ RUN = Command(
 
 The result goes to stdout, progress to stderr.""",
     exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error, 130 Ctrl-C, 143 SIGTERM",
-    json_help="every event as one JSON line on stdout",
+    json_help="every event as one JSON line on stdout (`runbook schema events`)",
     add_arguments=_add_arguments,
     problems=_problems,
     run=_run,

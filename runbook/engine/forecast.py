@@ -6,14 +6,17 @@ rank. Pure: who measures gives a `Pace`, who plans asks for seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from runbook.config.page import limits_of
 from runbook.config.profile import Profile
+from runbook.engine.earlier import Earlier
 from runbook.records import Launch
 from runbook.records.measurement import duration_text
 
 _BATCH = "train.batch_size"
+_THROUGHPUT_LIMIT = "throughput"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,71 @@ def too_long(launch: Launch, seconds: float) -> str:
     )
 
 
-def remaining(launches: Sequence[Launch], pace: Pace, profile: Profile) -> tuple[float, int]:
-    """Seconds of all these launches together, and how many of them nothing is known of."""
-    seconds = [forecast(launch, pace, profile) for launch in launches]
-    return sum(one for one in seconds if one is not None), seconds.count(None)
+class Estimate(NamedTuple):
+    """Seconds, if anything is known, and in words where they come from."""
+
+    seconds: float | None
+    text: str
+
+
+_Found = tuple[float, str] | None
+
+
+class Estimator:
+    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile."""
+
+    def __init__(self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None) -> None:
+        self.pace = pace
+        self._profile, self._earlier = profile, earlier
+
+    def estimate(self, launch: Launch) -> Estimate:
+        """The estimate of a launch before the run, never above its time limit.
+
+        Steps that were measured now come first; where nothing else is known, the floor that the
+        profile sets.
+        """
+        found = (
+            self._measured(launch)
+            or self._as_before(launch)
+            or self._by_profile(launch)
+            or self._at_floor(launch)
+        )
+        if found is None:
+            return Estimate(None, "duration not known yet")
+        seconds, source = found
+        text = f"about {duration_text(seconds)} ({source})"
+        if seconds > launch.timeout_s:
+            text = f"{too_long(launch, seconds)} ({source})"
+        return Estimate(min(seconds, launch.timeout_s), text)
+
+    def expect(self, launch: Launch) -> _Found:
+        """Seconds and their source while a run goes on; None where only the floor would be known.
+
+        An earlier run knows all of a launch; the pace of the first steps, its steps only.
+        """
+        return self._as_before(launch) or self._measured(launch) or self._by_profile(launch)
+
+    def _measured(self, launch: Launch) -> _Found:
+        seconds = forecast(launch, self.pace, self._profile) if self.pace else None
+        if seconds is None or self.pace is None:
+            return None
+        start = duration_text(self.pace.startup_s)
+        return seconds, f"{self.pace} and {start} of start-up, measured here now"
+
+    def _as_before(self, launch: Launch) -> _Found:
+        found = self._earlier.launch(launch)
+        return (found[0], f"as in run {found[1]}") if found else None
+
+    def _by_profile(self, launch: Launch) -> _Found:
+        settings = self._profile.phases.get(launch.phase)
+        typical = settings.typical_s if settings else None
+        return (typical, "the profile's estimate for its own step counts") if typical else None
+
+    def _at_floor(self, launch: Launch) -> _Found:
+        found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
+        limit = next(found, None)
+        gated = self._profile.throughput_gated and limit is not None and limit.gated
+        if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
+            return None
+        seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
+        return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"

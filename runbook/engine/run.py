@@ -17,6 +17,7 @@ from pathlib import Path
 from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
+from runbook.engine.earlier import Earlier
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.not_started import wrong_machine
@@ -179,7 +180,15 @@ def _continue(state: RunState) -> RunRecord:
         for launch in state.setup.planned
         if launch.phase not in done and (launch.phase, launch.name) not in state.finished_launches
     ]
-    state.observer = Forecaster(state.observer, left, state.setup.profile)
+    profile, out = state.setup.profile, state.run_root.parent
+    state.observer = Forecaster(
+        state.observer,
+        left,
+        profile,
+        earlier=Earlier(profile.name, out, without=state.run_root.name),
+        phases=[name for name in names if name not in done],
+        done_s=sum(record.duration_s for record in done.values()),
+    )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
     with _signals(state.stop), state.part.ends(state.stop):
         try:

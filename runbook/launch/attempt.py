@@ -23,6 +23,7 @@ from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.kernel_log import KernelLog
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
+from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankWatch
 from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
@@ -231,11 +232,14 @@ class Attempt:
             )
 
     def _look(self) -> None:
-        """Twice a second: the numbers, and after each block whether it may stop early."""
+        """Twice a second: the pulse, the numbers, after each block whether it may stop early."""
         now = time.monotonic()
         if now < self._looked_at + _LOOK_EVERY_S:
             return
         self._looked_at = now
+        wanted = self.launch.nproc if self.launch.has_ranks else 0
+        pulse = pulse_of(list(self.watch.ranks.values()), wanted=wanted, now=now)
+        self.options.observer.launch_ranks(self.launch, pulse)
         self._watch_numbers()
         schedule = self.launch.schedule
         if self.options.enough is None or schedule is None:

@@ -8,11 +8,28 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
+from runbook.launch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """How far a whole run is: seconds done, and seconds left if anything is known of the rest.
+
+    `share` of the run is done, from 0 to 1. `unknown` launches are left of which nothing is known,
+    so that more than `left_s` is left. `source` says in words what it rests on.
+    """
+
+    done_s: float
+    share: float
+    left_s: float | None = None
+    unknown: int = 0
+    source: str = ""
 
 
 class Observer:
@@ -35,8 +52,14 @@ class Observer:
     ) -> None:
         """Rank 0 has done `step` of `total` steps."""
 
+    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+        """The launch still runs, and this is what its heartbeats say; told twice a second."""
+
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         """Nothing of this launch is alive any more."""
+
+    def run_forecast(self, forecast: Forecast) -> None:
+        """How far the run is by now; told at most once a second while a launch runs."""
 
     def phase_finished(self, record: PhaseRecord) -> None:
         """The phase is judged and written."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import statistics
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,10 @@ from runbook.launch.processes import exit_code_of
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail
+
+# Pauses between arrivals that are remembered, and how many of them make a usual one.
+_PAUSES = 16
+_FEWEST_PAUSES = 3
 
 
 @dataclass(kw_only=True)
@@ -28,6 +34,7 @@ class RankState(RankFold):
     died_at: float | None = None
     parent_saw: int | None = None
     changed_at: float = 0.0
+    phase_since: float = 0.0
     toks_per_s: float | None = None
     longest_step_s: float = 0.0
     step_started_mono: float | None = None
@@ -36,6 +43,7 @@ class RankState(RankFold):
     first_arrival: tuple[float, float] | None = None
     last_arrival: tuple[float, float] | None = None
     _step_ended: bool = False
+    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record of this launch in."""
@@ -55,10 +63,17 @@ class RankState(RankFold):
 
     def arrived(self, now: float) -> None:
         """What was read since the last call has arrived by `now`, s on this process's clock."""
+        self._pauses.append(now - self.changed_at)
+        self.changed_at = now
         if self._step_ended and self.mono is not None:
             self.last_arrival = (now, self.mono)
             self.first_arrival = self.first_arrival or self.last_arrival
         self._step_ended = False
+
+    @property
+    def usual_s(self) -> float | None:
+        """The median of its last pauses between arrivals, s; None before there are enough."""
+        return statistics.median(self._pauses) if len(self._pauses) >= _FEWEST_PAUSES else None
 
     def clocks(self) -> dict[str, float]:
         """Seconds of its steps by both clocks, as the fields of `RankExit`."""
@@ -112,13 +127,18 @@ class RankWatch:
         """Read what has been written since the last call."""
         for rank, path in heartbeat_files(self.run_dir).items():
             if rank not in self.ranks:
-                self.ranks[rank] = RankState(rank=rank, path=path, changed_at=self.started_at)
+                self.ranks[rank] = RankState(
+                    rank=rank,
+                    path=path,
+                    changed_at=self.started_at,
+                    phase_since=self.started_at,
+                )
                 self._tails[rank] = LineTail(path)
         for rank, state in self.ranks.items():
             self._follow(state, self._tails[rank])
 
     def _follow(self, state: RankState, tail: LineTail) -> None:
-        blocks = tail.blocks_read
+        blocks, phase = tail.blocks_read, state.phase
         for line in tail.lines():
             record = parse_heartbeat(line)
             if record is None or (record.get("token") or "") != self.token:
@@ -130,8 +150,9 @@ class RankWatch:
         if tail.blocks_read > blocks:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
-            state.changed_at = time.monotonic()
-            state.arrived(state.changed_at)
+            state.arrived(time.monotonic())
+            if state.phase != phase:
+                state.phase_since = state.changed_at
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:

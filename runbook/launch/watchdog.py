@@ -17,7 +17,8 @@ from runbook.launch.ranks import RankState
 from runbook.records import Kind, Launch
 
 _LEARNED_FACTOR = 5.0
-_SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.PROFILE)
+# What may take long without a sign of life, and has a budget of its own.
+SLOW_PHASES = (Phase.INIT, Phase.FIRST_STEP, Phase.EVAL, Phase.CHECKPOINT, Phase.PROFILE)
 _PHASE_ORDER: tuple[str, ...] = (
     Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.PROFILE, Phase.EVAL,
     Phase.CHECKPOINT, Phase.EXIT,
@@ -204,7 +205,7 @@ class Watchdog:
         """Nobody waits for a rank that is further on: then the late one itself is to blame."""
         return any(
             other.rank != state.rank
-            and other.phase in _SLOW_PHASES
+            and other.phase in SLOW_PHASES
             and other.step <= state.step
             and self._left(other, longest, now) >= 0
             for other in alive
@@ -213,7 +214,7 @@ class Watchdog:
     def _left(self, state: RankState, longest: float, now: float) -> float:
         budget = self._budgets.of_phase(state.phase, longest_step_s=longest)
         since = state.changed_at
-        if state.phase not in _SLOW_PHASES:
+        if state.phase not in SLOW_PHASES:
             since = max(since, self._excused_at.get(state.rank, 0.0))
         return budget - (now - since)
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from runbook.console import Console, printable
-from tests.cli.shell import ESCAPE
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -25,7 +19,8 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
@@ -45,23 +40,59 @@ def test_a_terminal_gets_colour() -> None:
     assert console.is_live
 
 
+# What decides first stands first: --no-color, NO_COLOR, FORCE_COLOR, the stream itself.
 @pytest.mark.parametrize(
-    ("variable", "value", "colored"),
-    [("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False)],
+    ("flag", "variables", "terminal", "colored"),
+    [
+        (False, {}, True, False),
+        (False, {"FORCE_COLOR": "1"}, True, False),
+        (True, {"NO_COLOR": "1"}, True, False),
+        (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        (True, {"NO_COLOR": ""}, True, True),
+        (True, {"NO_COLOR": "", "FORCE_COLOR": "1"}, False, True),
+        (True, {"FORCE_COLOR": "1"}, False, True),
+        (True, {"FORCE_COLOR": ""}, False, False),
+        (True, {"FORCE_COLOR": "1", "TERM": "dumb"}, True, True),
+        (True, {"TERM": "dumb"}, True, False),
+        (True, {"CI": "true"}, True, True),
+        (True, {"CI": "true"}, False, False),
+        (True, {"CI": "true", "FORCE_COLOR": "1"}, False, True),
+    ],
 )
-def test_variables_that_forbid_colour(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, colored: bool
+def test_who_decides_about_colour(
+    monkeypatch: pytest.MonkeyPatch,
+    flag: bool,
+    variables: dict[str, str],
+    terminal: bool,
+    colored: bool,
 ) -> None:
-    monkeypatch.setenv(variable, value)
-    console = Console(stdout=Terminal(), stderr=Terminal())
-    assert console.color_out is colored
-    assert console.is_live is colored
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    out = Terminal() if terminal else io.StringIO()
+    assert Console(stdout=out, stderr=out, color=flag).color_out is colored
 
 
-def test_the_flag_forbids_colour() -> None:
-    console = Console(stdout=Terminal(), stderr=Terminal(), color=False)
-    assert console.paint("GO", "good") == "GO"
-    assert not console.is_live
+@pytest.mark.parametrize(
+    ("variables", "terminal", "live"),
+    [
+        ({}, True, True),
+        ({"NO_COLOR": "1"}, True, True),
+        ({"CI": "false"}, True, True),
+        ({"CI": "true"}, True, False),
+        ({"CI": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, False),
+    ],
+)
+def test_what_may_be_redrawn(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], terminal: bool, live: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    err = Terminal() if terminal else io.StringIO()
+    assert Console(stdout=io.StringIO(), stderr=err).is_live is live
+    assert not Console(stdout=io.StringIO(), stderr=err, quiet=True).is_live
 
 
 def test_quiet_drops_progress_but_neither_results_nor_errors() -> None:
@@ -100,42 +131,3 @@ def test_one_json_document_is_one_line() -> None:
 )
 def test_control_characters_are_spelled_out(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-def in_terminal(action: Callable[[], None]) -> str:
-    """What `action` writes when stdout and stderr are a real terminal of 80 columns."""
-    pid, master = pty.fork()
-    if pid == 0:
-        os.environ["COLUMNS"] = "80"
-        sys.stdout = os.fdopen(1, "w")
-        sys.stderr = os.fdopen(2, "w")
-        action()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    os.waitpid(pid, 0)
-    return b"".join(chunks).decode()
-
-
-def draw_with_a_long_line() -> None:
-    from runbook.cli._observers import TextObserver
-
-    with TextObserver(Console()) as observer:
-        observer.run_started("id", LONG, ("baseline",))
-        observer.phase_started("baseline", "Baseline", 3)
-        observer.note(LONG)
-
-
-def test_a_line_above_the_moving_one_is_not_cut_either(tmp_path: Path) -> None:
-    text = in_terminal(draw_with_a_long_line)
-    assert ESCAPE in text, "something was drawn"
-    assert text.count(LONG) == 2

@@ -13,13 +13,19 @@ from pathlib import Path
 import pytest
 
 from runbook import registry
-from runbook.cli._dry_run import Estimator
 from runbook.config import load_profile
-from runbook.engine.forecast import Pace
+from runbook.config.profile import Profile
+from runbook.engine.earlier import Earlier
+from runbook.engine.forecast import Estimator, Pace
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import runbook
 from tests.reports import samples
+
+
+def estimator(profile: Profile, out: Path, *, pace: Pace | None = None) -> Estimator:
+    return Estimator(profile, Earlier(profile.name, out), pace=pace)
+
 
 PHASES = registry.phases()
 
@@ -139,7 +145,7 @@ def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
     profile = load_profile("a100x2_pcie4")
     launch = samples.entry("baseline", "run1").launch
-    assert "at the floor of 39 tok/s" in Estimator(profile, tmp_path).estimate(launch).text
+    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(launch).text
 
     def keep(name: str, seconds: float, status: LaunchStatus) -> None:
         entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))
@@ -150,13 +156,13 @@ def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
 
     keep("20261101T000000Z-aaaaaaa", 100.0, LaunchStatus.COMPLETED)
     keep("20261102T000000Z-bbbbbbb", 90.0, LaunchStatus.COMPLETED)
-    found = Estimator(profile, tmp_path).estimate(launch)
+    found = estimator(profile, tmp_path).estimate(launch)
     assert found.seconds == 90.0
     assert found.text == "about 1 min 30 s (as in run 20261102T000000Z-bbbbbbb)"
     other = launch.model_copy(update={"steps": launch.steps + 1})
-    assert "as in run" not in Estimator(profile, tmp_path).estimate(other).text
+    assert "as in run" not in estimator(profile, tmp_path).estimate(other).text
     keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
-    assert Estimator(profile, tmp_path).estimate(launch).seconds != 1.0
+    assert estimator(profile, tmp_path).estimate(launch).seconds != 1.0
 
 
 @pytest.mark.e2e
@@ -202,10 +208,10 @@ def test_measured_steps_come_before_an_earlier_run_and_name_what_is_too_long(
     profile = load_profile("a100x2_pcie4")
     launch = samples.entry("baseline", "run1").launch
     pace = Pace(step_s=1.0, startup_s=5.0, launch=launch)
-    found = Estimator(profile, tmp_path, pace=pace).estimate(launch)
+    found = estimator(profile, tmp_path, pace=pace).estimate(launch)
     assert found.seconds == min(5.0 + launch.steps, launch.timeout_s)
     slow = Pace(step_s=1e3, startup_s=5.0, launch=launch)
-    told = Estimator(profile, tmp_path, pace=slow).estimate(launch)
+    told = estimator(profile, tmp_path, pace=slow).estimate(launch)
     assert told.seconds == launch.timeout_s and "phases.baseline.timeout_s" in told.text
 
 

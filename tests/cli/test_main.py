@@ -138,8 +138,8 @@ def test_version(tmp_path: Path) -> None:
         (
             ["report", "--format", "pdf,markdwn,html"],
             "2 problems:\n"
-            "  - --format 'pdf': no such format; there are: html, json, junit, md, terminal\n"
-            "  - --format 'markdwn': no such format; there are: html, json, junit, md, terminal; "
+            "  - --format 'pdf': no such format; there are: github, html, json, junit, md, terminal\n"
+            "  - --format 'markdwn': no such format; there are: github, html, json, junit, md, terminal; "
             "see runbook report --help",
         ),
         (
@@ -148,7 +148,7 @@ def test_version(tmp_path: Path) -> None:
         ),
         (
             ["schema", "rum"],
-            "document: invalid choice: 'rum' (choose from 'run', 'profile')",
+            "document: invalid choice: 'rum' (choose from 'run', 'events', 'profile')",
         ),
     ],
 )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from runbook.cli import _observers
-from runbook.cli._observers import JsonObserver, RunView, TextObserver, headline, print_summary
+from runbook.cli import _text
+from runbook.cli._json_lines import JsonObserver
+from runbook.cli._observers import RunView, print_summary
+from runbook.cli._text import TextObserver, headline
 from runbook.console import Console
-from runbook.records import LaunchResult, LaunchStatus, RunRecord
+from runbook.launch.observer import Forecast
+from runbook.launch.pulse import Pulse, Silence
+from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
 from tests.reports import samples
 
 ROOT = "artifacts/20261121T010203Z-840303b"
@@ -63,19 +68,63 @@ def test_a_launch_that_ends_badly_has_a_line() -> None:
     ]
 
 
-def test_a_pipe_hears_of_a_long_launch_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    err = io.StringIO()
-    now = [1000.0]
-    monkeypatch.setattr(_observers.time, "monotonic", lambda: now[0])
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def running(observer: RunView, clock: Clock) -> Launch:
+    """The observer half a minute into a launch of the second phase."""
     launch = samples.entry("baseline", "run1").launch
-    with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
-        observer.launch_started(launch, 1)
-        for step in range(1, 101):
-            now[0] += 1.0
-            observer.launch_progress(launch, step, 100, 12345.6)
-    assert err.getvalue().splitlines() == [
-        f"      baseline/run1  step {step}/100  12 346 tok/s" for step in (30, 60, 90)
+    observer.run_started("id", ROOT, ("preflight", "baseline"))
+    observer.run_forecast(Forecast(done_s=12.0, share=0.345, left_s=190.0, source="x"))
+    observer.phase_started("baseline", "Baseline", 3)
+    observer.launch_started(launch, 1)
+    clock.now += 30.0
+    for step in range(1, 31):
+        observer.launch_progress(launch, step, 100, 12345.6)
+    observer.launch_ranks(launch, Pulse(alive=2, wanted=2))
+    return launch
+
+
+def test_a_pipe_hears_what_runs_word_for_word() -> None:
+    err, clock = io.StringIO(), Clock()
+    observer = TextObserver(Console(stdout=io.StringIO(), stderr=err), clock=clock)
+    launch = running(observer, clock)
+    observer.show()
+    silent = (
+        Silence(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),
+        Silence(rank=0, silent_s=7.1, usual_s=0.3),
+    )
+    observer.launch_ranks(launch, Pulse(alive=2, wanted=2, silent=silent))
+    observer.show()
+    observer.launch_ranks(launch, Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0))
+    observer.show()
+    assert err.getvalue().splitlines()[1:] == [
+        "      2/2 baseline/run1  step 30/100  12 346 tok/s  ranks 2/2  34 %  2 min 40 s left",
+        "      2/2 baseline/run1  rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too"
+        "  step 30/100  ranks 2/2  34 %  2 min 40 s left",
+        "      2/2 baseline/run1  step 30/100  writing a checkpoint, 12 s  ranks 2/2"
+        "  34 %  2 min 40 s left",
     ]
+
+
+def test_a_pipe_hears_it_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _text.PLAIN_INTERVAL_S == 30.0
+    monkeypatch.setattr(_text, "PLAIN_INTERVAL_S", 0.05)
+    err = io.StringIO()
+    with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
+        running(observer, Clock())
+        deadline = time.monotonic() + 20.0
+        while err.getvalue().count("step 30/100") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        observer.run_finished(samples.go(), ROOT)
+        told = err.getvalue()
+        time.sleep(0.2)
+    assert told.count("step 30/100") >= 2
+    assert err.getvalue() == told, "nothing more once the run is over"
 
 
 def test_quiet_says_nothing_on_the_way() -> None:
@@ -90,6 +139,8 @@ def test_json_lines_hold_the_same_facts() -> None:
     play(JsonObserver(Console(stdout=out, stderr=err)), record)
     assert err.getvalue() == ""
     events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert all(event.pop("schema_version") == 1 and event["ts"].endswith("Z") for event in events)
+    del events[0]["ts"]
     assert events[0] == {
         "event": "run_started",
         "run_id": record.run_id,

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from runbook.config import load_profile
-from runbook.engine.forecast import Pace, forecast, remaining, too_long
+from runbook.engine.earlier import Earlier
+from runbook.engine.forecast import Pace, forecast, too_long
 from runbook.engine.progress import Forecaster
-from runbook.launch.observer import Observer
-from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.launch.observer import Forecast, Observer
+from runbook.launch.pulse import Pulse
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
 from tests.engine import toys
 from tests.phases import builder
+from tests.reports import samples
 
 PROFILE = load_profile("a100x2_pcie4")
 WHERE = builder.context("a100x2_pcie4")
@@ -40,7 +43,6 @@ def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_sam
     whole, share = plan("single_gpu")[:2]
     assert forecast(whole, PACE, PROFILE) == 10.0 + 100 * 0.5
     assert forecast(share, PACE, PROFILE) == 10.0 + 100 * 0.25
-    assert remaining([whole, share, *plan("v2_parity")], PACE, PROFILE) == (95.0, 2)
 
 
 def test_what_does_not_end_in_time_is_named_with_the_setting() -> None:
@@ -53,9 +55,19 @@ def test_what_does_not_end_in_time_is_named_with_the_setting() -> None:
 class Told(Observer):
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.forecasts: list[Forecast] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def run_forecast(self, forecast: Forecast) -> None:
+        self.forecasts.append(forecast)
+
+    @property
+    def left_s(self) -> float:
+        left_s = self.forecasts[-1].left_s
+        assert left_s is not None
+        return left_s
 
 
 class Clock:
@@ -71,44 +83,129 @@ def train(watched: Forecaster, clock: Clock, launch: Launch, step_s: float, step
     for step in range(1, steps + 1):
         clock.now += 5.0 if step == 1 else step_s
         watched.launch_progress(launch, step, launch.steps, None)
+        watched.launch_ranks(launch, Pulse())
 
 
-def watched(launches: Sequence[Launch]) -> tuple[Forecaster, Told, Clock]:
+def watched(
+    launches: Sequence[Launch], out: Path, profile: str = "a100x2_pcie4"
+) -> tuple[Forecaster, Told, Clock]:
     told, clock = Told(), Clock()
-    return Forecaster(told, launches, PROFILE, clock=clock), told, clock
+    forecaster = Forecaster(
+        told, launches, load_profile(profile), earlier=Earlier(profile, out), clock=clock
+    )
+    forecaster.run_started("id", "folder", ())
+    return forecaster, told, clock
 
 
-def test_after_some_steps_the_rest_is_told_once() -> None:
-    forecaster, told, clock = watched(plan("baseline"))
-    train(forecaster, clock, BASE, 0.25, 8)
-    assert told.notes == []
+def test_nothing_is_said_of_the_rest_before_anything_is_known(tmp_path: Path) -> None:
+    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+    train(forecaster, clock, BASE, 0.25, 3)
+    assert {(one.left_s, one.unknown) for one in told.forecasts} == {(None, 3)}
+
+
+def test_after_some_steps_the_rest_is_known(tmp_path: Path) -> None:
+    forecaster, told, clock = watched(plan("baseline"), tmp_path)
     train(forecaster, clock, BASE, 0.25, 20)
-    # 9 of 100 steps done when it is told; start-up 15 s: the first step belongs to it.
-    left = 3 * (15.0 + 25.0) - 0.09 * 40.0
-    assert told.notes == [
-        f"about {left // 60:.0f} min {left % 60:.0f} s left, from 0.25 s per step"
-    ]
+    # 80 of 100 steps are left of this launch (told up to one second ago), and two whole ones with
+    # their start-up of 15 s: the first step belongs to it.
+    assert told.left_s == pytest.approx(80 * 0.25 + 2 * (15.0 + 25.0), abs=1.0)
+    done_s = 10.0 + 5.0 + 19 * 0.25
+    assert told.forecasts[-1].share == pytest.approx(done_s / (done_s + 100.0), abs=0.02)
+    assert "0.25 s per step" in told.forecasts[-1].source
 
 
-def test_a_limit_that_will_be_exceeded_is_said_at_once() -> None:
-    forecaster, told, clock = watched([*plan("preflight"), *plan("baseline"), *plan("long_run")])
+def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back(tmp_path: Path) -> None:
+    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+    train(forecaster, clock, BASE, 0.25, 20)
+    before = told.left_s
+    for _ in range(60):
+        clock.now += 1.0
+        forecaster.launch_ranks(BASE, Pulse())
+    assert told.left_s == pytest.approx(before, abs=1.0)
+    shares = [one.share for one in told.forecasts]
+    assert shares == sorted(shares) and shares[0] >= 0.0 and shares[-1] <= 1.0
+
+
+def test_what_is_told_is_told_once_a_second(tmp_path: Path) -> None:
+    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+    forecaster.launch_started(BASE, 1)
+    count = len(told.forecasts)
+    for _ in range(100):
+        clock.now += 0.1
+        forecaster.launch_ranks(BASE, Pulse())
+    assert len(told.forecasts) - count <= 10
+
+
+def test_a_limit_that_will_be_exceeded_is_said_at_once(tmp_path: Path) -> None:
+    launches = [*plan("preflight"), *plan("baseline"), *plan("long_run")]
+    forecaster, told, clock = watched(launches, tmp_path)
     train(forecaster, clock, BASE, 6.0, 10)
-    assert len(told.notes) == 2
-    assert "2 launch(es) that train nothing not counted" in told.notes[0]
-    assert told.notes[1].startswith("long_run/run would take ")
-    assert "phases.long_run.timeout_s" in told.notes[1] and "(6 s per step)" in told.notes[1]
+    assert told.forecasts[-1].unknown == 2, "those of preflight train nothing"
+    (note,) = told.notes
+    assert note.startswith("long_run/run would take ")
+    assert "phases.long_run.timeout_s" in note and "(6 s per step)" in note
 
 
-def test_tests_have_no_pace_and_what_ended_is_not_left() -> None:
-    (sanity, _), launches = plan("preflight"), plan("baseline")
-    forecaster, told, clock = watched([sanity, *launches])
-    train(forecaster, clock, sanity, 1.0, 50)
-    forecaster.launch_finished(sanity, LaunchResult(status=LaunchStatus.COMPLETED))
-    assert told.notes == []
+def test_what_ended_is_not_left_and_nothing_left_is_all_done(tmp_path: Path) -> None:
+    launches = plan("baseline")
+    forecaster, told, clock = watched(launches, tmp_path)
+    ended = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=40.0)
     for launch in launches[:2]:
-        forecaster.launch_finished(launch, LaunchResult(status=LaunchStatus.COMPLETED))
-    train(forecaster, clock, launches[2], 0.25, 10)
-    assert told.notes == ["about 36 s left, from 0.25 s per step"]
+        train(forecaster, clock, launch, 0.25, 100)
+        forecaster.launch_finished(launch, ended)
+    assert told.left_s == pytest.approx(40.0, abs=1.0)
+    forecaster.phase_finished(samples.go().phases[1])
+    assert (told.left_s, told.forecasts[-1].share) == (0.0, 1.0)
+
+
+def earlier_run(out: Path, seconds: float, **changed: object) -> None:
+    """A run of the profile in which a launch of the baseline took so long."""
+    (folder := out / "20261101T000000Z-aaaaaaa").mkdir()
+    result = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=seconds)
+    entries = tuple(LaunchEntry(launch=launch, result=result) for launch in plan("baseline"))
+    phase = (
+        samples.go()
+        .phases[1]
+        .model_copy(update={"launches": entries, "duration_s": 3 * seconds + 6.0})
+    )
+    record = samples.go().model_copy(update={"phases": (phase,), **changed})
+    (folder / "run.json").write_text(record.model_dump_json())
+
+
+def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_took(
+    tmp_path: Path,
+) -> None:
+    earlier_run(tmp_path, 100.0)
+    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+    assert told.left_s == 300.0
+    assert told.forecasts[0].source == f"as in run {samples.go().run_id}"
+    forecaster.launch_started(BASE, 1)
+    clock.now += 150.0
+    forecaster.launch_finished(BASE, LaunchResult(status=LaunchStatus.COMPLETED, duration_s=150.0))
+    assert told.left_s == 300.0, "two launches, each half as long again as before"
+
+
+def test_the_time_beside_the_launches_of_an_earlier_run_counts(tmp_path: Path) -> None:
+    earlier_run(tmp_path, 100.0)
+    earlier = Earlier("a100x2_pcie4", tmp_path)
+    assert earlier.beside_launches("baseline") == 6.0
+    assert earlier.beside_launches("long_run") is None
+
+
+@pytest.mark.parametrize("changed", [{"profile": "cpu"}, {"environment": {"cpu.count": "100000"}}])
+def test_a_run_of_another_profile_or_machine_says_nothing(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    earlier_run(tmp_path, 100.0, **changed)
+    assert Earlier("a100x2_pcie4", tmp_path).launch(BASE) is None
+
+
+def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> None:
+    (tmp_path / "20261102T000000Z-bbbbbbb").mkdir()
+    (tmp_path / "20261102T000000Z-bbbbbbb" / "run.json").write_text("{")
+    earlier_run(tmp_path, 100.0)
+    found = Earlier("a100x2_pcie4", tmp_path).launch(BASE)
+    assert found == (100.0, samples.go().run_id)
 
 
 def test_a_run_passes_every_event_on(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""A run inside GitHub Actions: a group a phase, annotations, the step's summary and outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from runbook.cli._text import TextObserver
+from runbook.console import Console, printable
+from runbook.engine.outputs import render, report_files
+from runbook.records import PhaseRecord, RunRecord
+
+_SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
+# GitHub takes a step's summary up to one MiB, and nothing of a larger one.
+_MOST_BYTES = 1 << 20
+# What a runner takes for a command: `::` where a line begins, or the older `##[` anywhere.
+_COMMAND = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
+
+
+def harmless(text: str) -> str:
+    """The text with nothing in it that a runner would obey."""
+    return _COMMAND.sub(lambda found: f"{found[1]} :" if found[1] else f"{found[2]} [", text)
+
+
+class LogConsole(Console):
+    """A console for a log that obeys commands; progress goes to stdout too.
+
+    A runner puts the two streams together as they come, and a line beside its group tells nothing.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            stdout=console.stdout, stderr=console.stdout, quiet=console.quiet, live=False
+        )
+
+    def result(self, text: str) -> None:
+        """Never a command."""
+        super().result(harmless(text))
+
+    def progress(self, text: str) -> None:
+        """Never a command."""
+        super().progress(harmless(text))
+
+    def command(self, text: str) -> None:
+        """Workflow commands, escaped already."""
+        super().result(text)
+
+
+class GithubObserver(TextObserver):
+    """The plain lines of a pipe, each phase's in a group that can be folded."""
+
+    def __init__(self, console: Console) -> None:
+        self._log = LogConsole(console)
+        super().__init__(self._log)
+        self._open = False
+
+    def __enter__(self) -> Self:
+        self.callback(self._close)
+        return super().__enter__()
+
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Open the group."""
+        if not self._log.quiet:
+            where = " ".join(printable(f"{self._place(name)} {name}: {title}").split())
+            self._log.command(f"::group::{where}")
+            self._open = True
+        super().phase_started(name, title, launches)
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """Close the group; the phase's line stays visible below it."""
+        self._close()
+        super().phase_finished(record)
+
+    def _close(self) -> None:
+        if self._open:
+            self._log.command("::endgroup::")
+            self._open = False
+
+
+def tell_github(
+    console: LogConsole,
+    record: RunRecord,
+    folder: Path,
+    *,
+    exit_code: int,
+    variables: Mapping[str, str] = os.environ,
+) -> None:
+    """Annotations on stdout; the step's summary and outputs where GitHub says to put them.
+
+    A file that cannot be written is said, and changes nothing of the verdict.
+    """
+    console.command(render(record, "github").rstrip("\n"))
+    report = folder / report_files()["md"]
+    outputs = {
+        "verdict": record.verdict.value,
+        "exit_code": str(exit_code),
+        "run": str(folder),
+        "report": str(report),
+    }
+    text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())
+    _append(console, variables, _OUTPUT, text)
+    if path := variables.get(_SUMMARY):
+        taken = Path(path).stat().st_size if Path(path).is_file() else 0
+        _append(console, variables, _SUMMARY, summary_text(record, report, _MOST_BYTES - taken))
+
+
+def summary_text(record: RunRecord, report: Path, room: int) -> str:
+    """The Markdown report, cut after a whole line so that it takes at most `room` bytes."""
+    text = render(record, "md")
+    if len(text.encode()) <= room:
+        return text
+    end = f"\n\nCut here: GitHub shows one MiB. The whole report is in `{report}`.\n"
+    kept = text.encode()[: max(0, room - len(end.encode()))].rpartition(b"\n")[0]
+    return kept.decode() + end if kept else ""
+
+
+def _append(console: Console, variables: Mapping[str, str], name: str, text: str) -> None:
+    path = variables.get(name)
+    if not path or not text:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        console.error(f"warning: ${name} ({path}) cannot be written: {error.strerror or error}")

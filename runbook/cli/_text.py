@@ -1,0 +1,199 @@
+"""A run for people: a line a phase, and below it what goes on, redrawn or once in a while."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+from runbook import __version__
+from runbook.cli._observers import RunView, near
+from runbook.cli._progress import Part, Progress, fit
+from runbook.console import Console, cells, printable, style_of
+from runbook.launch.observer import Forecast
+from runbook.launch.pulse import Pulse
+from runbook.records import (
+    Check,
+    Comparator,
+    Launch,
+    LaunchResult,
+    Measurement,
+    Outcome,
+    PhaseRecord,
+    RunRecord,
+)
+from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
+
+_INDENT = "      "
+_REDRAW_S = 0.5
+PLAIN_INTERVAL_S = 30.0
+_SPARKS = "\u2581\u2588"
+
+
+class TextObserver(RunView):
+    """One line a phase on stderr, and what runs now.
+
+    On a terminal two lines below are redrawn twice a second. Elsewhere (a pipe, CI, TERM=dumb) a
+    plain line comes every 30 s. Both come from a thread of their own, so that a harness that is
+    busy itself is seen to be alive; events only remember.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._progress: Progress | None = None
+        self._last_note = ""
+        self._sparks = console.can_show(_SPARKS)
+
+    def __enter__(self) -> Self:
+        if not self._console.quiet:
+            ended = threading.Event()
+            ticker = threading.Thread(target=self._tick, args=(ended,), daemon=True)
+            ticker.start()
+            self.callback(self._hide)
+            self.callback(ticker.join)
+            self.callback(ended.set)
+        return self
+
+    def _tick(self, ended: threading.Event) -> None:
+        while not ended.wait(_REDRAW_S if self._console.is_live else PLAIN_INTERVAL_S):
+            self.show()
+
+    def show(self) -> None:
+        """Draw what goes on now; a line of it where nothing can be redrawn."""
+        console, now = self._console, self._clock()
+        # Written outside the lock: a terminal that is held (Ctrl-S) must not hold the harness.
+        with self._lock:
+            if self._progress is None:
+                return
+            # The last column stays free: some terminals wrap as soon as it is filled.
+            width = console.columns - 1
+            screen = self._progress.screen(width, now, unicode=self._sparks)
+            line = self._progress.line(now)
+        if console.is_live:
+            console.draw(screen)
+        else:
+            console.progress(_INDENT + line)
+
+    def _announce(self, run_id: str) -> None:
+        count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
+        line = f"runbook {__version__}  run {run_id}  {count}"
+        where = f"-> {near(self.run_root)}"
+        wraps = self._console.is_live and cells(f"{line}  {where}") > self._console.columns
+        self._console.progress(f"{line}\n  {where}" if wraps else f"{line}  {where}")
+        with self._lock:
+            self._progress = Progress(began=self._clock())
+
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Show the phase until its first launch starts."""
+        del title, launches
+        self._enter(name)
+
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        """Show the launch with its steps."""
+        if attempt > 1:
+            where = f"{launch.phase}/{launch.name}"
+            self._console.progress(f"{_INDENT}{where} starts again (attempt {attempt})")
+        with self._lock:
+            if self._progress is not None:
+                self._progress.start(printable(launch.name), attempt, launch.steps, self._clock())
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        """Remember the step."""
+        del launch
+        with self._lock:
+            if self._progress is not None:
+                self._progress.advance(step, total, toks_per_s)
+
+    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+        """Remember who lives and who is silent."""
+        del launch
+        with self._lock:
+            if self._progress is not None:
+                self._progress.pulse = pulse
+
+    def run_forecast(self, forecast: Forecast) -> None:
+        """Remember how far the run is."""
+        with self._lock:
+            if self._progress is not None:
+                self._progress.forecast, self._progress.forecast_at = forecast, self._clock()
+
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+        """A line only if it did not end well, and only if the watchdog has not said so already."""
+        self._enter(launch.phase)
+        told = bool(result.cause) and result.cause in self._last_note
+        if not result.ok and not told:
+            cause = f": {result.cause}" if result.cause else ""
+            text = f"{launch.phase}/{launch.name} {result.status.value}{cause}"
+            self._console.progress(_INDENT + printable(text))
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """The phase's line: outcome, its throughput if it has one, checks, time."""
+        self._console.progress(self._phase_line(record))
+
+    def _phase_line(self, record: PhaseRecord) -> str:
+        width = max((len(name) for name in self._order), default=0)
+        word, place = record.outcome.value, self._place(record.name)
+        took = duration_text(record.duration_s)
+        line = (
+            f" {place} {record.name:<{width}}  {word:<12}  "
+            f"{printable(headline(record)):<56}  {took}"
+        )
+        if self._console.is_live and cells(line) > self._console.columns:
+            rate, count = (printable(text) for text in _facts(record))
+            whole = Part(1, f"{rate}  {count}".strip(), count)
+            parts = (Part(0, f" {place} {record.name}"), Part(0, word), whole, Part(2, took))
+            line = fit(parts, self._console.columns - 1)
+        painted = self._console.paint(word, style_of(word), err=True)
+        return line.replace(f" {word}", f" {painted}", 1)
+
+    def run_finished(self, record: RunRecord, run_root: str) -> None:
+        """Stop drawing; the summary follows on stdout."""
+        self._hide()
+        self.run_root = run_root
+        if record.interrupted:
+            self._console.progress(f"{_INDENT}interrupted; no process of the run is left")
+
+    def note(self, text: str) -> None:
+        """A line for a person."""
+        self._last_note = text
+        self._console.progress(_INDENT + printable(text))
+
+    def _enter(self, phase: str) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.enter(self._place(phase), printable(phase), self._clock())
+
+    def _hide(self) -> None:
+        with self._lock:
+            self._progress = None
+            if self._console.is_live:
+                self._console.draw(())
+
+
+def headline(record: PhaseRecord) -> str:
+    """A throughput with sample size and limit if one was measured, and the passed checks."""
+    return "  ".join(text for text in _facts(record) if text)
+
+
+def _facts(record: PhaseRecord) -> tuple[str, str]:
+    passed = sum(check.outcome is Outcome.PASS for check in record.checks)
+    shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
+    count = f"{passed} of {shown} checks" if shown else "no checks"
+    count += f", FLAKY: {', '.join(record.flaky)}" if record.flaky else ""
+    for check in record.checks:
+        if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
+            return _rate(check, check.measurement), count
+    return "", count
+
+
+def _rate(check: Check, measured: Measurement) -> str:
+    spread = f" +- {measured.stdev:.3g}" if measured.stdev is not None else ""
+    text = f"{plain_number(measured.value)}{spread} {measured.unit} (n={measured.n})"
+    if isinstance(check.limit, int | float) and check.comparator is not Comparator.NONE:
+        text += f" {check.comparator.value} {check.limit:g}"
+    return text

@@ -1,0 +1,150 @@
+"""The lines of `runbook run --output-format json`: one event each, and their one JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from runbook.records.launch import LaunchResult
+from runbook.records.measurement import Record
+from runbook.records.outcome import Check, Outcome, Verdict
+
+
+class StreamEvent(Record):
+    """What every event has: the version of this schema, and when it was told (UTC)."""
+
+    schema_version: Literal[1] = 1
+    ts: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+
+
+class _OfLaunch(StreamEvent):
+    phase: str
+    launch: str
+
+
+class RunStarted(StreamEvent):
+    """The run's folder exists; `phases` in the order in which they run."""
+
+    event: Literal["run_started"] = "run_started"
+    run_id: str
+    run_root: str
+    phases: tuple[str, ...]
+
+
+class PhaseStarted(StreamEvent):
+    """The phase's plan is known, nothing of it has run."""
+
+    event: Literal["phase_started"] = "phase_started"
+    phase: str
+    title: str
+    launches: int = Field(ge=0)
+
+
+class LaunchStarted(_OfLaunch):
+    """Processes are being started; `command` can be pasted."""
+
+    event: Literal["launch_started"] = "launch_started"
+    attempt: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    command: str
+
+
+class LaunchProgress(_OfLaunch):
+    """Rank 0 has done `step` of `total` steps; at most two a second, and the last one."""
+
+    event: Literal["launch_progress"] = "launch_progress"
+    step: int = Field(ge=0)
+    total: int = Field(ge=0)
+    toks_per_s: float | None = Field(allow_inf_nan=False)
+
+
+class SilentRank(Record):
+    """A rank that says nothing for longer than it usually does; `state` if the kernel holds it."""
+
+    rank: int = Field(ge=0)
+    silent_s: float = Field(ge=0)
+    usual_s: float | None = Field(ge=0)
+    state: str
+
+
+class LaunchRanks(_OfLaunch):
+    """Whether ranks live, are busy or silent has changed; `wanted` is 0 without heartbeats."""
+
+    event: Literal["launch_ranks"] = "launch_ranks"
+    alive: int = Field(ge=0)
+    wanted: int = Field(ge=0)
+    busy: str
+    silent: tuple[SilentRank, ...]
+
+
+class RunForecast(StreamEvent):
+    """How far the run is; at most one in ten seconds. `left_s` is null while nothing is known."""
+
+    event: Literal["run_forecast"] = "run_forecast"
+    done_s: float = Field(ge=0)
+    share: float = Field(ge=0, le=1)
+    left_s: float | None = Field(ge=0)
+    unknown: int = Field(ge=0)
+    source: str
+
+
+class LaunchFinished(_OfLaunch):
+    """Nothing of the launch is alive any more."""
+
+    event: Literal["launch_finished"] = "launch_finished"
+    result: LaunchResult
+
+
+class PhaseFinished(StreamEvent):
+    """The phase is judged and written."""
+
+    event: Literal["phase_finished"] = "phase_finished"
+    phase: str
+    outcome: Outcome
+    duration_s: float = Field(ge=0)
+    flaky: tuple[str, ...]
+    checks: tuple[Check, ...]
+    choices: dict[str, str]
+
+
+class RunFinished(StreamEvent):
+    """Everything is written; run.json in `run_root` has the whole record."""
+
+    event: Literal["run_finished"] = "run_finished"
+    run_id: str
+    run_root: str
+    verdict: Verdict
+    headline: str
+    scope: str
+    caveats: tuple[str, ...]
+    reasons: tuple[str, ...]
+    interrupted: bool
+    exports: dict[str, str]
+
+
+class Note(StreamEvent):
+    """Something that a person should read."""
+
+    event: Literal["note"] = "note"
+    text: str
+
+
+AnyEvent = Annotated[
+    RunStarted
+    | PhaseStarted
+    | LaunchStarted
+    | LaunchProgress
+    | LaunchRanks
+    | RunForecast
+    | LaunchFinished
+    | PhaseFinished
+    | RunFinished
+    | Note,
+    Field(discriminator="event"),
+]
+
+
+def events_schema() -> dict[str, Any]:
+    """The JSON Schema of one line."""
+    return TypeAdapter(AnyEvent).json_schema(mode="serialization")

@@ -1,0 +1,112 @@
+"""Lines that fit any width, and what stands in them when there is room for little."""
+
+from __future__ import annotations
+
+import pytest
+
+from runbook.cli._progress import Part, Progress, bar, fit, silence_texts, sparkline
+from runbook.console import cells
+from runbook.launch.observer import Forecast
+from runbook.launch.pulse import Pulse, Silence
+
+SILENT = (
+    Silence(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),
+    Silence(rank=0, silent_s=7.1, usual_s=0.3),
+)
+PULSES = {
+    "heard": Pulse(alive=2, wanted=2),
+    "silent": Pulse(alive=2, wanted=2, silent=SILENT),
+    "busy": Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0),
+    "no ranks": Pulse(),
+}
+
+
+def training(pulse: Pulse, *, launch: str = "run1", attempt: int = 1) -> Progress:
+    progress = Progress(began=0.0, forecast_at=40.0)
+    progress.enter("2/9", "baseline", 30.0)
+    progress.start(launch, attempt, 300, 32.0)
+    for step in range(1, 121):
+        progress.advance(step, 300, 8000.0 + step)
+    progress.pulse = pulse
+    progress.forecast = Forecast(done_s=40.0, share=0.349, left_s=102.0)
+    return progress
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize(
+    "launch", ["run1", "an-arm-with-a-very-long-name-of-its-own", "表表表表表"]
+)
+@pytest.mark.parametrize("pulse", PULSES)
+def test_no_width_is_ever_exceeded(pulse: str, launch: str, unicode: bool) -> None:
+    for attempt in (1, 2):
+        progress = training(PULSES[pulse], launch=launch, attempt=attempt)
+        for width in range(20, 301):
+            for line in progress.screen(width, 42.0, unicode=unicode):
+                assert cells(line) <= width, (width, line)
+
+
+def test_what_is_left_out_first() -> None:
+    heard, silent = training(PULSES["heard"]), training(PULSES["silent"])
+    assert heard.screen(20, 42.0, unicode=True) == ["2/9 baseline/run1", "step 120/300"]
+    assert heard.screen(40, 42.0, unicode=True) == [
+        "2/9 baseline/run1  34 %  1 min 40 s left",
+        "step 120/300  8 120 tok/s  ranks 2/2",
+    ]
+    assert heard.screen(80, 42.0, unicode=True) == [
+        "2/9 baseline/run1  [########---------------]  34 %  1 min 40 s left  42 s so far",
+        "step 120/300  8 120 tok/s  ████████████████████  ranks 2/2",
+    ]
+    assert silent.screen(20, 42.0, unicode=True)[1] == "rank 1 silent 7 s"
+    assert silent.screen(40, 42.0, unicode=True)[1] == "rank 1 silent 7 s (usual 0.3 s)"
+
+
+def test_a_rate_is_not_shown_while_nobody_is_heard() -> None:
+    assert "tok/s" in training(PULSES["heard"]).line(42.0)
+    for pulse in ("silent", "busy"):
+        progress = training(PULSES[pulse])
+        for line in (progress.line(42.0), *progress.screen(200, 42.0, unicode=True)):
+            assert "tok/s" not in line and "█" not in line
+
+
+def test_the_clock_of_the_run_does_not_begin_anew_with_a_launch() -> None:
+    progress = training(PULSES["heard"])
+    progress.start("run2", 1, 300, 90.0)
+    assert "1 min 35 s so far" in progress.screen(120, 95.0, unicode=True)[0]
+    assert "running, 5 s" in progress.screen(120, 95.0, unicode=True)[1]
+
+
+def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_least() -> None:
+    progress = training(PULSES["heard"])
+    assert progress.left_text(40.0) == "1 min 42 s left"
+    assert progress.left_text(45.0) == "1 min 37 s left"
+    assert progress.left_text(1000.0) == "0 s left"
+    progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, unknown=2)
+    assert progress.left_text(40.0) == "over 1 min 42 s left"
+    progress.forecast = Forecast(done_s=40.0, share=0.3)
+    assert progress.left_text(40.0) == ""
+
+
+def test_parts_get_room_by_their_rank_and_keep_their_order() -> None:
+    parts = [Part(2, "aaaa"), Part(0, "bbbbbb", "bb"), Part(1, "cc")]
+    assert fit(parts, 20) == "aaaa  bbbbbb  cc"
+    assert fit(parts, 10) == "bbbbbb  cc"
+    assert fit(parts, 7) == "bbbbbb"
+    assert fit(parts, 3) == "bb"
+    assert fit(parts, 1) == "b"
+
+
+def test_a_rate_half_as_fast_is_drawn_half_as_high() -> None:
+    assert sparkline([8.0, 4.0, 0.0]) == "█▅▁"
+    assert sparkline([]) == sparkline([0.0]) == ""
+    assert sparkline([8.0, 4.0, 0.0], blocks="_.-=*#") == "#-_"
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0, "[----]"), (0.5, "[##--]"), (1.0, "[####]")])
+def test_a_bar(share: float, text: str) -> None:
+    assert bar(share, 6) == text
+
+
+def test_who_is_silent_in_words() -> None:
+    assert silence_texts(()) == ()
+    (alone,) = {*silence_texts((Silence(rank=3, silent_s=12.0),))}
+    assert alone == "rank 3 silent 12 s"
