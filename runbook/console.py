@@ -52,6 +52,11 @@ def printable(text: str) -> str:
     )
 
 
+def _in_one_line(text: str) -> str:
+    """A table's cell: a line break in it would look like another row."""
+    return printable(text).replace("\n", "\\n")
+
+
 def _spelled(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
@@ -113,6 +118,11 @@ class Console:
         self._drawn: tuple[str, ...] = ()
 
     @property
+    def unicode_out(self) -> bool:
+        """True if stdout takes any character."""
+        return (getattr(self._stdout, "encoding", None) or "").lower().startswith("utf")
+
+    @property
     def is_live(self) -> bool:
         """True if progress may be drawn and redrawn: a terminal that somebody watches."""
         return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
@@ -153,7 +163,7 @@ class Console:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header, two spaces apart; the last column is not padded."""
-        cells = [tuple(header), *(tuple(printable(cell) for cell in row) for row in rows)]
+        cells = [tuple(header), *(tuple(_in_one_line(cell) for cell in row) for row in rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
         for row in cells:
             padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -1,17 +1,18 @@
-"""Phases and reports, found through entry points; the shipped ones are found like any other.
+"""Phases, reports and pages, found through entry points; the shipped ones like any other.
 
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
-phase or a report. Nothing here names one, so the engine depends on none.
+phase or a report. Nothing here names one, so the engine depends on none. The group `runbook.pages`
+has what is rendered from several runs: a command asks for its page by name.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.errors import RunbookError, UsageError, did_you_mean
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
+PAGE_GROUP = "runbook.pages"
+Shown = TypeVar("Shown")
 
 
 @lru_cache(maxsize=1)
@@ -75,6 +78,18 @@ def report_names() -> tuple[str, ...]:
 def phase_names() -> tuple[str, ...]:
     """The names that `--phase` takes, without loading a phase."""
     return tuple(entry.name for entry in _installed(PHASE_GROUP))
+
+
+def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:
+    """The function that renders the page of this name from what it shows, as HTML.
+
+    Raises RunbookError if no such page is installed.
+    """
+    found = {entry.name: entry for entry in _installed(PAGE_GROUP)}
+    if name not in found:
+        raise RunbookError(f"no page {name!r} is installed; there are: {', '.join(found)}")
+    render: Callable[[Shown], str] = found[name].load()
+    return render
 
 
 def select(text: str) -> list[Phase]:

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_out
-from runbook.console import Console
+from runbook.console import Console, printable
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.engine.history import MetricRow
+    from runbook.engine.history import MetricRow, RunRow
+    from runbook.engine.trends import Trend
 
-_COLUMNS = ("started_at", "run_id", "profile", "outcome", "number", "stdev", "n", "unit", "path")
+_COLUMNS = (
+    "started_at", "run_id", "profile", "line", "outcome", "number", "stdev", "n", "unit", "path",
+)  # fmt: skip
+_PAGE = "index.html"
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -26,6 +30,23 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     add_out(parser)
     parser.add_argument("--csv", action="store_true", help="METRIC as comma-separated rows")
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="FILE",
+        help=f"write one page about all runs and trends (default file: {_PAGE} in --out)",
+    )
+
+
+def _problems(args: argparse.Namespace) -> list[str]:
+    problems = []
+    if args.csv and args.metric is None:
+        problems.append("--csv needs a METRIC, for example: baseline.throughput")
+    if args.html is not None and (args.metric or args.csv or args.json):
+        problems.append("--html shows everything: it goes with no METRIC, --csv or --json")
+    return problems
 
 
 def _history(args: argparse.Namespace, console: Console) -> int:
@@ -35,10 +56,10 @@ def _history(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(
             f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
-    if args.csv and args.metric is None:
-        raise UsageError("--csv needs a METRIC", hint="for example: baseline.throughput")
     try:
-        if args.metric is None:
+        if args.html is not None:
+            _write_page(console, args)
+        elif args.metric is None:
             _show_runs(console, args.out, as_json=args.json)
         else:
             _show_metric(console, args)
@@ -49,10 +70,11 @@ def _history(args: argparse.Namespace, console: Console) -> int:
 
 def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
     from runbook.engine.history import list_runs
+    from runbook.records.measurement import duration_text, plain_number
 
     rows = list_runs(out)
     if as_json:
-        console.json_document({"schema_version": 1, "runs": [asdict(row) for row in rows]})
+        console.json_document({"schema_version": 2, "runs": [asdict(row) for row in rows]})
         return
     cells = [
         (
@@ -61,15 +83,19 @@ def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
             row.profile or "-",
             row.verdict or "-",
             f"{row.passed} of {row.required}",
-            row.problem or ("interrupted" if row.interrupted else ""),
+            "-" if row.duration_s is None else duration_text(row.duration_s),
+            plain_number(row.throughput),
+            "; ".join(row.marks),
         )
         for row in rows
     ]
-    console.table(("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", ""), cells)
+    header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
+    console.table(header, cells)
 
 
 def _show_metric(console: Console, args: argparse.Namespace) -> None:
     from runbook.engine.history import metric_names, metric_rows
+    from runbook.engine.trends import trends
 
     rows = metric_rows(args.out, args.metric)
     if not rows:
@@ -79,27 +105,56 @@ def _show_metric(console: Console, args: argparse.Namespace) -> None:
             f"no metric {args.metric!r} in {args.out}/{did_you_mean(args.metric, names)}",
             hint=known,
         )
+    found = trends(rows)
     if args.csv:
         console.result(_csv(rows))
     elif args.json:
-        document = {"schema_version": 1, "metric": args.metric}
-        console.json_document({**document, "rows": [asdict(row) for row in rows]})
+        document = {"schema_version": 2, "metric": args.metric}
+        lines = [
+            {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
+            for one in found
+        ]
+        console.json_document({**document, "lines": lines})
     else:
-        header = ("STARTED", "RUN", "PROFILE", "OUTCOME", "VALUE", "N", "SOURCE")
-        console.table(header, [_cells(row) for row in rows])
+        for number, trend in enumerate(found):
+            if number:
+                console.result("")
+            _print_trend(console, trend)
 
 
-def _cells(row: MetricRow) -> tuple[str, ...]:
+def _json_rows(trend: Trend) -> list[dict[str, object]]:
+    changes = (None if one is None else one[0] for one in trend.changes())
+    return [
+        {**asdict(row), "change": change} for row, change in zip(trend.rows, changes, strict=True)
+    ]
+
+
+def _print_trend(console: Console, trend: Trend) -> None:
+    from runbook.engine.trends import sparkline
+
+    line = sparkline(trend.numbers, plain=not console.unicode_out)
+    console.result(printable(f"{trend.name}: {trend.on_what}"))
+    if line:
+        low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
+        unit = f" {trend.unit}" if trend.unit else ""
+        console.result(f"{line}  {low} to {high}{unit}, {len(trend.numbers)} runs, oldest first")
+    header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
+    rows = zip(trend.rows, trend.changes(), strict=True)
+    console.table(header, [_cells(row, change) for row, change in rows])
+
+
+def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
     value = row.text if row.number is None else f"{row.number:.6g}"
     spread = f" +- {row.stdev:.3g}" if row.stdev is not None else ""
     unit = f" {row.unit}" if row.unit else ""
     return (
         row.started_at,
         row.run_id,
-        row.profile,
+        row.verdict,
         row.outcome or "-",
         f"{value}{spread}{unit}",
         str(row.n),
+        "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
         row.path or "-",
     )
 
@@ -115,17 +170,51 @@ def _csv(rows: list[MetricRow]) -> str:
     return stream.getvalue().rstrip("\n")
 
 
+def _write_page(console: Console, args: argparse.Namespace) -> None:
+    from runbook import registry
+    from runbook.engine.history import list_runs, metric_rows
+    from runbook.engine.trends import RunsPage, trends
+    from runbook.files import write_atomic
+
+    path = args.out / _PAGE if args.html == Path() else args.html
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}/"
+        raise UsageError(f"--html {path}: {what}", hint="name a file in a folder that is there")
+    runs = list_runs(args.out)
+    shown = [one for one in trends(metric_rows(args.out)) if len(one.numbers) > 1]
+    page = RunsPage(
+        runs=tuple(runs), trends=tuple(shown), links=_links(args.out, runs, path.parent)
+    )
+    write_atomic(path, registry.page("history", RunsPage)(page))
+    console.result(str(path))
+
+
+def _links(out: Path, runs: list[RunRow], start: Path) -> dict[str, str]:
+    """Of each run that has a report: where it lies, seen from the page."""
+    import os
+
+    found = {}
+    for row in runs:
+        report = out / row.folder / "report.html"
+        if report.is_file() and not report.is_symlink():
+            found[row.folder] = Path(os.path.relpath(report, start)).as_posix()
+    return found
+
+
 HISTORY = Command(
     name="history",
     help="list earlier runs, or one number through all of them",
     description="""\
-List the runs of a folder, oldest first; with METRIC (a check's id, or
-phase/measurement), its value in each. The index is built from the run folders and
-updates itself.""",
+List the runs of a folder, oldest first. With METRIC (a check's id, or
+phase/measurement), its value in each, a line for each profile, settings, workload and
+device, and the change against the median of the earlier runs on that line. The index
+is built from the run folders and updates itself.""",
     examples="""\
   runbook history
+  runbook history --html                        one page with all runs and trends
   runbook history baseline.throughput
   runbook history baseline.throughput --csv > throughput.csv""",
     add_arguments=_add_arguments,
+    problems=_problems,
     run=_history,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import math
 import multiprocessing
+import os
 import sqlite3
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, sync
+from runbook.errors import RunbookError
 from runbook.records import RunRecord
 from tests.reports.samples import go, incomplete, no_go
 
@@ -144,7 +147,8 @@ def test_the_command_lists_shows_and_exports(
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["number"] for row in rows] == ["23.0", "", "47.25"]
     assert main(["history", "baseline.throughput", "--json", *out]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 3
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    assert sum(len(line["rows"]) for line in lines) == 3
     assert main(["history", "baseline.throughputt", *out]) == 2
     assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
     assert main(["history", "--csv", *out]) == 2
@@ -157,3 +161,44 @@ def test_an_index_that_cannot_be_written_is_an_error_not_silence(
     (artifacts / FILE_NAME).mkdir()
     assert main(["history", "--out", str(artifacts)]) == 2
     assert "cannot be used" in capsys.readouterr().err
+
+
+def test_the_index_is_for_its_owner_only(artifacts: Path) -> None:
+    sync(artifacts)
+    assert (artifacts / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    (artifacts / FILE_NAME).chmod(0o644)
+    sync(artifacts)
+    assert (artifacts / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_an_index_that_is_a_link_is_refused_and_its_target_left_alone(
+    artifacts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    target = tmp_path_factory.mktemp("elsewhere") / "precious"
+    target.write_text("mine")
+    target.chmod(0o644)
+    (artifacts / FILE_NAME).symlink_to(target)
+    with pytest.raises(RunbookError, match="is a link"):
+        list_runs(artifacts)
+    assert target.read_text() == "mine"
+    assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_name_with_a_newline_cannot_fake_a_row(
+    artifacts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store(artifacts, "bad\n2026-11-22  fake  cpu  GO", go(), started_at="2026-11-18T00:00:00Z")
+    assert main(["history", "--out", str(artifacts)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 4
+
+
+def test_another_program_that_keeps_the_index_is_named(
+    artifacts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runbook.engine.history._WAIT_S", 0.1)
+    handle = os.open(artifacts, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(RunbookError, match="another program"):
+        list_runs(artifacts)
+    os.close(handle)
+    assert len(list_runs(artifacts)) == 3
