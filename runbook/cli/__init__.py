@@ -12,6 +12,7 @@ from runbook.cli._parser import Command, parse_all
 from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.completion import ASKED, COMPLETION, complete
 from runbook.cli.drill import DRILL
+from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
@@ -26,7 +27,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "run": (RUN, GPU_ACCEPTANCE),
-    "read": (REPORT, VERIFY, COMPARE, HISTORY),
+    "read": (REPORT, VERIFY, COMPARE, HISTORY, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
     "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),

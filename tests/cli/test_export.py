@@ -1,0 +1,73 @@
+"""`runbook export` writes where it is told, all or nothing, and says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runbook.cli import main
+from runbook.engine.outputs import record_text
+from tests.cli.shell import runbook
+from tests.reports import samples
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    run = tmp_path / "artifacts" / samples.go().run_id
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(record_text(samples.go()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_two_files_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "x.prom").write_text("old")
+    old = (folder / "x.prom").stat().st_ino
+    assert main(["export", "--to", "csv", "x.csv", "--to", "prometheus", "x.prom"]) == 0
+    assert capsys.readouterr().out == "x.csv\nx.prom\n"
+    assert (folder / "x.csv").read_text().startswith("run_id,")
+    assert 'runbook_verdict{verdict="GO"} 1.0\n' in (folder / "x.prom").read_text()
+    # Replaced, not written into: a collector never reads half a file.
+    assert (folder / "x.prom").stat().st_ino != old
+    assert sorted(path.name for path in folder.iterdir()) == ["artifacts", "x.csv", "x.prom"]
+
+
+def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "2026", "--to", "csv", "-"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 4
+    assert main(["export", "--to", "csv", "x.csv", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exports"] == [{"format": "csv", "written": ["x.csv"]}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--to is needed"),
+        (["--to", "cvs", "x"], "--to cvs: no such format (did you mean 'csv'?); there are: csv, "),
+        (["--to", "prometheus", "x.txt"], "reads only files that end in .prom"),
+        (["--to", "csv", "nowhere/x.csv"], "no folder nowhere/"),
+        (["--to", "csv", "artifacts"], "is a folder; name a file in it"),
+        (["--to", "tensorboard", "-"], "--to tensorboard needs a folder"),
+        (["--to", "csv"], "--to: expected 2 arguments"),
+    ],
+)
+def test_bad_words_write_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["export", "--to", "csv", "good.csv", *words] if words else ["export"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "good.csv").exists()
+
+
+def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    (hidden / "tensorboard.py").write_text("raise ImportError('not here')\n")
+    ended = runbook("export", "--to", "tensorboard", "b", cwd=folder, PYTHONPATH=str(hidden))
+    assert ended.code == 2
+    assert "pip install 'nsa-runbook[tensorboard]'" in ended.err
+    assert not (folder / "b").exists()
