@@ -120,7 +120,7 @@ class Console:
     @property
     def unicode_out(self) -> bool:
         """True if stdout takes any character."""
-        return (getattr(self._stdout, "encoding", None) or "").lower().startswith("utf")
+        return (getattr(self.stdout, "encoding", None) or "").lower().startswith("utf")
 
     @property
     def is_live(self) -> bool:

@@ -21,6 +21,7 @@ from runbook.errors import ProgramExit
 from tests.cli.shell import runbook
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
+_FORMATS = "github, html, json, junit, md, terminal"
 
 
 def loaded_modules(tmp_path: Path, *words: str) -> set[str]:
@@ -138,8 +139,8 @@ def test_version(tmp_path: Path) -> None:
         (
             ["report", "--format", "pdf,markdwn,html"],
             "2 problems:\n"
-            "  - --format 'pdf': no such format; there are: github, html, json, junit, md, terminal\n"
-            "  - --format 'markdwn': no such format; there are: github, html, json, junit, md, terminal; "
+            f"  - --format 'pdf': no such format; there are: {_FORMATS}\n"
+            f"  - --format 'markdwn': no such format; there are: {_FORMATS}; "
             "see runbook report --help",
         ),
         (
