@@ -113,7 +113,7 @@ class Regression(RowPhase):
                 number,
                 cell(first),
                 cell(second),
-                f"{float(second.value) / float(first.value) - 1:+.2%}",
+                f"{_ratio(first, second) - 1:+.2%}",
             )
             for number, first, second in paces
         )
@@ -131,6 +131,10 @@ class Regression(RowPhase):
 
 def _name(number: int, side: str) -> str:
     return f"round{number:02d}_{side}"
+
+
+def _ratio(first: Measurement, second: Measurement) -> float:
+    return float(second.value) / float(first.value)
 
 
 def _rounds(case: Case) -> Iterator[tuple[str, str]]:
@@ -231,7 +235,7 @@ def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Deci
 
 
 def _pace(case: Case) -> Finding:
-    """FAIL only after all rounds, at the plan's error; INCOMPLETE where later rounds are missing."""
+    """FAIL only after all rounds, at the plan's error; INCOMPLETE where rounds are missing."""
     first, second = _paces(case)
     checked = first_problem(_own_commit, case, [name for pair in _rounds(case) for name in pair])
     if checked.outcome is not Outcome.PASS:

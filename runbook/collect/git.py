@@ -59,7 +59,7 @@ def head_sha(checkout: Path) -> str | None:
 
 
 def commit_of(checkout: Path, name: str) -> str | None:
-    """The full sha of the commit that a name (a sha, a tag, HEAD) stands for; None for no commit."""
+    """The full sha of the commit that a name (sha, tag, HEAD) stands for; None for no commit."""
     result = _git(checkout, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     return result.stdout.strip() if result.ok else None
 

@@ -173,8 +173,8 @@ def regression(
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
     Two stages: a few rounds every night; only if these make a loss likely (one-sided p below the
-    plan's suspicion) are more added, and only then can the answer be FAIL. Fewer false alarms than the plan's
-    error a night follow, at a fraction of the cost of all rounds.
+    plan's suspicion) are more added, and only then can the answer be FAIL. Fewer false alarms than
+    the plan's error a night follow, at a fraction of the cost of all rounds.
 
     Args:
         reference: throughput of the reference, one value per launch.
