@@ -105,6 +105,7 @@ def drawn(rounds: Rounds, *, seed: int = 0) -> tuple[float, float]:
 
 def summary(nights: list[dict[str, object]], *, slower: bool) -> str:
     """One Markdown row for all nights of a kind."""
+    head = "slower" if slower else "equal"
     chosen = [one for one in nights if one["slower"] is slower]
     rounds: Rounds = [tuple(pair) for one in chosen for pair in one["rounds"]]  # type: ignore[attr-defined]
     outcomes = [str(one["outcome"]) for one in chosen]
@@ -113,12 +114,12 @@ def summary(nights: list[dict[str, object]], *, slower: bool) -> str:
         return (
             f"| {'slower' if slower else 'equal'} | {len(chosen)} | {said} | {len(rounds)} | | | |"
         )
-    logs = np.log([head / reference for reference, head in rounds])
+    logs = np.log([second / first for first, second in rounds])
     alarm, used = drawn(rounds)
     wanted = 1 - (1 - alarm) ** 3 if slower else 30 * alarm
     rate = f"{wanted:.1%} found in 3 nights" if slower else f"{wanted:.2f} alarms in 30 nights"
     return (
-        f"| {'slower' if slower else 'equal'} | {len(chosen)} | {said} | {len(rounds)} "
+        f"| {head} | {len(chosen)} | {said} | {len(rounds)} "
         f"| {np.expm1(logs.mean()):+.2%} ± {logs.std(ddof=1) / len(logs) ** 0.5:.2%} "
         f"| {logs.std(ddof=1):.2%} | {rate}, {used:.1f} rounds |"
     )
