@@ -101,7 +101,7 @@ class Regression(RowPhase):
                 self.over(partial(alike, but=_COMMITS)),
                 topic="reference",
             ),
-            Row("pace", "Is HEAD as fast as the reference?", _pace, topic="regression"),
+            Row("pace", "Is HEAD as fast as the reference?", _pace, topic="slower"),
         )
 
     def details(self, case: Case) -> Judgement:

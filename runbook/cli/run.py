@@ -111,7 +111,8 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--reference",
         default="",
         metavar="COMMIT",
-        help="what phase regression compares with; its checkout is made for the run",
+        help="what phase regression compares with (no default); a clean checkout of it is made for "
+        "the run",
     )
     group.add_argument(
         "--head",
