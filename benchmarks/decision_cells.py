@@ -177,6 +177,9 @@ def _scaling_cells() -> Iterator[Cell]:
                 yield Cell(question, noise, truth_text, run, claims, seed, SCALING_PLAN)
 
 
+_NIGHTLY_STEPS = 100
+
+
 def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int], Result]:
     """`FAIL` counts nights with an alarm, `caught in 3` runs of three nights with at least one."""
 
@@ -184,8 +187,10 @@ def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int],
         nights = 3
         most = REGRESSION_PLAN.first + REGRESSION_PLAN.more
         effects = launch_effects(rng, noise, (runs * nights, most), 2)
-        times = simulate(rng, noise, effects.size, 53, launch_effect=effects.ravel())
-        rate = (50 / times[:, LAUNCH_WARMUP:].sum(axis=1)).reshape(effects.shape)
+        length = _NIGHTLY_STEPS + LAUNCH_WARMUP
+        times = simulate(rng, noise, effects.size, length, launch_effect=effects.ravel())
+        # As the phase: tokens over the median step of each launch.
+        rate = (1 / np.median(times[:, LAUNCH_WARMUP:], axis=1)).reshape(effects.shape)
         rate[:, :, 1] *= speed
         decisions = [regression(night[:, 0], night[:, 1], REGRESSION_PLAN) for night in rate]
         alarm = np.array([decision.outcome is Decided.FAIL for decision in decisions])
@@ -200,21 +205,26 @@ def _nightly(noise: Noise, speed: float) -> Callable[[np.random.Generator, int],
             answers=every,
             runs=runs,
             documented_rule=flagged if speed == 1 else 1 - flagged,
-            steps=2 * 53 * rounds,
+            steps=2 * length * rounds,
             extra={"alarms_in_30_nights": 30 * float(alarm.mean())},
         )
 
     return run
 
 
+# Alarms that 30 nights of equal commits may have, and losses of 5 % that 3 nights have to find.
+ALARMS_IN_30_NIGHTS = 0.2
+FOUND_IN_3_NIGHTS = 0.98
+
+
 def _nightly_cells() -> Iterator[Cell]:
     question = "nightly regression against a pinned reference"
     for noise in NOISES:
-        same = (Claim("FAIL", 0.01),)
+        same = (Claim("FAIL", ALARMS_IN_30_NIGHTS / 30),)
         same_run, slow_run = _nightly(noise, 1.0), _nightly(noise, 0.95)
         alarm, missed = "false alarm, -5 %", "missed that night"
         yield Cell(question, noise, "no change", same_run, same, alarm, REGRESSION_PLAN)
-        caught = (Claim("caught in 3", 0.98, at_most=False),) if noise is CALM else ()
+        caught = (Claim("caught in 3", FOUND_IN_3_NIGHTS, at_most=False),)
         yield Cell(question, noise, "5 % slower", slow_run, caught, missed, REGRESSION_PLAN)
 
 

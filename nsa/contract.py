@@ -7,6 +7,7 @@ readers take them from here. docs/trainer-contract.md says what a run directory 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,19 @@ def checkpoint_step(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def package_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of a package's Python files, caches and the like left out.
+
+    The trainer says it of the package that it runs, the harness of the one that it meant.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
 # -- columns ---------------------------------------------------------------------------------------
 
 
@@ -270,7 +284,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
         "missing", "norm_told", "norm_before", "norm_after", "oracle",
     ),
-    Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib"),
+    Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s"),
     Event.PROFILER: ("active",),
     Event.PROGRESS: (
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",

@@ -227,6 +227,14 @@ BY_TOPIC: dict[str, str] = {
     ),
     "disk": "free space there (df -h), or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
+    "reference": (
+        "pin another reference in configs/nightly.yaml: a good commit whose trainer still runs "
+        "here, with this config and this contract"
+    ),
+    "slower": (
+        "the ratio is real at the declared error: find the commit with `git bisect run runbook run "
+        "--phase regression --reference COMMIT`; where the loss is wanted, pin another reference"
+    ),
     "target": (
         "measure a healthy run of this config once, and write its throughput and date into a "
         "profile of your own as the new floor"

@@ -18,7 +18,7 @@ import torch
 import nsa
 from nsa.attention import choose_path
 from nsa.config import model_flops_per_token
-from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
+from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name, package_digest
 from nsa.train.launch import LaunchPlan
 from nsa.train.output import say, write_json
 from nsa.train.policies import policies
@@ -71,6 +71,12 @@ def _git(folder: Path, *words: str) -> bytes | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def package() -> dict[str, str]:
+    """Where the package lies that runs here, and the digest of its files."""
+    folder = Path(nsa.__file__).resolve().parent
+    return {"path": str(folder), "sha256": package_digest(folder)}
 
 
 def versions() -> dict[str, str | None]:
@@ -201,6 +207,7 @@ def write_env(
         "started_at": started_at,
         "argv": [redact(word) for word in plan.argv],
         "git": git_state(),
+        "package": package(),
         "versions": versions(),
         "world_size": plan.place.world_size,
         "device": device_facts(device, ranks=plan.place.world_size),

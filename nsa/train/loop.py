@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -261,7 +261,11 @@ class Loop:
             clock.restart()
         self._memory_dump("post")
         reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
-        told = {"mem_mib": round(mem_mib, 1), "reserved_mib": reserved}
+        told = {
+            "mem_mib": round(mem_mib, 1),
+            "reserved_mib": reserved,
+            "cpu_s": round(process_time(), 6),
+        }
         beat.write(Event.STEP_END, **self.meter.take(), **told)
         self.compiling.note("step", timed=evidence.emitted and not warmup)
         if evidence.step_done():

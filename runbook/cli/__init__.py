@@ -18,6 +18,7 @@ from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import STACKS, WATCH
+from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
 from runbook.cli.triage import TRIAGE
@@ -26,7 +27,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (RUN, GPU_ACCEPTANCE),
+    "run": (RUN, NIGHTLY, GPU_ACCEPTANCE),
     "read": (REPORT, VERIFY, COMPARE, HISTORY, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),

@@ -57,6 +57,11 @@ class CommandParser(argparse.ArgumentParser):
                 action.option_strings = [short, *action.option_strings]
                 self._option_string_actions[short] = action
 
+    def change(self, option: str, *, default: object, help: str) -> None:
+        """Give an option that another command declared this command's default and help."""
+        action = self._option_string_actions[option]
+        action.default, action.help = default, help
+
     def known_options(self) -> list[str]:
         """All option strings of this command, such as --phase."""
         return [text for action in self._actions for text in action.option_strings]

@@ -119,6 +119,19 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         help="random seed for the order of arms (default: 0)",
     )
     group.add_argument(
+        "--reference",
+        default="",
+        metavar="COMMIT",
+        help="what phase regression compares with (no default); a clean checkout of it is made for "
+        "the run",
+    )
+    group.add_argument(
+        "--head",
+        default="",
+        metavar="COMMIT",
+        help="what phase regression holds against it (default: the commit of this checkout)",
+    )
+    group.add_argument(
         "--gpu-hour-price",
         type=number_type(at_least=0),
         metavar="F",
@@ -168,6 +181,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
         aa=args.aa,
         seed=args.seed,
         gpu_hour_price=args.gpu_hour_price,
+        reference=args.reference,
+        head=args.head,
         keep_going=args.keep_going,
         command=shlex.join(["runbook", *sys.argv[1:]]),
         formats=report_names(),

@@ -12,6 +12,7 @@ from runbook.collect.probe import ToolResult, run_tool
 _TIMEOUT_S = 30.0
 # A checkout's own configuration may name programs to run: none of these commands may start one.
 _GIT = ("git", "--no-optional-locks", "--no-pager", "-c", "core.fsmonitor=false")
+_NO_HOOKS = ("-c", "core.hooksPath=/dev/null")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
 
 
@@ -55,6 +56,25 @@ def head_sha(checkout: Path) -> str | None:
     """The full sha of HEAD, or None where there is no commit yet."""
     result = _git(checkout, "rev-parse", "--verify", "HEAD")
     return result.stdout.strip() if result.ok else None
+
+
+def commit_of(checkout: Path, name: str) -> str | None:
+    """The full sha of the commit that a name (sha, tag, HEAD) stands for; None for no commit."""
+    result = _git(checkout, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
+    return result.stdout.strip() if result.ok else None
+
+
+def clone_at(source: Path, commit: str, target: Path) -> str:
+    """Make a clean checkout of a commit at `target`; empty, or why it could not be made.
+
+    A clone that shares the objects: nothing is written into the source, so that nothing has to be
+    taken back there, however this ends. No hook of anybody runs.
+    """
+    clone = ("clone", "--quiet", "--shared", "--no-checkout", "--template=")
+    made = _git(source, *clone, "--", str(source), str(target))
+    if made.ok:
+        made = _git(target, *_NO_HOOKS, "checkout", "--quiet", "--detach", commit)
+    return made.problem
 
 
 def read_git(checkout: Path) -> GitState:

@@ -67,7 +67,10 @@ def _by_signal(result: LaunchResult) -> bool:
 
 def _same(first: Launch, second: Launch) -> bool:
     """Does the same command start, apart from where it writes?"""
-    return (first.words(), first.env, first.nproc) == (second.words(), second.env, second.nproc)
+    one, other = (
+        (launch.words(), launch.env, launch.nproc, launch.commit) for launch in (first, second)
+    )
+    return one == other
 
 
 def _place(cause: str) -> str:

@@ -15,6 +15,7 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
+from runbook.engine.commits import with_commits
 from runbook.engine.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
@@ -85,6 +86,8 @@ class Setup:
             aa=options.aa,
             seed=options.seed,
             gpu_hour_price=options.gpu_hour_price,
+            reference=options.reference,
+            head=options.head,
             invocation=options.invocation(),
         )
 
@@ -145,6 +148,9 @@ def prepare(options: RunOptions) -> Setup:
             f"--protocol {options.protocol!r}: no such protocol"
             f"{did_you_mean(options.protocol, PROTOCOLS)}; there are: {', '.join(PROTOCOLS)}"
         )
+    if "phases" in found:
+        options, wrong = with_commits(options, found["phases"])
+        problems += wrong
     if not options.steps_scale > 0:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
     if problems:

@@ -94,26 +94,33 @@ class PhaseRun:
 
     def _run(self) -> Judgement:
         launches = self.phase.plan(self.context)
-        self.state.observer.phase_started(self.phase.name, self.phase.title, len(launches))
+        certain = [launch for launch in launches if not launch.conditional]
+        self.state.observer.phase_started(self.phase.name, self.phase.title, len(certain))
         self.state.journal.append("phase_started", sync=True, phase=self.phase.name)
         if self.phase.collects:
             self._collect()
-        for launch in launches:
+        for launch in certain:
             self._launch(launch)
         if self.phase.remembers:
             keep_accepted(self.state.run_root, self.phase.name, self.entries)
-        evidence = read_phase(
-            self.state.run_root,
-            self.phase.name,
-            self.entries,
-            facts=self.state.facts,
-            earlier=self.earlier,
-        )
+        evidence = self._evidence()
+        more = [launch for launch in launches if launch.conditional]
+        if more and self.phase.needs_more(evidence, self.context):
+            self.state.observer.note(f"{self.phase.name}: {len(more)} more launches are needed")
+            for launch in more:
+                self._launch(launch)
+            evidence = self._evidence()
         self.ran = what_ran(evidence)
         required = self.state.setup.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence
         return judgement
+
+    def _evidence(self) -> PhaseEvidence:
+        state = self.state
+        return read_phase(
+            state.run_root, self.phase.name, self.entries, facts=state.facts, earlier=self.earlier
+        )
 
     def _collect(self) -> None:
         from runbook.collect.preflight import collect_preflight

@@ -38,6 +38,7 @@ from runbook.engine.unused import UNUSED, unused_variables
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
+from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
@@ -178,7 +179,9 @@ def _continue(state: RunState) -> RunRecord:
     left = [
         launch
         for launch in state.setup.planned
-        if launch.phase not in done and (launch.phase, launch.name) not in state.finished_launches
+        if launch.phase not in done
+        and (launch.phase, launch.name) not in state.finished_launches
+        and not launch.conditional
     ]
     profile, out = state.setup.profile, state.run_root.parent
     state.observer = Forecaster(
@@ -192,7 +195,10 @@ def _continue(state: RunState) -> RunRecord:
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
     with _signals(state.stop), state.part.ends(state.stop):
         try:
-            _run_phases(state)
+            try:
+                _run_phases(state)
+            finally:
+                remove_checkouts(state.run_root)
             return _finish(state)
         except OSError as error:
             return _not_written(state, error)

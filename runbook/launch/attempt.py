@@ -93,6 +93,7 @@ class Attempt:
             token=self.token,
             run_dir=self.run_dir.resolve(),
             loopback=self.launch.has_ranks,
+            folder=self.command.folder,
         )
         self._describe()
         before = oom_kills()
@@ -101,7 +102,7 @@ class Attempt:
         with Reaper(self.token), self.console.open("ab") as console:
             sampler = GpuSampler(self.run_dir, environment, self.devices.source)
             sampler.start()
-            child = spawn(self.command.argv, environment, output=console)
+            child = spawn(self.command.argv, environment, output=console, cwd=self.command.folder)
             try:
                 end = self._watch_until_end(child)
             finally:

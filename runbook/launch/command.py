@@ -19,6 +19,7 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
+from runbook.launch.commits import folder_of
 from runbook.read.documents import CONFIG_YAML, JUNIT_XML
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, option, with_option
@@ -26,12 +27,16 @@ from runbook.records.launch import CONFIG_FLAG, option, with_option
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What is executed: `env` are the launch's variables with the config's path resolved."""
+    """What is executed: `env` are the launch's variables with the config's path resolved.
+
+    `folder`: where it is executed and what comes first on PYTHONPATH; None for where we are.
+    """
 
     argv: tuple[str, ...]
     env: dict[str, str]
     port: int | None
     steps: int
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,13 @@ def pasteable(launch: Launch) -> Pasteable:
     if launch.config_overrides:
         keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
         notes.append(f"runs with a copy of the config in which {keys}")
-    return Pasteable(line=completed(launch).command_line(), notes=tuple(notes))
+    line = completed(launch).command_line()
+    if launch.commit:
+        folder = folder_of(launch.commit)
+        clone = f"git clone --shared --no-checkout . {folder}"
+        notes.append(f"{clone} && git -C {folder} checkout --detach {launch.commit}")
+        line = f"(cd {folder} && PYTHONPATH=$PWD {line})"
+    return Pasteable(line=line, notes=tuple(notes))
 
 
 def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Command:
@@ -79,7 +90,8 @@ def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
     if launch.kind == "pytest":
         return launch.model_copy(update={"argv": (*launch.argv, *_pytest_options())})
     named = _named_config(launch)
-    if not named or (Path(named).is_file() and not must_exist):
+    # A checkout of a commit has a config of its own under that name; the experiment is ours.
+    if not named or (Path(named).is_file() and not must_exist and not launch.commit):
         return launch
     try:
         return _with_config(launch, str(resolve_config(named)))

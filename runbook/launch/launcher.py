@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from runbook.errors import UsageError
@@ -11,6 +12,7 @@ from runbook.files import make_private_dir, write_atomic
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
+from runbook.launch.commits import CheckoutError, check_out
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watchdog import Budgets, Thresholds
 from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
@@ -71,6 +73,13 @@ def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResu
     run_dir = _inside(options.run_root, launch.run_dir)
     make_private_dir(run_dir)
     command = build_command(launch, run_dir, retry=number > 1)
+    if launch.commit:
+        try:
+            folder = check_out(launch.commit, options.run_root, run_dir)
+        except CheckoutError as error:
+            status = LaunchStatus.ENVIRONMENT_ERROR
+            return LaunchResult(status=status, attempts=number, cause=str(error))
+        command = replace(command, folder=folder)
     options.observer.launch_started(launch, number)
     with options.stop.deferred():
         return Attempt(launch, command, options, number).run()

@@ -60,11 +60,13 @@ def build_environment(
     token: str,
     run_dir: Path,
     loopback: bool,
+    folder: Path | None = None,
 ) -> dict[str, str]:
     """The whole environment of one launch.
 
     `machine` is the harness's own environment, of which only a fixed list is passed on; `plan` is
-    what the launch sets. `loopback` keeps gloo's sockets on this machine.
+    what the launch sets. `loopback` keeps gloo's sockets on this machine. The packages of `folder`
+    come before all others.
     Raises `UsageError` for a variable that a plan may not set.
     """
     check_launch_variables(plan)
@@ -75,6 +77,9 @@ def build_environment(
     if loopback:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(plan)
+    if folder is not None:
+        others = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(folder), *([others] if others else [])])
     environment[RUN_TOKEN_VARIABLE] = token
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     return environment

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
-_MEMORY = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib")
-_STEP_COLUMNS = ("step", "mono", "ts", "alone", "embedded", "data", *_MEMORY)
+# Numbers of a step's end, kept as they are.
+_KEPT = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
+_STEP_COLUMNS = ("step", "mono", "ts", "alone", "embedded", "data", *_KEPT)
 _SAID = ("loss", "toks_per_s", "grad_norm")
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 
@@ -55,13 +56,13 @@ class RankHistory(RankFold):
     def _take_account(self, record: Mapping[str, Any]) -> None:
         """What this step says, to be held against the CSV's row of it."""
         if self.event == Event.STEP_END:
-            embedded, *memory = (self._number(record, name) for name in ("embedded", *_MEMORY))
+            embedded, *kept = (self._number(record, name) for name in ("embedded", *_KEPT))
             when = self._number(record, "mono")
             if when is not None and not math.isfinite(when):
                 when = None  # no clock reads that
             digest = self._digest(record)
             wall = self._number(record, "ts")
-            self.ended.append((self.step, when, wall, self._alone, embedded, digest, *memory))
+            self.ended.append((self.step, when, wall, self._alone, embedded, digest, *kept))
             self._alone = True
         elif self.event == Event.PROGRESS:
             said = (self._number(record, name) for name in _SAID)
@@ -106,7 +107,7 @@ class RankHistory(RankFold):
             return None
         ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
         said = pd.DataFrame(self.progress, columns=("step", *_SAID))
-        for name in ("mono", "ts", "embedded", *_MEMORY):
+        for name in ("mono", "ts", "embedded", *_KEPT):
             ended[name] = ended[name].astype(float)
         for name in _SAID:
             said[name] = said[name].astype(float)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from nsa import contract
 from runbook.read.documents import (
+    CHECKOUT_JSON,
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
@@ -26,7 +27,16 @@ from runbook.read.documents import (
 from runbook.read.heartbeats import heartbeat_files
 from runbook.read.history import read_heartbeats
 from runbook.read.rows import RowSpec, read_rows
-from runbook.read.shapes import AUDIT, CEILINGS, DEVICES, ENV, KERNEL_LOG, PROFILE, shaped
+from runbook.read.shapes import (
+    AUDIT,
+    CEILINGS,
+    CHECKOUT,
+    DEVICES,
+    ENV,
+    KERNEL_LOG,
+    PROFILE,
+    shaped,
+)
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
@@ -55,6 +65,7 @@ _DOCUMENTS = {
     "devices_before": (DEVICES_BEFORE_JSON, DEVICES),
     "devices_after": (DEVICES_AFTER_JSON, DEVICES),
     "kernel_log": (KERNEL_LOG_JSON, KERNEL_LOG),
+    "checkout": (CHECKOUT_JSON, CHECKOUT),
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),

@@ -150,6 +150,7 @@ ENV = Fields(
         "world_size": is_count,
         "config_sha256": is_text,
         "git": Fields({}),
+        "package": Fields({"path": is_text, "sha256": is_text}),
         "versions": Fields({}),
         "device": Fields(
             {"type": is_text, "name": is_text, "count": is_count, "uuids": Items(is_text)}
@@ -271,6 +272,12 @@ KERNEL_LOG = Fields(
         **dict.fromkeys(("others", "left_out"), is_count),
         "lost": is_flag,
         "lines": Items(is_text),
+    }
+)
+CHECKOUT = Fields(
+    {
+        **dict.fromkeys(("commit", "sha", "path", "sha256"), is_text),
+        "changed": Items(is_text),
     }
 )
 _SPOTS = (

@@ -52,8 +52,8 @@ class RankLog:
 
     `steps` has a row for each optimizer step that the rank ended: step, mono and ts (s), alone
     (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
-    reserved_mib, rss_mib, cuda_mib, and, where the step reported progress, loss, toks_per_s and
-    grad_norm.
+    reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
+    reported progress, loss, toks_per_s and grad_norm.
     """
 
     rank: int
@@ -140,6 +140,9 @@ class LaunchEvidence:
     devices_after: Mapping[str, Any] | None = None
     devices_after_path: str = ""
     devices_after_sha256: str = ""
+    checkout: Mapping[str, Any] | None = None
+    checkout_path: str = ""
+    checkout_sha256: str = ""
     kernel_log: Mapping[str, Any] | None = None
     kernel_log_path: str = ""
     kernel_log_sha256: str = ""

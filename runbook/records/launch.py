@@ -54,7 +54,9 @@ class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
     `kind`: the trainer, the measurement of the devices' ceilings, or shipped tests. `run_dir` is
-    relative to the run's folder. `optional` launches decide their own arm only.
+    relative to the run's folder. `optional` launches decide their own arm only; `conditional` ones
+    start only if their phase needs them (`Phase.needs_more`). `commit`: the launch runs from a
+    clean checkout of it, with its packages.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
@@ -70,6 +72,8 @@ class Launch(Record):
     config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     schedule: ArmSchedule | None = None
     optional: bool = False
+    conditional: bool = False
+    commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
     purpose: str = ""
     retry_steps: int | None = None
 

@@ -23,7 +23,8 @@ class PlanContext:
     `toggles` and `config_overrides` come from `--set`; `choices` are toggles that earlier phases
     chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
     `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
-    the run was asked for, for the commands that ask for it again.
+    the run was asked for, for the commands that ask for it again. `reference` and `head` are the
+    commits of a phase that compares two, in full.
     """
 
     profile: Profile
@@ -35,6 +36,8 @@ class PlanContext:
     aa: bool = False
     seed: int = 0
     gpu_hour_price: float | None = None
+    reference: str = ""
+    head: str = ""
     invocation: Invocation | None = None
 
     def rerun(self, *phases: str) -> str:
@@ -67,7 +70,8 @@ class Phase(ABC):
     has to set for it, `fixed` what is the same on every machine; `arms_toggle` is the toggle whose
     values the profile's `arms` are; `collects` asks the engine to run the collectors before the
     launches (preflight only); `remembers` asks it to keep, beside the launches, what accepted runs
-    measured in the same phase. `guards`: where one of its required rows is FAIL or INVALID, later
+    measured in the same phase. `compares_commits`: it plans with a reference and a head commit.
+    `guards`: where one of its required rows is FAIL or INVALID, later
     phases start nothing, because their numbers would mean nothing.
     """
 
@@ -83,6 +87,7 @@ class Phase(ABC):
     optional: ClassVar[bool] = False
     collects: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
+    compares_commits: ClassVar[bool] = False
     guards: ClassVar[bool] = False
 
     @abstractmethod
@@ -102,4 +107,8 @@ class Phase(ABC):
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:  # noqa: ARG002
         """May a scheduled launch stop after the blocks in `log`? Pure; asked after each block."""
+        return False
+
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:  # noqa: ARG002
+        """Do the conditional launches start? Pure; asked once, before the first of them."""
         return False

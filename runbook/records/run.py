@@ -163,7 +163,7 @@ class Invocation:
     """Everything of a `runbook run` that changes what is measured or where it goes.
 
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
-    pasted anywhere. `settings` are `KEY=VALUE` words.
+    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits.
     """
 
     profile: str
@@ -174,6 +174,8 @@ class Invocation:
     aa: bool = False
     seed: int = 0
     gpu_hour_price: float | None = None
+    reference: str = ""
+    head: str = ""
 
     @classmethod
     def recorded(
@@ -190,6 +192,8 @@ class Invocation:
             aa=bool(options.get("aa")),
             seed=int(options.get("seed") or 0),
             gpu_hour_price=None if price is None else float(price),
+            reference=str(options.get("reference") or ""),
+            head=str(options.get("head") or ""),
         )
 
     def options(self) -> dict[str, str | int | float | bool | None]:
@@ -205,6 +209,8 @@ class Invocation:
             "--steps-scale": (f"{self.steps_scale:g}", "1"),
             "--seed": (str(self.seed), "0"),
             "--out": (str(self.out), DEFAULT_OUT),
+            "--reference": (self.reference, ""),
+            "--head": (self.head, ""),
         }
         for flag, (value, default) in changed.items():
             words += [flag, value] if value != default else []

@@ -7,6 +7,7 @@ statistics; one value is the throughput of one block or launch, tokens over time
 from __future__ import annotations
 
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
+from runbook.stats.cpu_time import per_cpu_second
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import meets_target, scaling
 from runbook.stats.memory import memory_plateau
@@ -69,6 +70,7 @@ __all__ = [
     "meets_target",
     "memory_plateau",
     "non_inferiority",
+    "per_cpu_second",
     "regression",
     "scaling",
     "steady",

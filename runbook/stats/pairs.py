@@ -172,9 +172,9 @@ def regression(
 ) -> Decision:
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
-    Two stages: 3 rounds every night; only if these make a loss likely (one-sided p below 0.25)
-    are 9 more added, and only then can the answer be FAIL. Fewer false alarms than the plan's
-    error a night follow, at a mean cost close to 3 rounds.
+    Two stages: a few rounds every night; only if these make a loss likely (one-sided p below the
+    plan's suspicion) are more added, and only then can the answer be FAIL. Fewer false alarms than
+    the plan's error a night follow, at a fraction of the cost of all rounds.
 
     Args:
         reference: throughput of the reference, one value per launch.

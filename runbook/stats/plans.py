@@ -103,7 +103,7 @@ SCALING_PLAN = InterimPlan(analyses=(3, 4, 5), error=0.01, power=10.0)
 TARGET_PLAN = FixedPlan(units=3, error=0.05)
 # As `nsa.tests.test_performance_guards` has it.
 FASTER_PLAN = FixedPlan(units=7, error=0.01)
-REGRESSION_PLAN = TwoStagePlan(first=3, more=9, suspicion=0.25, error=0.01)
+REGRESSION_PLAN = TwoStagePlan(first=3, more=15, suspicion=0.3, error=0.005)
 
 Plan = InterimPlan | FixedPlan | TwoStagePlan
 # By the question as the page of statistics has it.

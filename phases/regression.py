@@ -1,0 +1,266 @@
+"""Is HEAD slower than a pinned reference commit, launched in turn with it the same night?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from random import Random
+from typing import TYPE_CHECKING
+
+from phases.common.case import Case, Finding, Unanswerable, ending, incomplete, invalid, passed
+from phases.common.commands import trainer_launch
+from phases.common.measure import decided, derived
+from phases.common.plausible import alike
+from phases.common.rates import cell, optional
+from phases.common.rows import Row, RowPhase
+from phases.common.training import first_problem, require_sound, training_rows
+from phases.limits import FLAKY_LAUNCHES
+from runbook.records import Launch, Measurement, Outcome, Reason, Table
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.plans import REGRESSION_PLAN, balanced_rounds
+
+if TYPE_CHECKING:
+    from runbook.stats import Decision
+
+_REFERENCE, _HEAD = "reference", "head"
+# What the two sides may differ in: they are different commits.
+_COMMITS = ("git.sha", "git.diff_sha256")
+# That a machine without a GPU has other processes beside it is why CPU time decides there.
+_NOT_DECIDING = ("devices",)
+
+
+class Regression(RowPhase):
+    """The nightly comparison of two commits.
+
+    Each side runs from a clean checkout of its own commit. What decides is the typical pace of each
+    launch (tokens over the median step), by the clock where throughput is gated, else by the ranks'
+    processor time. Rounds follow `REGRESSION_PLAN`.
+    """
+
+    name = "regression"
+    order = 110
+    title = "Regression against a pinned commit"
+    source = "a choice of this program"
+    question = "Is this commit slower than the reference?"
+    optional = True
+    compares_commits = True
+    limits = (FLAKY_LAUNCHES,)
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """Rounds of one launch of each side, in balanced order; the later ones on suspicion."""
+        if not (context.reference and context.head):
+            return []
+        plan = REGRESSION_PLAN
+        random = Random(f"{self.name}:{context.seed}")  # noqa: S311 - an order, not a secret
+        rounds = balanced_rounds((_REFERENCE, _HEAD), plan.first + plan.more, random)
+        return [
+            self._launch(context, number, side, conditional=number > plan.first)
+            for number, order in enumerate(rounds, start=1)
+            for side in order
+        ]
+
+    def _launch(self, context: PlanContext, number: int, side: str, *, conditional: bool) -> Launch:
+        commit = context.reference if side == _REFERENCE else context.head
+        why = "if a loss is suspected: " if conditional else ""
+        launch = trainer_launch(
+            context,
+            phase=self.name,
+            name=_name(number, side),
+            purpose=f"{why}round {number}, {side} {commit[:12]}",
+        )
+        return launch.model_copy(update={"commit": commit, "conditional": conditional})
+
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
+        """True if the first rounds make a loss likely; not where they cannot be compared."""
+        case = Case(phase=self.name, evidence=evidence, context=context)
+        decision = optional(lambda: _decide(*_paces(case)))
+        return decision is not None and decision.go_on
+
+    def names(self, case: Case) -> Sequence[str]:
+        """The launches of the first rounds, and of the later ones if they were started."""
+        return list(chain.from_iterable(_rounds(case)))
+
+    def rows(self) -> Sequence[Row]:
+        """HEAD trains as it should, the reference still runs, both are what they say; the pace."""
+        rows = [row for row in training_rows(_of(_HEAD)) if row.what not in _NOT_DECIDING]
+        return (
+            *rows,
+            Row("reference", "Does the pinned reference still run?", _runs, topic="reference"),
+            Row(
+                "checkouts",
+                "Did each side run its own commit, and nothing else?",
+                self.over(partial(first_problem, _own_commit)),
+                topic="reference",
+            ),
+            Row(
+                "comparable",
+                "Do both sides train the same on the same machine?",
+                self.over(partial(alike, but=_COMMITS)),
+                topic="reference",
+            ),
+            Row("pace", "Is HEAD as fast as the reference?", _pace, topic="slower"),
+        )
+
+    def details(self, case: Case) -> Judgement:
+        """Every round with both paces and their ratio."""
+        paces = list(_pairs_there(case))
+        unit = paces[0][1].unit if paces else ""
+        rows = tuple(
+            (
+                number,
+                cell(first),
+                cell(second),
+                f"{_ratio(first, second) - 1:+.2%}",
+            )
+            for number, first, second in paces
+        )
+        context = case.context
+        commits = f"reference {context.reference[:12]}, head {context.head[:12]}"
+        table = Table(
+            title="Rounds, reference against head",
+            columns=("round", f"reference {unit}", f"head {unit}", "head / reference"),
+            rows=rows,
+            note=f"{commits}; {_basis(case)}, tokens over the median step of each launch",
+        )
+        measured = [pace for _, *pair in paces for pace in pair]
+        return Judgement(checks=(), tables=(table,), measurements=measured)
+
+
+def _name(number: int, side: str) -> str:
+    return f"round{number:02d}_{side}"
+
+
+def _ratio(first: Measurement, second: Measurement) -> float:
+    return float(second.value) / float(first.value)
+
+
+def _rounds(case: Case) -> Iterator[tuple[str, str]]:
+    """Reference and head of each round: the first ones always, later ones once they started."""
+    if not case.context.reference:
+        return
+    for number in range(1, REGRESSION_PLAN.first + REGRESSION_PLAN.more + 1):
+        pair = _name(number, _REFERENCE), _name(number, _HEAD)
+        if number <= REGRESSION_PLAN.first or set(pair) & set(case.evidence.launches):
+            yield pair
+
+
+def _of(side: str) -> Callable[[Case], Sequence[str]]:
+    index = (_REFERENCE, _HEAD).index(side)
+    return lambda case: [pair[index] for pair in _rounds(case)]
+
+
+def _runs(case: Case) -> Finding:
+    """PASS if every launch of the reference counts; its faults are no news, so INVALID."""
+    names = _of(_REFERENCE)(case)
+    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    if found.outcome is Outcome.PASS:
+        try:
+            require_sound(case, names)
+        except Unanswerable as unsound:
+            found = unsound.finding
+    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE):
+        return found
+    reason = f"the reference cannot be compared with: {found.reason}"
+    return invalid(Reason.NOT_COMPARABLE, reason, evidence=found.evidence, topic="reference")
+
+
+def _own_commit(case: Case, name: str) -> Finding:
+    """PASS if a clean checkout of the planned commit is what the trainer says that it ran.
+
+    Two sources: git and the files, read by the harness before the launch, and the trainer's own
+    env.json, by the package that it had loaded.
+    """
+    launch, env = case.completed(name), case.env(name)
+    paths = (launch.checkout_path, launch.env_path)
+    there = launch.checkout
+    if there is None:
+        reason = f"{name}: nothing says which checkout it ran from"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
+    wanted, git, package = launch.launch.commit, env.get("git") or {}, env.get("package") or {}
+    problems = [
+        f"{what} is {got!r}, wanted {want!r}"
+        for what, got, want in (
+            ("the checkout's commit", there.get("sha"), wanted),
+            ("what is changed in it", there.get("changed"), []),
+            ("git.sha of env.json", git.get("sha"), wanted),
+            ("git.dirty of env.json", git.get("dirty"), False),
+            ("package.path of env.json", package.get("path"), there.get("path")),
+            ("package.sha256 of env.json", package.get("sha256"), there.get("sha256")),
+        )
+        if got != want
+    ]
+    if problems or not there.get("sha256"):
+        reason = f"{name}: {'; '.join(problems) or 'no digest of its package'}"
+        return invalid(Reason.MISMATCH, reason, evidence=paths)
+    reason = f"{name} ran {wanted[:12]}, package digest {str(package['sha256'])[:12]}"
+    return passed(reason, evidence=paths)
+
+
+def _basis(case: Case) -> str:
+    return "by the clock" if case.profile.throughput_gated else "by the ranks' CPU time"
+
+
+def _pace_of(case: Case, name: str) -> Measurement:
+    """Tokens over the median step of one launch, by the clock or by processor time."""
+    from runbook.stats import StatisticsError, per_cpu_second, typical
+
+    log = case.log(name)
+    try:
+        if case.profile.throughput_gated:
+            return typical(log)
+        return per_cpu_second(log, case.launch(name).ranks)
+    except StatisticsError as error:
+        found = invalid(Reason.NOT_COMPARABLE, f"{name}: {error}", evidence=(log.path,))
+        raise Unanswerable(found) from error
+
+
+def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
+    """The paces of the reference's and of HEAD's launches; raises where one does not count."""
+    reference = _runs(case)
+    if reference.outcome is not Outcome.PASS:
+        raise Unanswerable(reference)
+    require_sound(case, [name for pair in _rounds(case) for name in pair], but=_COMMITS)
+    first, second = ([_pace_of(case, n) for n in _of(side)(case)] for side in (_REFERENCE, _HEAD))
+    return first, second
+
+
+def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Decision:
+    from runbook.stats import regression
+
+    reference, head = ([float(one.value) for one in side] for side in (first, second))
+    return regression(reference, head)
+
+
+def _pace(case: Case) -> Finding:
+    """FAIL only after all rounds, at the plan's error; INCOMPLETE where rounds are missing."""
+    first, second = _paces(case)
+    checked = first_problem(_own_commit, case, [name for pair in _rounds(case) for name in pair])
+    if checked.outcome is not Outcome.PASS:
+        raise Unanswerable(checked)
+    decision = _decide(first, second)
+    if decision.go_on:
+        paths = [one.path for one in (*first, *second)]
+        raise Unanswerable(incomplete(Reason.NOT_RUN, decision.reason, evidence=paths))
+    value = derived(
+        second[0],
+        name="head_over_reference",
+        value=decision.estimate if decision.estimate is not None else 1.0,
+        unit="ratio",
+        n=decision.n,
+        interval=decision.interval,
+        note=_basis(case),
+        also=[*second, *first],
+    )
+    found = decided(decision, value)
+    return replace(found, reason=f"{decision.reason} ({_basis(case)})")
+
+
+def _pairs_there(case: Case) -> Iterator[tuple[int, Measurement, Measurement]]:
+    """Rounds of which both launches have a pace, by number."""
+    for number, pair in enumerate(_rounds(case), start=1):
+        first, second = (optional(partial(_pace_of, case, name)) for name in pair)
+        if first is not None and second is not None:
+            yield number, first, second
