@@ -24,7 +24,7 @@ from runbook.errors import ProgramExit, UsageError
 
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
-_FREE_BESIDE_RESUME = ("out", "resume", "until_s")
+_FREE_BESIDE_RESUME = ("out", "resume", "until_s", "partial_exit")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -76,6 +76,15 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     _add_measuring(parser.add_argument_group("how it is measured"))
 
+    group.add_argument(
+        "--partial-exit",
+        type=whole_type(at_least=0),
+        default=int(ProgramExit.PARTIAL),
+        metavar="0|4",
+        help="exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that runs a part "
+        "on purpose",
+    )
+
 
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
@@ -123,6 +132,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found: list[str] = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
+    if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
+        found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     args.resume_folder = None
@@ -195,6 +206,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
     from runbook.engine.part import TIME_LIMIT
+    from runbook.records import Verdict
 
     _tell_unused(args, console)
     if args.dry_run:
@@ -215,13 +227,17 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         if record.options.get("signal") == TIME_LIMIT:
             return ProgramExit.INCOMPLETE
         return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+    if record.verdict is Verdict.PARTIAL:
+        return int(args.partial_exit)
     return record.verdict.exit_code
 
 
 RUN = Command(
     name="run",
     help="run phases and give the verdict",
-    description="Run the phases on this machine and say GO, NO-GO or INCOMPLETE.",
+    description="""\
+Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
+that all pass is a PARTIAL PASS, which is no GO.""",
     examples="""\
   runbook run                                         every phase, with the profile for this machine
   runbook run --dry-run                               show what would run and how long it may take
@@ -231,7 +247,8 @@ RUN = Command(
   runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
 
 The result goes to stdout, progress to stderr.""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error, 130 Ctrl-C, 143 SIGTERM",
+    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,\n"
+    "130 Ctrl-C, 143 SIGTERM",
     json_help="every event as one JSON line on stdout",
     add_arguments=_add_arguments,
     problems=_problems,

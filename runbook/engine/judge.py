@@ -38,6 +38,7 @@ def phase_outcome(checks: Iterable[Check]) -> Outcome:
 def missing_row(
     name: str,
     *,
+    outcome: Outcome = Outcome.INCOMPLETE,
     code: Reason,
     reason: str,
     remedy: str,
@@ -51,7 +52,7 @@ def missing_row(
         id=name,
         phase=name.partition(".")[0],
         question="(no evidence)",
-        outcome=Outcome.INCOMPLETE,
+        outcome=outcome,
         code=code,
         reason=reason,
         evidence=evidence,
@@ -84,36 +85,58 @@ def missing_phases(
     ran = {phase.name: phase for phase in phases}
     records = []
     for phase, names in absent.items():
-        code, reason = _why(phase, ran, asked_for, interrupted)
-        stopped = phase in asked_for and phase not in ran
         rerun = invocation.line([phase])
-        rows = tuple(
-            missing_row(
-                name,
-                code=code,
-                reason=reason,
-                remedy="run this phase, or continue the run with --resume",
-                rerun=rerun,
-                follows=THE_RUN if stopped else "",
-            )
-            for name in names
-        )
+        if phase in asked_for or phase in ran:
+            rows = _unanswered(phase, names, ran, interrupted, rerun)
+        else:
+            rows = tuple(_left_out(name, rerun) for name in names)
         title, source = known.get(phase, (phase, "the profile"))
         records.append(
             PhaseRecord(
-                name=phase, title=title, source=source, outcome=Outcome.INCOMPLETE, checks=rows
+                name=phase, title=title, source=source, outcome=phase_outcome(rows), checks=rows
             )
         )
     return records
 
 
-def _why(
-    phase: str, ran: Mapping[str, PhaseRecord], asked_for: Sequence[str], interrupted: str
-) -> tuple[Reason, str]:
+def _left_out(name: str, rerun: str) -> Check:
+    """The row of a check whose phase was not asked for."""
+    return missing_row(
+        name,
+        outcome=Outcome.SKIPPED,
+        code=Reason.NOT_ASKED_FOR,
+        reason="this phase was not asked for",
+        remedy="",
+        rerun=rerun,
+        follows=name.partition(".")[0],
+    )
+
+
+def _unanswered(
+    phase: str,
+    names: Sequence[str],
+    ran: Mapping[str, PhaseRecord],
+    interrupted: str,
+    rerun: str,
+) -> tuple[Check, ...]:
+    """Rows that a phase which was asked for never gave."""
+    code, reason = _why(phase, ran, interrupted)
+    return tuple(
+        missing_row(
+            name,
+            code=code,
+            reason=reason,
+            remedy="run this phase, or continue the run with --resume",
+            rerun=rerun,
+            follows="" if phase in ran else THE_RUN,
+        )
+        for name in names
+    )
+
+
+def _why(phase: str, ran: Mapping[str, PhaseRecord], interrupted: str) -> tuple[Reason, str]:
     if phase in ran:
         return Reason.HARNESS_ERROR, "the phase ended without this row"
-    if phase not in asked_for:
-        return Reason.NOT_RUN, "this phase was not asked for"
     if interrupted:
         return Reason.INTERRUPTED, f"the run was interrupted by {interrupted} before this phase"
     return Reason.NOT_RUN, "the run has not come to this phase"
@@ -123,10 +146,19 @@ def reasons_for(
     checks: Sequence[Check], required: Sequence[str], *, interrupted: str = ""
 ) -> tuple[str, ...]:
     """One or two sentences that say why the verdict is what it is."""
-    verdict = judge_run(checks, required)
+    verdict, wanted = judge_run(checks, required), set(required)
+    left_out = [check for check in checks if check.left_out and check.id in wanted]
     if verdict is Verdict.GO:
-        return (f"all {len(set(required))} required checks passed",)
-    bad = [check for check in checks if check.id in set(required) and check.outcome != Outcome.PASS]
+        return (f"all {len(wanted)} required checks passed",)
+    if verdict is Verdict.PARTIAL:
+        phases = ", ".join(dict.fromkeys(check.phase for check in left_out))
+        passed = f"all {len(wanted) - len(left_out)} required checks that were asked for passed"
+        return (passed, f"{len(left_out)} more were not asked for: {phases}")
+    bad = [
+        check
+        for check in checks
+        if check.id in wanted and check.outcome is not Outcome.PASS and not check.left_out
+    ]
     bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]

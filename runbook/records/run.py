@@ -159,7 +159,23 @@ class RunRecord(Record):
     def said(self) -> str:
         """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed (...)`."""
         texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in self.caveats)
-        return f"{self.verdict}{''.join(texts)}"
+        return f"{self.verdict}{self._how_much()}{''.join(texts)}"
+
+    def _how_much(self) -> str:
+        if self.verdict is not Verdict.PARTIAL:
+            return ""
+        left, total = len(self.left_out()), len(set(self.required))
+        return f" {total - left} of {total - left}, {left} more were not asked for"
+
+    def left_out(self) -> tuple[str, ...]:
+        """The required checks whose phases were not asked for."""
+        wanted = set(self.required)
+        return tuple(one.id for one in self.checks() if one.left_out and one.id in wanted)
+
+    @property
+    def invocation(self) -> Invocation:
+        """How the run was asked for."""
+        return Invocation.recorded(self.profile, self.settings, self.options)
 
     @property
     def headline(self) -> str:
@@ -260,9 +276,10 @@ class Invocation:
             words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
 
-    def resume_line(self, run_id: str) -> str:
-        """The command that goes on with this run."""
+    def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
+        """The command that goes on with this run, or adds phases to it."""
         words = ["runbook", "run", "--resume", run_id]
+        words += ["--phase", ",".join(phases)] if phases else []
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )
