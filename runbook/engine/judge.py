@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import read_launch
@@ -303,3 +304,23 @@ def record_of(
         notes=tuple(judgement.notes),
         remedies=dict(judgement.remedies),
     )
+
+
+def judged_anew(
+    phase: Phase,
+    before: PhaseRecord,
+    evidence: PhaseEvidence,
+    context: PlanContext,
+    *,
+    required: Sequence[str],
+) -> PhaseRecord:
+    """A finished phase judged again from its files; when it ran and how often stays as it was."""
+    record = record_of(
+        phase,
+        judge_phase(phase, evidence, context, required=required),
+        before.launches,
+        started_at=before.started_at,
+        duration_s=before.duration_s,
+        ran=what_ran(evidence),
+    )
+    return record.model_copy(update={"repeated": before.repeated})

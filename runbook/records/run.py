@@ -98,10 +98,23 @@ class Ran(Record):
     dtype: str
 
 
+class Repeated(Record):
+    """How a phase ended before it was run again.
+
+    `started`: whether a launch of it had been started. `folder` holds what it left.
+    """
+
+    outcome: Outcome
+    reason: str
+    started: bool
+    folder: str
+
+
 class PhaseRecord(Record):
     """One phase: launches, measurements, checks, tables, and what it chose for later phases.
 
-    `remedies` has what to do about each launch that did not end well, by its name.
+    `remedies` has what to do about each launch that did not end well, by its name. `repeated` has
+    the earlier attempts of a phase that was run again, oldest first.
     """
 
     name: str
@@ -120,6 +133,7 @@ class PhaseRecord(Record):
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remedies: dict[str, str] = Field(default_factory=dict)
+    repeated: tuple[Repeated, ...] = ()
 
     @property
     def flaky(self) -> tuple[str, ...]:
