@@ -25,6 +25,7 @@ from runbook.registry import select
 
 _WORD = "repeated"
 _DIGITS = 12
+_WORDS = {"changes": "changes against the commit (digest)", "machine": "machine (digest)"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def identity() -> dict[str, str]:
 def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
     """Raise `UsageError` that names every part of `identity` in which this is another machine."""
     differ = [
-        f"{name}: {record.environment[name]} then, {value} now"
+        f"{_WORDS.get(name, name)}: {record.environment[name]} then, {value} now"
         for name, value in now.items()
         if record.environment.get(name, value) != value
     ]
