@@ -24,7 +24,6 @@ from runbook.records import (
     Reason,
     RunRecord,
 )
-from runbook.records.run import Invocation
 
 if TYPE_CHECKING:
     from reports.view import CheckRow
@@ -215,9 +214,7 @@ class _Book:
 
     def _rerun(self, group: Sequence[_Thread], rows: Iterable[CheckRow]) -> str:
         if group[0].end == THE_RUN:
-            record = self.record
-            asked = Invocation.recorded(record.profile, record.settings, record.options)
-            return asked.resume_line(record.run_id)
+            return self.record.invocation.resume_line(self.record.run_id)
         return next((row.rerun for row in rows if row.rerun), "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from reports.causes import Cause
 from reports.view import CheckRow, ReportView, build_view
 from runbook.records import RunRecord
 from runbook.records.measurement import json_ready
@@ -40,8 +41,15 @@ def _document(view: ReportView) -> dict[str, Any]:
         ],
         "acceptance": [_row(row) for row in view.acceptance],
         "problems": [row.id for row in view.problems],
+        "causes": [_cause(cause) for cause in view.causes],
+        "left_out": list(view.left_out),
         "artifacts": record["artifacts"],
     }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    names = ("title", "outcome", "code", "blocks", "launches", "evidence", "remedy", "rerun")
+    return {name: getattr(cause, name) for name in names} | {"rows": [row.id for row in cause.rows]}
 
 
 def _row(row: CheckRow) -> dict[str, Any]:

@@ -16,7 +16,8 @@ def render_junit(record: RunRecord, _: Screen) -> str:
     """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error.
 
     A required check that was skipped or never reported turns no case of its own red in every
-    reader, so the case `verdict` does: NO-GO is a failure, INCOMPLETE an error.
+    reader, so the case `verdict` does: NO-GO is a failure, INCOMPLETE an error. PARTIAL PASS is
+    skipped: it passed, and says nothing of the rest.
     """
     view = build_view(record)
     root = ET.Element("testsuites", name="runbook")
@@ -119,8 +120,10 @@ def _add_verdict(root: ET.Element, view: ReportView) -> None:
             ET.SubElement(properties, "property", name=name, value=printable(value))
     ET.SubElement(case, "system-out").text = printable(view.headline)
     if verdict is not Verdict.GO:
-        tag = "failure" if verdict is Verdict.NO_GO else "error"
-        bad = ET.SubElement(case, tag, message=printable(view.headline), type=verdict.value)
+        tag = {Verdict.NO_GO: "failure", Verdict.PARTIAL: "skipped"}.get(verdict, "error")
+        bad = ET.SubElement(case, tag, message=printable(view.headline))
+        if tag != "skipped":  # the schema of JUnit gives it no type
+            bad.set("type", verdict.value)
         lines = [*view.record.reasons, view.interruption, view.required_counts]
         bad.text = printable("\n".join(line for line in lines if line))
     _count(suite)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from reports.causes import Cause
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.console import painted, style_of
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen
 
-# More checks than this are named by their phases.
+# More checks than this are counted; more causes than this are told without advice.
 _LISTED = 3
+_WHOLE = 3
+_REASONS = 2
 
 
 def render_terminal(record: RunRecord, screen: Screen) -> str:
@@ -38,7 +41,7 @@ def _joined(lines: list[str]) -> str:
 
 
 def _end_lines(view: ReportView, color: bool) -> list[str]:
-    lines = [*_verdict_lines(view, color), *_problem_lines(view, color)]
+    lines = [*_verdict_lines(view, color), *_cause_lines(view, color)]
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         lines.append(f"export {one_line(' '.join(pairs))}")
@@ -75,6 +78,8 @@ def _phase_lines(view: ReportView, color: bool) -> list[str]:
 def _phase_facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
+    if all(row.left_out for row in phase.rows):
+        return "not asked for"
     flaky = f", FLAKY: {one_line(', '.join(phase.record.flaky))}" if phase.record.flaky else ""
     return f"checks: {phase.passed}{flaky}"
 
@@ -99,67 +104,52 @@ def _provenance(row: CheckRow) -> str:
 def _verdict_lines(view: ReportView, color: bool) -> list[str]:
     style = style_of(view.record.verdict.value)
     lines = [painted(view.headline, "bold", style) if color else view.headline]
-    lines += [f"  {one_line(reason)}" for reason in view.main_reasons]
+    lines += [f"  {one_line(reason)}" for reason in view.own_reasons[:_REASONS]]
     if view.interruption:
         lines.append(f"  {view.interruption}")
-    lines.append(f"  {view.counts}")
-    return lines
+    return [*lines, f"  {view.counts}", *_left_out_lines(view)]
 
 
-def _problem_lines(view: ReportView, color: bool) -> list[str]:
-    lines: list[str] = []
-    for rows in _alike(view.problems):
-        row = rows[0]
-        lines += _heading(rows, color)
-        if row.outcome == Outcome.SKIPPED and not row.remedy:
-            continue
-        for path in row.evidence:
-            lines.append(f"    see    {one_line(path)}")
-        lines.append(f"    try    {one_line(row.remedy)}")
-        if rerun := _rerun(rows):
-            lines.append(f"    rerun  {one_line(rerun)}")
-    return lines
+def _left_out_lines(view: ReportView) -> list[str]:
+    """What was not asked for, and the command that adds it."""
+    if not view.left_out:
+        return []
+    if view.record.verdict is Verdict.PARTIAL:
+        return [f"  add    {one_line(view.adds)}"]
+    phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
+    return [f"  {len(view.left_out)} required checks were not asked for: {', '.join(phases)}"]
 
 
-def _alike(problems: Sequence[CheckRow]) -> list[list[CheckRow]]:
-    """Rows that send the reader to the same place with the same advice, each group told once.
-
-    One crash leaves a dozen rows without evidence, and eight phases not run are one fact.
-    """
-    groups: dict[tuple[object, ...], list[CheckRow]] = {}
-    for row in problems:
-        where = (row.phase, row.evidence) if row.evidence else row.reason
-        groups.setdefault((row.outcome, row.required, row.remedy, where), []).append(row)
-    return list(groups.values())
+def _cause_lines(view: ReportView, color: bool) -> list[str]:
+    """The causes that keep the run from GO with what to do; of the others a line each."""
+    blocking = [cause for cause in view.causes if cause.blocks]
+    lines = [line for cause in blocking[:_WHOLE] for line in _whole_cause(cause, color)]
+    for cause in blocking[_WHOLE:]:
+        lines.append(_title_line(cause, color))
+        lines.append(f"    rerun  {one_line(cause.rerun)}")
+    return lines + [_title_line(cause, color) for cause in view.causes if not cause.blocks]
 
 
-def _heading(rows: Sequence[CheckRow], color: bool) -> list[str]:
-    row = rows[0]
-    mark = "" if row.required else " (not required)"
-    if len({other.reason for other in rows}) == 1:
-        return [f"{_word(row.outcome, color)}  {_subject(rows)}{mark}  {one_line(row.reason)}"]
-    words = [_word(row.outcome, color), *[" " * len(row.outcome)] * (len(rows) - 1)]
-    return [
-        f"{word}  {other.id}{mark}  {one_line(other.reason)}"
-        for word, other in zip(words, rows, strict=True)
-    ]
+def _title_line(cause: Cause, color: bool) -> str:
+    mark = "" if cause.blocks else " (not required)"
+    return f"{_word(cause.outcome.value, color)}  {one_line(cause.title)}{mark}"
 
 
-def _subject(rows: Sequence[CheckRow]) -> str:
-    if len(rows) <= _LISTED:
-        return ", ".join(row.id for row in rows)
-    return f"{', '.join(_phases(rows))} ({len(rows)} checks)"
+def _whole_cause(cause: Cause, color: bool) -> list[str]:
+    lines = [_title_line(cause, color)]
+    if cause.folded:
+        lines.append(f"    rows   {one_line(_rows(cause.rows))}")
+    lines += [f"    see    {one_line(path)}" for path in cause.evidence]
+    told = {"try": cause.remedy, "rerun": cause.rerun}
+    return lines + [f"    {name:<5}  {one_line(text)}" for name, text in told.items() if text]
 
 
-def _rerun(rows: Sequence[CheckRow]) -> str:
-    """One command for all rows, if theirs differ in nothing but the phase."""
-    phases = ",".join(_phases(rows))
-    commands = {row.rerun.replace(f"--phase {row.phase}", f"--phase {phases}") for row in rows}
-    return commands.pop() if len(commands) == 1 else rows[0].rerun
-
-
-def _phases(rows: Sequence[CheckRow]) -> list[str]:
-    return list(dict.fromkeys(row.phase for row in rows))
+def _rows(rows: Sequence[CheckRow]) -> str:
+    """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""
+    names = ", ".join(row.id for row in rows[:_LISTED])
+    more = rows[_LISTED:]
+    phases = ", ".join(dict.fromkeys(row.phase for row in more))
+    return f"{len(rows)} checks: {names}{f' and {len(more)} more of {phases}' if more else ''}"
 
 
 REPORT = Report(file_name="report.txt", render=render_terminal)

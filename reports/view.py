@@ -56,7 +56,13 @@ class CheckRow:
     @property
     def blocks(self) -> bool:
         """True if this row keeps the run from GO."""
-        return self.required and (self.check is None or not satisfies(self.check))
+        satisfied = self.check is not None and satisfies(self.check)
+        return self.required and not satisfied and not self.left_out
+
+    @property
+    def left_out(self) -> bool:
+        """True if its phase was not asked for."""
+        return self.check is not None and self.check.left_out
 
     @property
     def is_problem(self) -> bool:
@@ -76,6 +82,8 @@ class PhaseView:
     @property
     def passed(self) -> str:
         """How many checks are PASS; skips that block nothing are counted apart."""
+        if all(row.left_out for row in self.rows):
+            return f"{len(self.rows)} not asked for"
         passed = sum(row.outcome == Outcome.PASS for row in self.rows)
         skipped = sum(row.outcome == Outcome.SKIPPED and not row.blocks for row in self.rows)
         text = f"{passed} of {len(self.rows) - skipped}"
@@ -96,6 +104,20 @@ class ReportView:
     acceptance: tuple[CheckRow, ...]
     problems: tuple[CheckRow, ...]
     causes: tuple[Cause, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def own_reasons(self) -> tuple[str, ...]:
+        """The reasons that no cause tells."""
+        told = tuple(f"{row.id} is " for row in self.problems)
+        return tuple(reason for reason in self.record.reasons if not reason.startswith(told))
+
+    @property
+    def adds(self) -> str:
+        """The command that adds the phases that were not asked for; empty if all were."""
+        record = self.record
+        phases = dict.fromkeys(name.partition(".")[0] for name in self.left_out)
+        return record.invocation.resume_line(record.run_id, phases) if phases else ""
 
     @property
     def main_reasons(self) -> tuple[str, ...]:
@@ -131,6 +153,7 @@ def build_view(record: RunRecord) -> ReportView:
         acceptance=acceptance,
         problems=tuple(problems),
         causes=causes_of(record, problems),
+        left_out=record.left_out(),
     )
 
 

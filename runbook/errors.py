@@ -10,8 +10,8 @@ from enum import IntEnum
 class ProgramExit(IntEnum):
     """Every exit code of this program.
 
-    `runbook run` means the verdict by the first four; for other commands they are good, bad, wrong
-    usage and undecided.
+    `runbook run` means the verdict by them, 2 apart. For other commands the first four are good,
+    bad, wrong usage and undecided; PARTIAL is good as far as it was asked for.
     """
 
     GO = 0

@@ -221,7 +221,7 @@ nothing and changes nothing; the report goes to stdout.""",
     examples="""\
   runbook judge --profile a100x2_pcie3
   runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
-    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
+    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS",
     json_help="the same as --format json",
     add_arguments=_add_judge,
     problems=_one_known_format,

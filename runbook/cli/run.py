@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
-_FREE_BESIDE_RESUME = ("out", "resume", "until_s", "output_format")
+_FREE_BESIDE_RESUME = (
+    *("out", "resume", "failed", "phase", "until_s"),
+    *("partial_exit", "output_format"),
+)
 
 
 def _add_arguments(parser: CommandParser) -> None:
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--phase",
-        default="all",
         metavar="LIST",
         help="all (default: every phase that is not optional), comma-separated names, or all,NAME; "
-        "see `runbook phases`",
+        "see `runbook phases`. With --resume these are added to the run",
     )
     group.add_argument(
         "--profile",
@@ -56,7 +58,16 @@ def _add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--resume",
         metavar="RUN",
-        help="continue an interrupted run: its folder or id (default: begin a new one)",
+        help="continue an interrupted run: its folder or id; with --phase a finished one too "
+        "(default: begin a new one)",
+    )
+    group.add_argument(
+        "--failed",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="run again, in the same run (default: the newest), the phases of which a required "
+        "check did not pass; what they left is kept, and the verdict names them",
     )
     group.add_argument(
         "--until-s",
@@ -89,6 +100,15 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="|".join(OutputFormat),
         help="text (default) for people; json: every event as one JSON line, the same as --json; "
         "github: groups, annotations, step summary and outputs of GitHub Actions",
+    )
+
+    group.add_argument(
+        "--partial-exit",
+        type=whole_type(at_least=0),
+        default=int(ProgramExit.PARTIAL),
+        metavar="0|4",
+        help="exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that runs a part "
+        "on purpose",
     )
 
 
@@ -152,19 +172,15 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found: list[str] = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
+    if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
+        found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     found.extend(_output_problems(args))
-    args.resume_folder = None
-    if args.resume is not None:
-        found.extend(_beside_resume(args))
-        try:
-            args.resume_folder = find_run(args.resume, args.out)
-        except UsageError as error:
-            found.append(f"--resume: {error}")
+    found.extend(_continued(args))
     # A run that goes on has its profile; what this machine would get does not matter then.
-    auto = args.profile == "auto" and args.resume is None
-    profile, args.profile_reason = ("cpu" if args.resume else args.profile), "named"
+    auto = args.profile == "auto" and not args.goes_on
+    profile, args.profile_reason = ("cpu" if args.goes_on else args.profile), "named"
     try:
         if auto:
             profile, args.profile_reason = detect_profile()
@@ -172,7 +188,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(str(error))
         profile = "cpu"  # so that everything else that is wrong is found in the same message
     args.options = RunOptions(
-        phases=args.phase,
+        phases=args.phase or "all",
         profile=profile,
         out=args.out,
         settings=tuple(args.settings),
@@ -206,7 +222,33 @@ def _output_problems(args: argparse.Namespace) -> list[str]:
     return []
 
 
-def _beside_resume(args: argparse.Namespace) -> list[str]:
+def _continued(args: argparse.Namespace) -> list[str]:
+    """What is wrong with --resume or --failed; leaves `goes_on`, `resume_folder`, `extension`."""
+    from runbook.engine.extend import Extension
+
+    again = args.failed is not None
+    args.goes_on, args.resume_folder = again or args.resume is not None, None
+    added = "" if again else args.phase or ""
+    command = shlex.join(["runbook", *sys.argv[1:]])
+    args.extension = Extension(phases=added, failed=again, command=command)
+    if not args.goes_on:
+        return []
+    flag = "--failed" if again else "--resume"
+    found = _beside_resume(args, flag)
+    if again:
+        found += [
+            f"{name} cannot be combined with --failed: it runs again what did not pass"
+            for name, value in {"--resume": args.resume, "--phase": args.phase}.items()
+            if value is not None
+        ]
+    try:
+        args.resume_folder = find_run((args.failed or None) if again else args.resume, args.out)
+    except UsageError as error:
+        found.append(f"{flag}: {error}")
+    return found
+
+
+def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
     parser = CommandParser()
     _add_arguments(parser)
@@ -218,8 +260,8 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
     ]
     flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
-        f"{flag} cannot be combined with --resume: the run continues with its original options"
-        for flag in flags
+        f"{name} cannot be combined with {flag}: the run continues with its original options"
+        for name in flags
     ]
 
 
@@ -228,7 +270,7 @@ def _tell_unused(args: argparse.Namespace, console: Console) -> None:
     from runbook.engine.unused import unused_text, unused_variables
 
     # The setup of a run that goes on is in its record; nothing is taken as given then.
-    args.unused = unused_variables(os.environ, {} if args.resume else args.setup.exports)
+    args.unused = unused_variables(os.environ, {} if args.goes_on else args.setup.exports)
     if args.unused:
         console.error(printable(f"warning: {unused_text(args.unused)}"))
 
@@ -246,13 +288,18 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         return print_plan(args, console)
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
-            record = resume_run(args.resume_folder, observer=observer, until_s=args.until_s)
+            record = resume_run(
+                args.resume_folder,
+                observer=observer,
+                until_s=args.until_s,
+                extension=args.extension or None,
+            )
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
             if called := how_to_call():
                 observer.note(called)
             record = run_plan(args.options, observer=observer, until_s=args.until_s)
-    folder, code = Path(observer.run_root), _exit_code(record)
+    folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
         from runbook.cli._github import LogConsole, tell_github
 
@@ -263,30 +310,38 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     return code
 
 
-def _exit_code(record: RunRecord) -> int:
+def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     from runbook.engine.part import TIME_LIMIT
+    from runbook.records import Verdict
 
     if record.interrupted:
         if record.options.get("signal") == TIME_LIMIT:
             return ProgramExit.INCOMPLETE
         return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+    if record.verdict is Verdict.PARTIAL:
+        return partial_exit
     return record.verdict.exit_code
 
 
 RUN = Command(
     name="run",
     help="run phases and give the verdict",
-    description="Run the phases on this machine and say GO, NO-GO or INCOMPLETE.",
+    description="""\
+Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
+that all pass is a PARTIAL PASS, which is no GO.""",
     examples="""\
   runbook run                                         every phase, with the profile for this machine
   runbook run --dry-run                               show what would run and how long it may take
   runbook run --phase preflight,baseline --profile a100x2_pcie4
   runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.seq_len=1024
   runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
+  runbook run --resume artifacts/RUN --phase nvtx     add a phase to a finished run
+  runbook run --failed                                run again what did not pass in the newest run
   runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
 
 The result goes to stdout, progress to stderr.""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 70 internal error, 130 Ctrl-C, 143 SIGTERM",
+    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,\n"
+    "130 Ctrl-C, 143 SIGTERM",
     json_help="every event as one JSON line on stdout (`runbook schema events`)",
     add_arguments=_add_arguments,
     problems=_problems,

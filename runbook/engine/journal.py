@@ -13,7 +13,7 @@ from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
-from runbook.records.run import Invocation
+from runbook.records.run import Invocation, Repeated
 
 EVENTS_FILE = "events.jsonl"
 Event = Mapping[str, Any]
@@ -94,12 +94,21 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 
 
 def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
-    """The latest record of every phase that was judged, in the order of their first judgement."""
+    """The latest record of every phase that was judged, in the order of their first judgement.
+
+    One that is to be run again has none until it was, and then says how it ended before.
+    """
     records: dict[str, PhaseRecord] = {}
+    before: dict[str, list[Repeated]] = {}
     for event in events:
-        if event["event"] == "phase_finished":
+        if event["event"] == "phase_repeated":
+            records.pop(event["phase"], None)
+            earlier = Repeated.model_validate(event["repeated"])
+            before.setdefault(event["phase"], []).append(earlier)
+        elif event["event"] == "phase_finished":
             record = PhaseRecord.model_validate(event["record"])
-            records[record.name] = record
+            repeated = tuple(before.get(record.name, ()))
+            records[record.name] = record.model_copy(update={"repeated": repeated})
     return records
 
 
@@ -112,6 +121,8 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
     if not events or events[0]["event"] != "run_started":
         raise RunbookError("the journal does not begin with the start of a run")
     skeleton = RunRecord.model_validate(events[0]["record"])
+    extended = [event for event in events if event["event"] == "run_extended"]
+    asked = extended[-1] if extended else {}
     last = events[-1] if events[-1]["event"] in ("run_finished", "run_interrupted") else {}
     interrupted = str(last.get("signal", ""))
     changed = skeleton.model_copy(
@@ -120,13 +131,17 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
             "interrupted": bool(interrupted),
             "finished_at": last.get("ts"),
             "artifacts": tuple(ArtifactRecord(**fields) for fields in last.get("artifacts", ())),
-            "options": skeleton.options | ({"signal": interrupted} if interrupted else {}),
+            "options": skeleton.options
+            | ({"phases": asked["option"]} if asked else {})
+            | ({"signal": interrupted} if interrupted else {}),
+            "required": tuple(asked.get("required", skeleton.required)),
+            "command": "; ".join([skeleton.command, *(event["command"] for event in extended)]),
         }
     )
     return assemble(
         changed,
         list(phase_records(events).values()),
-        asked_for=events[0]["phases"],
+        asked_for=asked.get("phases", events[0]["phases"]),
         known={name: (title, source) for name, title, source in events[0]["known"]},
     )
 
@@ -174,8 +189,6 @@ def assemble(
 
 
 def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, str]:
-    found = dict(skeleton.environment)
-    for event in events:
-        if event["event"] == "facts":
-            found |= event["environment"]
-    return found
+    """What was known from the start, and the facts as they were last collected."""
+    facts = [event["environment"] for event in events if event["event"] == "facts"]
+    return {**skeleton.environment, **(facts[-1] if facts else {})}

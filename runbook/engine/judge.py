@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import read_launch
@@ -40,6 +41,7 @@ def phase_outcome(checks: Iterable[Check]) -> Outcome:
 def missing_row(
     name: str,
     *,
+    outcome: Outcome = Outcome.INCOMPLETE,
     code: Reason,
     reason: str,
     remedy: str,
@@ -53,7 +55,7 @@ def missing_row(
         id=name,
         phase=name.partition(".")[0],
         question="(no evidence)",
-        outcome=Outcome.INCOMPLETE,
+        outcome=outcome,
         code=code,
         reason=reason,
         evidence=evidence,
@@ -86,36 +88,58 @@ def missing_phases(
     ran = {phase.name: phase for phase in phases}
     records = []
     for phase, names in absent.items():
-        code, reason = _why(phase, ran, asked_for, interrupted)
-        stopped = phase in asked_for and phase not in ran
         rerun = invocation.line([phase])
-        rows = tuple(
-            missing_row(
-                name,
-                code=code,
-                reason=reason,
-                remedy="run this phase, or continue the run with --resume",
-                rerun=rerun,
-                follows=THE_RUN if stopped else "",
-            )
-            for name in names
-        )
+        if phase in asked_for or phase in ran:
+            rows = _unanswered(phase, names, ran, interrupted, rerun)
+        else:
+            rows = tuple(_left_out(name, rerun) for name in names)
         title, source = known.get(phase, (phase, "the profile"))
         records.append(
             PhaseRecord(
-                name=phase, title=title, source=source, outcome=Outcome.INCOMPLETE, checks=rows
+                name=phase, title=title, source=source, outcome=phase_outcome(rows), checks=rows
             )
         )
     return records
 
 
-def _why(
-    phase: str, ran: Mapping[str, PhaseRecord], asked_for: Sequence[str], interrupted: str
-) -> tuple[Reason, str]:
+def _left_out(name: str, rerun: str) -> Check:
+    """The row of a check whose phase was not asked for."""
+    return missing_row(
+        name,
+        outcome=Outcome.SKIPPED,
+        code=Reason.NOT_ASKED_FOR,
+        reason="this phase was not asked for",
+        remedy="",
+        rerun=rerun,
+        follows=name.partition(".")[0],
+    )
+
+
+def _unanswered(
+    phase: str,
+    names: Sequence[str],
+    ran: Mapping[str, PhaseRecord],
+    interrupted: str,
+    rerun: str,
+) -> tuple[Check, ...]:
+    """Rows that a phase which was asked for never gave."""
+    code, reason = _why(phase, ran, interrupted)
+    return tuple(
+        missing_row(
+            name,
+            code=code,
+            reason=reason,
+            remedy="run this phase, or continue the run with --resume",
+            rerun=rerun,
+            follows="" if phase in ran else THE_RUN,
+        )
+        for name in names
+    )
+
+
+def _why(phase: str, ran: Mapping[str, PhaseRecord], interrupted: str) -> tuple[Reason, str]:
     if phase in ran:
         return Reason.HARNESS_ERROR, "the phase ended without this row"
-    if phase not in asked_for:
-        return Reason.NOT_RUN, "this phase was not asked for"
     if interrupted:
         return Reason.INTERRUPTED, f"the run was interrupted by {interrupted} before this phase"
     return Reason.NOT_RUN, "the run has not come to this phase"
@@ -125,14 +149,23 @@ def reasons_for(
     checks: Sequence[Check], required: Sequence[str], *, interrupted: str = ""
 ) -> tuple[str, ...]:
     """One or two sentences that say why the verdict is what it is."""
-    verdict = judge_run(checks, required)
+    verdict, wanted = judge_run(checks, required), set(required)
+    left_out = [check for check in checks if check.left_out and check.id in wanted]
     if verdict is Verdict.GO:
-        wanted = [check for check in checks if check.id in set(required)]
-        passed = sum(check.outcome is Outcome.PASS for check in wanted)
-        new = len(wanted) - passed
+        chosen = [check for check in checks if check.id in wanted]
+        passed = sum(check.outcome is Outcome.PASS for check in chosen)
+        new = len(chosen) - passed
         rest = f"; {new} had no accepted run to compare with" if new else ""
         return (f"all {passed} required checks passed{rest}",)
-    bad = [check for check in checks if check.id in set(required) and not satisfies(check)]
+    if verdict is Verdict.PARTIAL:
+        phases = ", ".join(dict.fromkeys(check.phase for check in left_out))
+        passed_all = f"all {len(wanted) - len(left_out)} required checks that were asked for passed"
+        return (passed_all, f"{len(left_out)} more were not asked for: {phases}")
+    bad = [
+        check
+        for check in checks
+        if check.id in wanted and not satisfies(check) and not check.left_out
+    ]
     bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]
@@ -281,3 +314,23 @@ def record_of(
         notes=tuple(judgement.notes),
         remedies=dict(judgement.remedies),
     )
+
+
+def judged_anew(
+    phase: Phase,
+    before: PhaseRecord,
+    evidence: PhaseEvidence,
+    context: PlanContext,
+    *,
+    required: Sequence[str],
+) -> PhaseRecord:
+    """A finished phase judged again from its files; when it ran and how often stays as it was."""
+    record = record_of(
+        phase,
+        judge_phase(phase, evidence, context, required=required),
+        before.launches,
+        started_at=before.started_at,
+        duration_s=before.duration_s,
+        ran=what_ran(evidence),
+    )
+    return record.model_copy(update={"repeated": before.repeated})

@@ -7,7 +7,6 @@ finished.
 from __future__ import annotations
 
 import os
-import platform
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +17,10 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
+from runbook.engine.extend import Extension, extend, identity, keep_aside, repeat
+from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
-from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
 from runbook.engine.not_started import wrong_machine
 from runbook.engine.options import RunOptions, Setup, prepare, setup_to_resume
 from runbook.engine.outputs import (
@@ -41,6 +42,7 @@ from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+from runbook.records.phase import Phase
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -109,12 +111,15 @@ def resume_run(
     observer: Observer,
     make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
     until_s: float | None = None,
+    extension: Extension | None = None,
 ) -> RunRecord:
     """Continue a run after an interruption, its time limit, or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
-    launches that had ended are not repeated. Raises `UsageError` if there is nothing to continue
-    or another version of the program made the run, `RunbookError` if its journal is damaged.
+    launches that had ended are not repeated. An `extension` adds phases, or runs those again that
+    did not pass, and a finished run goes on too; phases after one that ran are judged again.
+    Raises `UsageError` if there is nothing to continue, another version of the program made the
+    run, or what is added would not be comparable; `RunbookError` if its journal is damaged.
     """
     part = Part(limit_s=until_s)
     run_root = run_root.resolve()
@@ -124,8 +129,12 @@ def resume_run(
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
-        _refuse_if_pointless(record, journal)
+        _refuse_if_pointless(record, journal, extended=extension is not None)
+        if extension is not None:
+            extend(journal, record, extension, make_setup, now=identity())
+            record = derive_record(journal.events)
         setup = make_setup(record)
+        keep_aside(run_root, journal, setup.phases)
         done = _finished_phases(journal)
         state = RunState(
             setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
@@ -137,10 +146,11 @@ def resume_run(
         return _continue(state)
 
 
-def _refuse_if_pointless(record: RunRecord, journal: Journal) -> None:
-    if any(event["event"] == "run_finished" for event in journal.events):
+def _refuse_if_pointless(record: RunRecord, journal: Journal, *, extended: bool) -> None:
+    if journal.events[-1]["event"] == "run_finished" and not extended:
         raise UsageError(
-            f"{record.run_id} is finished: {record.verdict}", hint="start a new run instead"
+            f"{record.run_id} is finished: {record.verdict}",
+            hint="--phase NAME adds a phase to it, --failed runs again what did not pass",
         )
     if record.tool_version != __version__:
         raise UsageError(
@@ -163,9 +173,11 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
 def _finished_launches(
     journal: Journal, done: dict[str, PhaseRecord]
 ) -> dict[tuple[str, str], LaunchResult]:
-    found = {}
+    found: dict[tuple[str, str], LaunchResult] = {}
     for event in journal.events:
-        if event["event"] == "launch_finished" and event["phase"] not in done:
+        if event["event"] == "phase_repeated":
+            found = {key: result for key, result in found.items() if key[0] != event["phase"]}
+        elif event["event"] == "launch_finished" and event["phase"] not in done:
             result = LaunchResult.model_validate(event["result"])
             if result.status not in _NOT_FINISHED:
                 found[(event["phase"], event["launch"])] = result
@@ -206,17 +218,62 @@ def _continue(state: RunState) -> RunRecord:
 
 def _run_phases(state: RunState) -> None:
     done = _finished_phases(state.journal)
+    newest = 0
     for phase in state.setup.phases:
-        if phase.name in done:
-            continue
         if state.stop.requested:
             return
-        record = PhaseRun(phase, state).run()
+        before = done.get(phase.name)
+        if before is None:
+            _run_phase(state, phase)
+        elif newest > _judged_at(state.journal, phase.name) and was_judged(before):
+            _settle(state, phase, before)
+        newest = max(newest, _judged_at(state.journal, phase.name))
+
+
+def _run_phase(state: RunState, phase: Phase) -> None:
+    record = PhaseRun(phase, state).run()
+    _keep_phase(state, record)
+    state.observer.phase_finished(record)
+    _guard(state, record)
+    if state.blocked and phase.guards:
+        state.observer.note(f"later phases start nothing: {state.blocked.cause}")
+
+
+def _judged_at(journal: Journal, phase: str) -> int:
+    """The number of the event in which the phase was judged last."""
+    found = [
+        event["seq"]
+        for event in journal.events
+        if event["event"] == "phase_finished" and event["record"]["name"] == phase
+    ]
+    return max(found, default=0)
+
+
+def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
+    """A finished phase after an earlier one that ran since: it may rest on that one.
+
+    It is judged again from its files; if it would be launched otherwise now, it runs again.
+    """
+    chosen, earlier = what_it_reads(phase, state.choices, state.evidence)
+    context = state.setup.context(chosen)
+    ran = [entry.launch for entry in before.launches]
+    # Conditional launches run only where the first ones did not decide.
+    if [one for one in phase.plan(context) if not one.conditional or one in ran] != ran:
+        state.observer.note(f"{phase.name} runs again: an earlier phase chose other settings")
+        repeat(state.journal, before)
+        keep_aside(state.run_root, state.journal, state.setup.phases)
+        _run_phase(state, phase)
+        return
+    evidence = read_phase(
+        state.run_root, phase.name, before.launches, facts=state.facts, earlier=earlier
+    )
+    state.evidence[phase.name] = evidence
+    required = state.setup.required
+    record = judged_anew(phase, before, evidence, context, required=required)
+    if record != before:
+        state.observer.note(f"{phase.name} is judged again, with what ran before it")
         _keep_phase(state, record)
         state.observer.phase_finished(record)
-        _guard(state, record)
-        if state.blocked and phase.guards:
-            state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
 
 def _guard(state: RunState, record: PhaseRecord) -> None:
@@ -243,11 +300,12 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
 
 def _finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     """Records of the phases that ran to their end; an interrupted one is not among them."""
-    whole = {
-        event["record"]["name"]
-        for event in journal.events
-        if event["event"] == "phase_finished" and not event["interrupted"]
-    }
+    whole: set[str] = set()
+    for event in journal.events:
+        if event["event"] == "phase_repeated":
+            whole.discard(event["phase"])
+        elif event["event"] == "phase_finished" and not event["interrupted"]:
+            whole.add(event["record"]["name"])
     records = phase_records(journal.events)
     return {name: record for name, record in records.items() if name in whole}
 
@@ -308,8 +366,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         settings=settings,
         options=setup.options.document(),
         environment={
-            "python": platform.python_version(),
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            **identity(),
             **({"program": called} if (called := how_to_call()) else {}),
             **({UNUSED: ", ".join(unused)} if unused else {}),
         },

@@ -69,7 +69,15 @@ def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, .
     flaky = [f"{phase.name}/{name}" for phase in phases for name in phase.flaky]
     if flaky:
         caveats.append(f"FLAKY ({', '.join(flaky)} needed a second attempt)")
+    again = [_repeated(phase) for phase in phases if any(one.started for one in phase.repeated)]
+    if again:
+        caveats.append(f"REPEATED ({', '.join(again)})")
     return tuple(caveats)
+
+
+def _repeated(phase: PhaseRecord) -> str:
+    """`baseline after FAIL, FAIL`: a failure that went away must not look as if it never was."""
+    return f"{phase.name} after {', '.join(one.outcome for one in phase.repeated if one.started)}"
 
 
 def departures(profile: Profile, settings: Settings) -> list[str]:

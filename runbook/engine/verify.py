@@ -23,7 +23,7 @@ from runbook.engine.intact import (
     was_judged,
 )
 from runbook.engine.journal import assemble
-from runbook.engine.judge import judge_phase, read_facts, read_phase, record_of, what_it_reads
+from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
 from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.outputs import (
     RECORD_FILE,
@@ -32,7 +32,6 @@ from runbook.engine.outputs import (
     report_files,
     run_files,
 )
-from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -198,17 +197,9 @@ def rejudge(
         chosen, earlier = what_it_reads(phase, choices, evidence)
         found = read_phase(run_root, old.name, old.launches, facts=facts, earlier=earlier)
         context = setup.context(chosen)
-        judgement = judge_phase(phase, found, context, required=setup.required)
+        new = judged_anew(phase, old, found, context, required=setup.required)
         if any(phase.name in later.reads for later in phases.values()):
             evidence[phase.name] = found
-        new = record_of(
-            phase,
-            judgement,
-            old.launches,
-            started_at=old.started_at,
-            duration_s=old.duration_s,
-            ran=what_ran(found),
-        )
         choices[old.name] = new.choices
         yield old, new
 

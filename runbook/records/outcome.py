@@ -85,10 +85,14 @@ class Reason(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What one run says; the command's exit code follows from it."""
+    """What one run says; the command's exit code follows from it.
+
+    PARTIAL: every required check that was asked for passed, and others were not asked for.
+    """
 
     GO = "GO"
     NO_GO = "NO-GO"
+    PARTIAL = "PARTIAL PASS"
     INCOMPLETE = "INCOMPLETE"
 
     @property
@@ -136,6 +140,12 @@ class Check(Record):
     required: bool = False
     follows: str = ""
 
+    @property
+    def left_out(self) -> bool:
+        """True if its phase was not asked for: no answer, and nothing that went wrong."""
+        nothing = (self.outcome, self.code) == (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
+        return nothing and self.follows == self.phase
+
     @model_validator(mode="after")
     def _honest(self) -> Check:
         if not self.id.startswith(f"{self.phase}."):
@@ -164,18 +174,22 @@ def judge_run(checks: Iterable[Check], required: Iterable[str]) -> Verdict:
     """Return the run's verdict from its checks and the ids that the profile requires.
 
     GO only if every required check is there and satisfied (`satisfies`); NO-GO if any required
-    check is FAIL; otherwise INCOMPLETE.  A required id without a row can therefore never be GO.
-    An id that occurs twice counts with each of its outcomes.
+    check is FAIL. Checks of phases that were not asked for count for neither: where all others are
+    satisfied it is PARTIAL. Otherwise INCOMPLETE. A required id without a row can therefore never
+    be GO. An id that occurs twice counts with each of its outcomes.
     """
-    wanted = set(required)
-    if not wanted:
-        return Verdict.INCOMPLETE
     outcomes: dict[str, set[Outcome]] = {}
+    left_out: set[str] = set()
     for check in checks:
-        outcome = Outcome.PASS if satisfies(check) else check.outcome
-        outcomes.setdefault(check.id, set()).add(outcome)
+        if check.left_out:
+            left_out.add(check.id)
+        else:
+            outcome = Outcome.PASS if satisfies(check) else check.outcome
+            outcomes.setdefault(check.id, set()).add(outcome)
+    required = set(required)
+    wanted = required - (left_out - outcomes.keys())
     if any(Outcome.FAIL in outcomes.get(name, set()) for name in wanted):
         return Verdict.NO_GO
-    if all(outcomes.get(name) == {Outcome.PASS} for name in wanted):
-        return Verdict.GO
-    return Verdict.INCOMPLETE
+    if not wanted or any(outcomes.get(name) != {Outcome.PASS} for name in wanted):
+        return Verdict.INCOMPLETE
+    return Verdict.GO if wanted == required else Verdict.PARTIAL

@@ -50,10 +50,23 @@ class Ran(Record):
     dtype: str
 
 
+class Repeated(Record):
+    """How a phase ended before it was run again.
+
+    `started`: whether a launch of it had been started. `folder` holds what it left.
+    """
+
+    outcome: Outcome
+    reason: str
+    started: bool
+    folder: str
+
+
 class PhaseRecord(Record):
     """One phase: launches, measurements, checks, tables, and what it chose for later phases.
 
-    `remedies` has what to do about each launch that did not end well, by its name.
+    `remedies` has what to do about each launch that did not end well, by its name. `repeated` has
+    the earlier attempts of a phase that was run again, oldest first.
     """
 
     name: str
@@ -73,6 +86,7 @@ class PhaseRecord(Record):
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remedies: dict[str, str] = Field(default_factory=dict)
+    repeated: tuple[Repeated, ...] = ()
 
     @property
     def flaky(self) -> tuple[str, ...]:
@@ -111,7 +125,23 @@ class RunRecord(Record):
     @property
     def said(self) -> str:
         """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed (...)`."""
-        return verdict_text(self.verdict, self.caveats)
+        return verdict_text(f"{self.verdict}{self._how_much()}", self.caveats)
+
+    def _how_much(self) -> str:
+        if self.verdict is not Verdict.PARTIAL:
+            return ""
+        left, total = len(self.left_out()), len(set(self.required))
+        return f" {total - left} of {total - left}, {left} more were not asked for"
+
+    def left_out(self) -> tuple[str, ...]:
+        """The required checks whose phases were not asked for."""
+        wanted = set(self.required)
+        return tuple(one.id for one in self.checks() if one.left_out and one.id in wanted)
+
+    @property
+    def invocation(self) -> Invocation:
+        """How the run was asked for."""
+        return Invocation.recorded(self.profile, self.settings, self.options)
 
     @property
     def headline(self) -> str:
@@ -218,9 +248,10 @@ class Invocation:
             words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
 
-    def resume_line(self, run_id: str) -> str:
-        """The command that goes on with this run."""
+    def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
+        """The command that goes on with this run, or adds phases to it."""
         words = ["runbook", "run", "--resume", run_id]
+        words += ["--phase", ",".join(phases)] if phases else []
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )

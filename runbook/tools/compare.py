@@ -231,7 +231,11 @@ def _check_changes(a: RunRecord, b: RunRecord) -> list[CheckChange]:
     sides = [{check.id: check for check in run.checks()} for run in (a, b)]
     required = {*a.required, *b.required}
     changes = []
+    # What one of the two was not asked for cannot have changed.
+    left_out = {check.id for run in (a, b) for check in run.checks() if check.left_out}
     for name in dict.fromkeys([*sides[0], *sides[1], *a.required, *b.required]):
+        if name in left_out:
+            continue
         left, right = (side.get(name) for side in sides)
         said = (left.outcome.value if left else "", right.outcome.value if right else "")
         changes.append(

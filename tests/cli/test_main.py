@@ -78,6 +78,7 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
     assert "runbook run --dry-run" in ended.out
     for code in (*("0 GO", "1 NO-GO", "2 wrong usage", "3 INCOMPLETE"), "70 internal error"):
         assert f"{code}," in ended.out
+    assert "4 PARTIAL PASS (of the" in ended.out
     assert "130 Ctrl-C, 143 SIGTERM\n" in ended.out
 
 

@@ -24,12 +24,16 @@ def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, Ended]) -> Non
     folder, ended = preflight
     (root,) = (folder / "artifacts").iterdir()
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
-    assert record.verdict is Verdict.INCOMPLETE
-    assert ended.code == 3
-    first = "INCOMPLETE (nothing trained here; function only, throughput not gated)\n"
-    assert ended.out.startswith(first)
-    told = [line for line in ended.out.splitlines() if line.startswith("INCOMPLETE  ")]
-    assert len(told) == 1 and told[0].endswith(" checks)  this phase was not asked for")
+    assert record.verdict is Verdict.PARTIAL
+    assert ended.code == 4
+    lines = ended.out.splitlines()
+    asked = len(record.required) - len(record.left_out())
+    assert lines[0] == (
+        f"PARTIAL PASS {asked} of {asked}, {len(record.left_out())} more were not asked for "
+        "(nothing trained here; function only, throughput not gated)"
+    )
+    assert f"runbook run --resume {root.name} --phase baseline,bucket_sweep," in ended.out
+    assert len(lines) < 10 and "export " not in ended.out and "GO" not in lines[0]
     assert root.stat().st_mode & 0o077 == 0, "for its owner only"
 
 

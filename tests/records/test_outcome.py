@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.records import Outcome, Reason, Verdict, judge_run, outcome
+from runbook.records import Check, Outcome, Reason, Verdict, judge_run, outcome
 from runbook.records.outcome import WORST_FIRST
 
 
@@ -19,6 +19,7 @@ class Row:
     id: str
     outcome: Outcome
     code: Reason = Reason.NOT_ASKED_FOR
+    left_out: bool = False
 
 
 IDS = ("a.x", "b.y", "c.z")
@@ -77,8 +78,51 @@ def test_go_if_and_only_if_every_required_row_passed(outcomes: dict[str, Outcome
     assert (judge_run(rows, IDS) is Verdict.GO) == all_passed
 
 
+def test_all_that_was_asked_for_and_passed_is_a_partial_pass_and_never_go() -> None:
+    passed, rest = Row("a.x", Outcome.PASS), Row("b.y", Outcome.SKIPPED, left_out=True)
+    assert judge_run([passed, rest], ["a.x", "b.y"]) is Verdict.PARTIAL
+    assert judge_run([passed, rest], ["a.x"]) is Verdict.GO
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verdict"),
+    [
+        (Outcome.FAIL, Verdict.NO_GO),
+        (Outcome.INVALID, Verdict.INCOMPLETE),
+        (Outcome.INCOMPLETE, Verdict.INCOMPLETE),
+        (Outcome.INCONCLUSIVE, Verdict.INCOMPLETE),
+        (Outcome.SKIPPED, Verdict.INCOMPLETE),
+    ],
+)
+def test_what_was_asked_for_and_did_not_pass_is_no_partial_pass(
+    outcome: Outcome, verdict: Verdict
+) -> None:
+    rest = Row("b.y", Outcome.SKIPPED, left_out=True)
+    assert judge_run([Row("a.x", outcome), rest], ["a.x", "b.y"]) is verdict
+    assert judge_run([Row("c.z", Outcome.PASS), rest], ["a.x", "b.y"]) is Verdict.INCOMPLETE
+
+
+def test_nothing_that_was_asked_for_proves_nothing() -> None:
+    assert judge_run([Row("b.y", Outcome.SKIPPED, left_out=True)], ["b.y"]) is Verdict.INCOMPLETE
+
+
+def test_an_answer_outranks_being_left_out() -> None:
+    rows = [Row("a.x", Outcome.PASS), Row("b.y", Outcome.SKIPPED, left_out=True)]
+    assert judge_run([*rows, Row("b.y", Outcome.FAIL)], ["a.x", "b.y"]) is Verdict.NO_GO
+
+
+def test_a_check_skipped_for_a_reason_of_its_own_is_not_left_out() -> None:
+    given = {"id": "a.x", "phase": "a", "question": "?", "reason": "off", "outcome": "SKIPPED",
+             "code": "not_asked_for"}  # fmt: skip
+    assert not Check.model_validate(given).left_out
+    assert Check.model_validate(given | {"follows": "a"}).left_out
+    failed = given | {"follows": "a", "outcome": "FAIL", "remedy": "x"}
+    assert not Check.model_validate(failed).left_out
+
+
 def test_exit_codes_are_the_documented_ones() -> None:
-    assert [v.exit_code for v in (Verdict.GO, Verdict.NO_GO, Verdict.INCOMPLETE)] == [0, 1, 3]
+    codes = {verdict.name: verdict.exit_code for verdict in Verdict}
+    assert codes == {"GO": 0, "NO_GO": 1, "INCOMPLETE": 3, "PARTIAL": 4}
 
 
 def test_one_order_of_severity() -> None:

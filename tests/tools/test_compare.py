@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.records import Outcome
+from runbook.records import Outcome, Reason
 from runbook.tools.compare import Comparison, compare_runs, comparison_text
 from tests.tools.compared_runs import make_run
 
@@ -122,3 +122,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (document["schema_version"], document["comparable"]) == (1, True)
     assert document["speeds"][0]["decision"]["outcome"] == "PASS"
     assert main(["compare", "a", "nothing", "--out", str(tmp_path)]) == 2
+
+
+def test_what_one_run_was_not_asked_for_is_no_change(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
+    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
+    rows = tuple(
+        check.model_copy(
+            update={
+                "outcome": Outcome.SKIPPED,
+                "code": Reason.NOT_ASKED_FOR,
+                "follows": check.phase,
+            }
+        )
+        for check in b.phases[0].checks
+    )
+    phase = b.phases[0].model_copy(update={"checks": rows})
+    found = compare_runs(
+        a, tmp_path / "a", b.model_copy(update={"phases": (phase,)}), tmp_path / "b"
+    )
+    assert not {check.id for check in found.checks} & {row.id for row in rows}

@@ -39,7 +39,7 @@ _PACE_JSON = "pace.json"
 _PROFILE_YAML = "profile.yaml"
 # What the longest part of ending takes: reports, digests, the manifest.
 _ENDING_S = 10.0
-_EXIT = {Verdict.GO: 0, Verdict.NO_GO: 1, Verdict.INCOMPLETE: 3}
+_EXIT = {Verdict.GO: 0, Verdict.NO_GO: 1, Verdict.INCOMPLETE: 3, Verdict.PARTIAL: 3}
 _BAD = frozenset(one for one in Outcome if one.rank < Outcome.SKIPPED.rank)
 
 

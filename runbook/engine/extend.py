@@ -1,0 +1,186 @@
+"""A run that goes on beyond what was asked of it: phases are added, or run again.
+
+The journal only grows: what is added and what is repeated are events of their own, and the earlier
+attempt's files are kept beside the new ones, so that a failure that went away is still seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from runbook.collect import git
+from runbook.engine.journal import EVENTS_FILE, Event, Journal
+from runbook.engine.options import Setup
+from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
+from runbook.errors import UsageError
+from runbook.records import Check, Outcome, PhaseRecord, RunRecord
+from runbook.records.phase import Phase
+from runbook.records.run import Repeated
+from runbook.registry import select
+
+_WORD = "repeated"
+_DIGITS = 12
+_WORDS = {"changes": "changes against the commit (digest)", "machine": "machine (digest)"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What a finished or interrupted run is asked for besides: phases by name, or `failed` ones."""
+
+    phases: str = ""
+    failed: bool = False
+    command: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.phases) or self.failed
+
+
+def identity() -> dict[str, str]:
+    """What has to stay the same for the rows of two parts of a run to be comparable.
+
+    Interpreter, system, torch, commit, the change against it, and the machine by a digest.
+    """
+    checkout = git.find_checkout()
+    state = git.read_git(checkout) if checkout else None
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "none"
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "torch": torch,
+        "commit": (state.sha if state else None) or "none",
+        "changes": state.diff_sha256[:_DIGITS] if state else "none",
+        "machine": hashlib.sha256(platform.node().encode()).hexdigest()[:_DIGITS],
+    }
+
+
+def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
+    """Raise `UsageError` that names every part of `identity` in which this is another machine."""
+    differ = [
+        f"{_WORDS.get(name, name)}: {record.environment[name]} then, {value} now"
+        for name, value in now.items()
+        if record.environment.get(name, value) != value
+    ]
+    if differ:
+        problems = [f"{record.run_id} cannot be extended, its rows would not be alike: {differ[0]}"]
+        raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
+
+
+def extend(
+    journal: Journal,
+    record: RunRecord,
+    wanted: Extension,
+    make_setup: Callable[[RunRecord], Setup],
+    *,
+    now: Mapping[str, str],
+) -> None:
+    """Write into the journal what is added and repeated.
+
+    Raises `UsageError` if that is nothing, or if the rows would not be comparable.
+    """
+    refuse_if_unlike(record, now)
+    present = [phase.name for phase in make_setup(record).phases]
+    added = _added(wanted, present, record) if wanted.phases else []
+    failed = failed_phases(record) if wanted.failed else []
+    if wanted.failed and not failed:
+        raise UsageError(
+            f"{record.run_id} has nothing to run again: every required check that was asked for "
+            "passed",
+            hint="--resume RUN --phase NAME adds a phase",
+        )
+    before = str(record.options.get("phases") or "all")
+    options = {**record.options, "phases": ",".join([before, *added])}
+    setup = make_setup(record.model_copy(update={"options": options}))
+    journal.append(
+        "run_extended",
+        sync=True,
+        phases=[*present, *added],
+        option=options["phases"],
+        required=list(setup.required),
+        command=wanted.command,
+    )
+    for name in failed:
+        repeat(journal, next(phase for phase in record.phases if phase.name == name))
+
+
+def _added(wanted: Extension, present: Sequence[str], record: RunRecord) -> list[str]:
+    added = [phase.name for phase in select(wanted.phases) if phase.name not in present]
+    if not added:
+        raise UsageError(
+            f"--phase {wanted.phases}: {record.run_id} has it already",
+            hint="--failed runs again what did not pass",
+        )
+    return added
+
+
+def failed_phases(record: RunRecord) -> list[str]:
+    """Phases that began and of which a required check did not pass."""
+    required = set(record.required)
+    return [
+        phase.name
+        for phase in record.phases
+        if phase.started_at and any(_open(check, required) for check in phase.checks)
+    ]
+
+
+def _open(check: Check, required: set[str]) -> bool:
+    return check.id in required and check.outcome is not Outcome.PASS
+
+
+def repeat(journal: Journal, before: PhaseRecord) -> None:
+    """Write into the journal that a phase runs again, and how it ended before."""
+    worst = min(before.checks, key=lambda check: check.outcome.rank, default=None)
+    folder = journal.path.parent / before.name
+    number = 1 + sum(_of(event, before.name) for event in journal.events)
+    journal.append(
+        "phase_repeated",
+        sync=True,
+        phase=before.name,
+        repeated=Repeated(
+            outcome=before.outcome,
+            reason=f"{worst.id} is {worst.outcome}: {worst.reason}" if worst else "no check",
+            started=any(entry.result.attempts for entry in before.launches),
+            folder=f"{folder.name}.{_WORD}{number}",
+        ).model_dump(mode="json"),
+    )
+
+
+def _of(event: Event, phase: str) -> bool:
+    return bool(event["event"] == "phase_repeated" and event["phase"] == phase)
+
+
+def keep_aside(run_root: Path, journal: Journal, phases: Sequence[Phase]) -> None:
+    """Move the files of every phase that is about to run again; what was moved before stays.
+
+    It may be called again after a crash, as long as the phase has not begun.
+    """
+    pending: dict[str, Repeated] = {}
+    for event in journal.events:
+        if event["event"] == "phase_repeated":
+            pending[event["phase"]] = Repeated.model_validate(event["repeated"])
+        elif event["event"] == "phase_started":
+            pending.pop(event["phase"], None)
+    collecting = {phase.name for phase in phases if phase.collects}
+    for name, repeated in pending.items():
+        aside = run_root / repeated.folder
+        if (run_root / name).is_dir() and not aside.exists():
+            (run_root / name).rename(aside)
+        if name in collecting:
+            _move_facts(run_root, aside)
+
+
+def _move_facts(run_root: Path, aside: Path) -> None:
+    """What the collectors wrote beside the phases' folders, which they would overwrite."""
+    own = {EVENTS_FILE, RECORD_FILE, MANIFEST_FILE, *report_files().values()}
+    aside.mkdir(mode=0o700, exist_ok=True)
+    for path in sorted(run_root.iterdir()):
+        told = path.name in own or path.name.startswith("harness_error_")
+        if path.is_file() and not told and not (aside / path.name).exists():
+            path.rename(aside / path.name)

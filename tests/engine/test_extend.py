@@ -1,0 +1,161 @@
+"""A run that goes on beyond what was asked: phases added, phases run again, nothing hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbook.config.profile import Profile
+from runbook.engine.extend import Extension, failed_phases, identity, refuse_if_unlike
+from runbook.engine.journal import EVENTS_FILE, read_events
+from runbook.engine.options import Setup
+from runbook.engine.run import resume_run, run_setup
+from runbook.engine.verify import verify_run
+from runbook.errors import UsageError
+from runbook.launch.observer import Observer
+from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records.phase import Phase
+from tests.engine import toys
+from tests.engine.test_interrupt_and_resume import cut_after, digests
+from tests.engine.toys import Toy
+
+ADD = Extension(phases="nvtx", command="again")
+AGAIN = Extension(failed=True, command="again")
+
+
+def made(out: Path, *phases: Phase, whole: tuple[Phase, ...] = ()) -> tuple[RunRecord, Path]:
+    """A run of these phases; `whole` are those whose checks the profile requires."""
+    asked = _setup(out, phases, toys.profile(whole or phases))
+    record = run_setup(asked, observer=Observer())
+    return record, out / record.run_id
+
+
+def _setup(out: Path, phases: tuple[Phase, ...], profile: Profile) -> Setup:
+    names = ",".join(phase.name for phase in phases)
+    return replace(toys.setup(out, *phases, phases=names), profile=profile)
+
+
+def maker(folder: Path, *phases: Phase) -> Callable[[RunRecord], Setup]:
+    """The setup of a record: those of these phases that it was asked for."""
+
+    def make(record: RunRecord) -> Setup:
+        names = str(record.options["phases"]).split(",")
+        asked = tuple(phase for phase in phases if phase.name in names)
+        return _setup(folder.parent, asked, toys.profile(phases))
+
+    return make
+
+
+def extended(folder: Path, what: Extension | None, *phases: Phase) -> RunRecord:
+    make = maker(folder, *phases)
+    return resume_run(folder, observer=Observer(), make_setup=make, extension=what)
+
+
+def differences(folder: Path, record: RunRecord, *phases: Phase) -> tuple[str, ...]:
+    known = {phase.name: phase for phase in phases}
+    return verify_run(folder, phases=known, setup=maker(folder, *phases)(record)).differences
+
+
+def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path: Path) -> None:
+    phases = (Toy("baseline"), Toy("nvtx"))
+    first, folder = made(tmp_path, phases[0], whole=phases)
+    assert first.verdict is Verdict.PARTIAL
+    before, journal = digests(folder / "baseline"), (folder / EVENTS_FILE).read_bytes()
+    record = extended(folder, ADD, *phases)
+    assert (record.verdict, record.caveats) == (Verdict.GO, first.caveats)
+    assert digests(folder / "baseline") == before
+    assert (folder / EVENTS_FILE).read_bytes().startswith(journal), "append-only"
+    assert record.phases[0] == first.phases[0]
+    assert (record.options["phases"], record.command) == ("baseline,nvtx", "toy; again")
+    assert differences(folder, record, *phases) == ()
+
+
+def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
+    mark = tmp_path / "once"
+    phases = (Toy("baseline", words=("--fault", "exit7", "--once", str(mark))), Toy("nvtx"))
+    first, folder = made(tmp_path / "out", *phases)
+    assert first.verdict is Verdict.NO_GO
+    before = digests(folder / "baseline")
+    record = extended(folder, AGAIN, *phases)
+    assert record.headline.startswith("GO for 2 of 72 checks, REPEATED (baseline after FAIL)")
+    assert digests(folder / "baseline.repeated1") == before
+    (told,) = record.phases[0].repeated
+    assert (told.outcome, told.folder) == (Outcome.FAIL, "baseline.repeated1")
+    assert told.reason.startswith("baseline.completed is FAIL: ")
+    events, _ = read_events(folder / EVENTS_FILE)
+    started = [event["phase"] for event in events if event["event"] == "launch_started"]
+    assert started == ["baseline", "nvtx", "baseline"], "nvtx had passed"
+    assert differences(folder, record, *phases) == ()
+
+
+def test_a_failure_that_stays_is_counted(tmp_path: Path) -> None:
+    phase = Toy("baseline", words=("--fault", "exit7"))
+    _, folder = made(tmp_path, phase)
+    extended(folder, AGAIN, phase)
+    record = extended(folder, AGAIN, phase)
+    assert record.verdict is Verdict.NO_GO
+    assert "REPEATED (baseline after FAIL, FAIL)" in record.headline
+    assert (folder / "baseline.repeated2").is_dir()
+    assert differences(folder, record, phase) == ()
+
+
+def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path: Path) -> None:
+    sweep = Toy("bucket_sweep", reads=("baseline",))
+    phases = (Toy("baseline"), sweep)
+    first, folder = made(tmp_path, sweep, whole=phases)
+    assert first.phases[1].launches[0].launch.env == {}
+    record = extended(folder, Extension(phases="baseline"), *phases)
+    assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
+    assert "REPEATED (bucket_sweep after PASS)" in record.headline
+    assert differences(folder, record, *phases) == ()
+
+
+def test_a_crash_between_the_decision_and_the_move_loses_nothing(tmp_path: Path) -> None:
+    mark = tmp_path / "once"
+    phase = Toy("baseline", words=("--fault", "exit7", "--once", str(mark)))
+    _, folder = made(tmp_path / "out", phase)
+    before = digests(folder / "baseline")
+    extended(folder, AGAIN, phase)
+    # What a crash at that moment leaves: the event, and the first attempt where it was.
+    cut_after(folder, "phase_repeated")
+    for path in (folder / "baseline").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    (folder / "baseline" / "run1").rmdir()
+    (folder / "baseline").rmdir()
+    (folder / "baseline.repeated1").rename(folder / "baseline")
+    record = extended(folder, None, phase)
+    assert record.verdict is Verdict.GO
+    assert digests(folder / "baseline.repeated1") == before
+
+
+def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> None:
+    record, folder = made(tmp_path, Toy("baseline"))
+    assert failed_phases(record) == []
+    with pytest.raises(UsageError, match="nothing to run again"):
+        extended(folder, AGAIN, Toy("baseline"))
+    with pytest.raises(UsageError, match="has it already"):
+        extended(folder, Extension(phases="baseline"), Toy("baseline"))
+    with pytest.raises(UsageError, match="--phase NAME adds a phase"):
+        extended(folder, None, Toy("baseline"))
+
+
+@pytest.mark.parametrize("what", sorted(identity()))
+def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    record, folder = made(tmp_path, Toy("baseline", breaks="plan"))
+    path = folder / EVENTS_FILE
+    lines = path.read_text().splitlines(keepends=True)
+    value = record.environment[what]
+    lines[0] = lines[0].replace(f'"{what}":"{value}"', f'"{what}":"another"')
+    path.write_text("".join(lines))
+    with pytest.raises(UsageError, match=rf"{what}.*: another then, "):
+        extended(folder, ADD, Toy("baseline"), Toy("nvtx"))
+    assert path.read_text() == "".join(lines), "nothing was begun"
+
+
+def test_an_older_record_that_does_not_know_is_not_refused(tmp_path: Path) -> None:
+    record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
+    refuse_if_unlike(record.model_copy(update={"environment": {}}), identity())
