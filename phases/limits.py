@@ -162,6 +162,8 @@ OTHERS_SAMPLES = 2
 SHM_LEAST_GIB = 1.0
 # Of the processors: work of others that takes this much shows in a host-bound trainer's pace.
 BUSY_SHARE = 0.5
+# Of all CPUs, over a timed launch: what others take shows in the times from about here on.
+OTHER_WORK_SHARE = 0.2
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 
@@ -218,6 +220,11 @@ PLAUSIBLE = (
         "loss of every step",
         f"from 0 to {LOSS_MOST:g} x ln(vocabulary)",
         "a cross-entropy is not negative, and no model is that wrong",
+    ),
+    _fixed(
+        "other work during a timed launch",
+        f"at most {OTHER_WORK_SHARE:.0%} of all CPUs, else a warning",
+        "choice: from about here on it shows in the times; it never decides",
     ),
     _fixed("steps", "1, 2, 3 and so on, none missing", "a row can be neither lost nor added"),
     _fixed(

@@ -19,6 +19,10 @@ BY_TOPIC: dict[str, str] = {
         "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
         "TensorBoard off; on PCIe keep the batch at 2 and raise NSA_ACCUM instead"
     ),
+    "busy": (
+        "end the other work on this machine (top shows it), or run when it is quiet; times of two "
+        "runs under different load compare badly"
+    ),
     # Requirements T2 and T7.
     "stall": (
         "read the stacks and the last heartbeats of the culprit rank; send SIGUSR1 to a live rank "

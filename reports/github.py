@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from reports.causes import Cause
 from reports.view import CheckRow, ReportView, build_view, one_line
 from runbook.records import Reason, RunRecord
 from runbook.records.run import Report, Screen
@@ -26,32 +29,49 @@ def command(level: str, title: str, message: str) -> str:
 
 
 def render_github(record: RunRecord, _: Screen) -> str:
-    """Return the annotations, one command a line: the verdict, what keeps from a GO, warnings.
+    """Return the annotations, one command a line: a cause each, and the verdict.
 
     `::error` for what keeps from a GO, `::warning` for other problems and for checks that warn;
     of more than GitHub shows, the last one counts the others.
     """
     view = build_view(record)
-    errors = [_of_row("error", row) for row in view.problems if row.blocks]
-    others = [row for row in view.problems if not row.blocks]
-    others += [row for row in view.rows if row.code == Reason.WARNING and not row.is_problem]
-    warnings = [_of_row("warning", row) for row in others]
+    errors = [_of_cause("error", cause) for cause in view.causes if cause.blocks]
+    warnings = [_of_cause("warning", cause) for cause in view.causes if not cause.blocks]
+    warnings += [_of_row(row) for row in view.rows if row.code == Reason.WARNING]
     lines = [*_shown("error", errors), *_shown("warning", warnings), _verdict(view)]
     return "\n".join(lines) + "\n"
 
 
 def _verdict(view: ReportView) -> str:
-    message = "\n".join([view.headline, *map(one_line, view.main_reasons), view.required_counts])
-    return command("notice", f"runbook {view.record.verdict}", message)
+    """The verdict with its reasons and the numbers that decided: those held against a limit."""
+    lines = [view.headline, *map(one_line, view.main_reasons), view.required_counts]
+    held = [row for row in view.acceptance if row.value and row.limit]
+    lines += [f"{row.id}: {row.value} (n={row.n}), limit {row.limit}" for row in held]
+    return command("notice", f"runbook {view.record.verdict}", "\n".join(lines))
 
 
-def _of_row(level: str, row: CheckRow) -> str:
-    lines = [row.reason]
-    lines += [f"see    {path}" for path in row.evidence]
-    lines += [f"try    {row.remedy}"] if row.remedy else []
-    lines += [f"rerun  {row.rerun}"] if row.rerun else []
-    title = f"{row.outcome} {row.id}" if row.is_problem else f"warning {row.id}"
-    return command(level, title, "\n".join(one_line(line) for line in lines))
+def _of_cause(level: str, cause: Cause) -> str:
+    """One annotation for one fault, however many checks follow from it."""
+    checks = f"{len(cause.rows)} checks, first {cause.lead.id}" if cause.folded else cause.lead.id
+    lines = [cause.lead.reason, f"check: {checks}"]
+    return _annotation(
+        level, f"{cause.outcome} {cause.title}", lines, cause.evidence, cause.remedy, cause.rerun
+    )
+
+
+def _of_row(row: CheckRow) -> str:
+    """A check that passed and warns."""
+    title = f"warning {row.id}"
+    return _annotation("warning", title, [row.reason], row.evidence, row.remedy, row.rerun)
+
+
+def _annotation(
+    level: str, title: str, lines: list[str], evidence: Sequence[str], remedy: str, rerun: str
+) -> str:
+    lines += [f"see: {path}" for path in evidence]
+    lines += [f"try: {remedy}"] if remedy else []
+    lines += [f"rerun: {rerun}"] if rerun else []
+    return command(level, one_line(title), "\n".join(one_line(line) for line in lines))
 
 
 def _shown(level: str, commands: list[str]) -> list[str]:

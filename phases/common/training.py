@@ -22,6 +22,7 @@ from phases.common.case import (
 )
 from phases.common.device_changes import device_changes
 from phases.common.measure import in_file, log_value, rank_value
+from phases.common.other_work import other_work
 from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
@@ -61,7 +62,7 @@ def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Fi
 
 
 def training_rows(names: Names) -> tuple[Row, ...]:
-    """The rows `completed` to `devices` of a phase with training launches."""
+    """The rows `completed` to `other_work` of a phase with training launches."""
 
     def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
         return lambda case: first_problem(answer, case, names(case))
@@ -115,6 +116,12 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             "Did GPUs and links stay free of errors, and to this launch alone?",
             over(device_changes),
             topic="devices",
+        ),
+        Row(
+            "other_work",
+            "Did other work leave the CPUs to this launch?",
+            over(other_work),
+            topic="busy",
         ),
     )
 

@@ -96,7 +96,7 @@ def _add_arguments(parser: CommandParser) -> None:
     _add_measuring(parser.add_argument_group("how it is measured"))
     parser.add_argument_group("how it is told").add_argument(
         "--output-format",
-        choices=tuple(OutputFormat),
+        choices=[one.value for one in OutputFormat],
         metavar="|".join(OutputFormat),
         help="text (default) for people; json: every event as one JSON line, the same as --json; "
         "github: groups, annotations, step summary and outputs of GitHub Actions",

@@ -27,6 +27,7 @@ from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
+from runbook.read.load import load_of
 from runbook.records import (
     THE_RUN,
     Launch,
@@ -111,6 +112,9 @@ class PhaseRun:
                 self._launch(launch)
             evidence = self._evidence()
         self.ran = what_ran(evidence)
+        if load := load_of(one.load for one in evidence.launches.values()):
+            told = {f"load.{self.phase.name}": str(load)}
+            self.state.journal.append("facts", environment=told)
         required = self.state.setup.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence

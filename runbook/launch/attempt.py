@@ -21,6 +21,7 @@ from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
 from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.kernel_log import KernelLog
+from runbook.launch.load import LoadMeter
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
 from runbook.launch.pulse import pulse_of
@@ -99,6 +100,7 @@ class Attempt:
         before = oom_kills()
         self.kernel = KernelLog()
         self.devices = write_devices(self.run_dir, When.BEFORE, environment)
+        load = LoadMeter()
         with Reaper(self.token), self.console.open("ab") as console:
             sampler = GpuSampler(self.run_dir, environment, self.devices.source)
             sampler.start()
@@ -112,6 +114,7 @@ class Attempt:
                 self.watch.close()
         self.watch.update()
         self._ended_at = time.monotonic()
+        load.write(self.run_dir)
         window = self.kernel.close(self.run_dir)
         hurry = bool(self.options.stop.requested)
         write_devices(self.run_dir, When.AFTER, environment, hurry=hurry)

@@ -18,6 +18,7 @@ from runbook.read.documents import (
     GPU_SAMPLES_CSV,
     JUNIT_XML,
     KERNEL_LOG_JSON,
+    LOAD_JSON,
     file_sha256,
     name_below,
     read_console,
@@ -34,6 +35,7 @@ from runbook.read.shapes import (
     DEVICES,
     ENV,
     KERNEL_LOG,
+    LOAD,
     PROFILE,
     shaped,
 )
@@ -66,6 +68,7 @@ _DOCUMENTS = {
     "devices_after": (DEVICES_AFTER_JSON, DEVICES),
     "kernel_log": (KERNEL_LOG_JSON, KERNEL_LOG),
     "checkout": (CHECKOUT_JSON, CHECKOUT),
+    "load": (LOAD_JSON, LOAD),
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),

@@ -280,6 +280,14 @@ CHECKOUT = Fields(
         "changed": Items(is_text),
     }
 )
+LOAD = Fields(
+    {
+        "problem": is_text,
+        "cpus": is_count,
+        **dict.fromkeys(("wall_s", "total_s", "busy_s", "own_s", "others_s", "steal_s"), is_number),
+        **dict.fromkeys(("load_before", "load_after"), Items(is_number)),
+    }
+)
 _SPOTS = (
     "embedding",
     "attention",

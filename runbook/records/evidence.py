@@ -146,6 +146,9 @@ class LaunchEvidence:
     kernel_log: Mapping[str, Any] | None = None
     kernel_log_path: str = ""
     kernel_log_sha256: str = ""
+    load: Mapping[str, Any] | None = None
+    load_path: str = ""
+    load_sha256: str = ""
     halted: bool = False
     problems: tuple[str, ...] = ()
 

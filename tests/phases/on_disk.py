@@ -36,6 +36,7 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         ("devices_before.json", made.devices_before),
         ("devices_after.json", made.devices_after),
         ("kernel_log.json", made.kernel_log),
+        ("load.json", made.load),
         ("result.json", made.result.model_dump(mode="json")),
     ):
         if document is not None:

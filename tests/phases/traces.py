@@ -257,6 +257,23 @@ def no_devices() -> dict[str, Any]:
     return {**devices(0), "source": "", "problem": "no NVIDIA driver; no nvidia-smi"}
 
 
+def load(*, others_s: float = 1.0, steal_s: float = 0.0) -> dict[str, Any]:
+    """A minute on two CPUs, in which others worked for so long."""
+    return {
+        "schema_version": 1,
+        "problem": "",
+        "cpus": 2,
+        "wall_s": 60.0,
+        "total_s": 120.0,
+        "busy_s": 100.0 + others_s,
+        "own_s": 100.0,
+        "others_s": others_s,
+        "steal_s": steal_s,
+        "load_before": [0.5, 0.4, 0.3],
+        "load_after": [2.1, 1.0, 0.5],
+    }
+
+
 def gates(steps: int, *, entropy: float = 0.95, max_gate: float = 0.4) -> pd.DataFrame:
     """Gate health at every tenth step; the last digits of readings that were taken differ."""
     at = np.arange(10, max(steps, 50) + 1, 10)
@@ -373,4 +390,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         kernel_log=kernel_log(ended_at=over),
         kernel_log_path=f"{where}/kernel_log.json",
         kernel_log_sha256=SHA,
+        load=load(),
+        load_path=f"{where}/load.json",
+        load_sha256=SHA,
     )

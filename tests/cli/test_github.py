@@ -1,0 +1,115 @@
+"""A run inside GitHub Actions: what the runner is told, and what it writes into its files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from runbook.cli._github import GithubObserver, LogConsole, harmless, summary_text, tell_github
+from runbook.console import Console
+from runbook.engine.outputs import render
+from tests.cli.shell import runbook
+from tests.cli.test_observers import ROOT, play
+from tests.reports import samples
+
+
+def test_a_group_a_phase_and_its_line_below() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    play(GithubObserver(Console(stdout=out, stderr=err)), samples.no_go())
+    lines = out.getvalue().splitlines()
+    assert err.getvalue() == ""
+    commands = [line for line in lines if line.startswith("::")]
+    titles = [phase.title for phase in samples.no_go().phases]
+    assert commands[::2] == [
+        f"::group::{number}/4 {phase.name}: {title}"
+        for number, (phase, title) in enumerate(
+            zip(samples.no_go().phases, titles, strict=True), start=1
+        )
+    ]
+    assert set(commands[1::2]) == {"::endgroup::"} and len(commands) == 8
+    after = lines[lines.index("::endgroup::") + 1]
+    assert after.split()[:3] == ["1/4", "preflight", "PASS"]
+
+
+def test_a_group_is_closed_however_the_run_ends() -> None:
+    out = io.StringIO()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        GithubObserver(Console(stdout=out, stderr=io.StringIO())) as observer,
+    ):
+        observer.run_started("id", ROOT, ("baseline",))
+        observer.phase_started("baseline", "Baseline", 1)
+        raise KeyboardInterrupt
+    assert out.getvalue().splitlines()[-1] == "::endgroup::"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["::error::x", "  ::stop-commands::x", "fine\n::add-mask::x", "a ##[error]x", "\t::group::"],
+)
+def test_nothing_that_a_trainer_says_is_a_command(text: str) -> None:
+    out = io.StringIO()
+    console = LogConsole(Console(stdout=out, stderr=io.StringIO()))
+    console.progress(text)
+    console.result(text)
+    for line in out.getvalue().splitlines():
+        assert not line.lstrip().startswith("::") and "##[" not in line
+    assert harmless("rate: 5::6 [x]") == "rate: 5::6 [x]"
+
+
+def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
+    out, record = io.StringIO(), samples.no_go()
+    summary, outputs = tmp_path / "summary.md", tmp_path / "outputs"
+    summary.write_text("of a step before\n")
+    tell_github(
+        LogConsole(Console(stdout=out, stderr=io.StringIO())),
+        record,
+        tmp_path / "run",
+        exit_code=1,
+        variables={"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)},
+    )
+    assert out.getvalue() == render(record, "github")
+    assert summary.read_text() == "of a step before\n" + render(record, "md")
+    assert outputs.read_text().splitlines() == [
+        "verdict=NO-GO",
+        "exit_code=1",
+        f"run={tmp_path}/run",
+        f"report={tmp_path}/run/report.md",
+    ]
+
+
+def test_a_summary_never_exceeds_the_room() -> None:
+    record, report = samples.no_go(), Path("run/report.md")
+    whole = render(record, "md")
+    assert summary_text(record, report, len(whole.encode())) == whole
+    for room in (len(whole.encode()) - 1, 2000, 300):
+        text = summary_text(record, report, room)
+        assert len(text.encode()) <= room
+        assert text.endswith("The whole report is in `run/report.md`.\n")
+    assert summary_text(record, report, 0) == ""
+
+
+def test_a_file_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    tell_github(
+        LogConsole(Console(stdout=out, stderr=err)),
+        samples.go(),
+        tmp_path,
+        exit_code=0,
+        variables={"GITHUB_OUTPUT": str(tmp_path)},
+    )
+    assert f"$GITHUB_OUTPUT ({tmp_path}) cannot be written: Is a directory" in out.getvalue()
+
+
+def test_two_formats_at_once_are_refused(tmp_path: Path) -> None:
+    for words, text in (
+        (("--json", "--output-format", "github"), "choose one"),
+        (("--dry-run", "--output-format", "github"), "nothing to annotate"),
+        (("--output-format", "xml"), "'text', 'json', 'github'"),
+    ):
+        ended = runbook("run", "--profile", "cpu", *words, cwd=tmp_path)
+        assert (ended.code, ended.out) == (2, "")
+        assert text in ended.err
+    assert list(tmp_path.iterdir()) == []

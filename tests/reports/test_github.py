@@ -1,0 +1,122 @@
+"""Annotations that GitHub's runner reads as they were meant, and nothing else as a command."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from reports.github import render_github
+from runbook.records import Check, Outcome, Reason, RunRecord
+from runbook.records.run import Screen
+from tests.reports import samples
+
+_COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
+
+
+def annotations(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Level, title and message of each command, unescaped as a runner does it."""
+    found = []
+    for line in render_github(record, Screen()).splitlines():
+        match = _COMMAND.fullmatch(line)
+        assert match, line
+        level, title, message = match.groups()
+        title = title.replace("%3A", ":").replace("%2C", ",")
+        found.append((level, *(_plain(text) for text in (title, message))))
+    return found
+
+
+def _plain(text: str) -> str:
+    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
+
+
+def with_checks(*checks: Check) -> RunRecord:
+    record = samples.no_go()
+    phase = record.phases[1].model_copy(update={"checks": checks})
+    return record.model_copy(update={"phases": (record.phases[0], phase, *record.phases[2:])})
+
+
+def failed(number: int, reason: str, *, required: bool = True) -> Check:
+    return Check(
+        id=f"baseline.row{number}",
+        phase="baseline",
+        question="?",
+        outcome=Outcome.FAIL,
+        code=Reason.MISMATCH,
+        reason=reason,
+        remedy=f"do {number}",
+        evidence=(f"baseline/{number}.csv",),
+        rerun="runbook run --phase baseline --profile cpu",
+        required=required,
+    )
+
+
+def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
+    level, title, message = annotations(samples.no_go())[0]
+    assert level == "error" and title.startswith("FAIL ")
+    assert "23 tok/s is below 39" in message
+    assert "\nsee: baseline/launch_0/training.csv" in message
+    assert "\ntry: " in message
+    assert "\nrerun: runbook run --phase baseline --profile a100x2_pcie4" in message
+
+
+def test_a_go_is_a_notice_with_the_numbers_that_decided() -> None:
+    record = samples.go()
+    levels = [level for level, _, _ in annotations(record)]
+    assert "error" not in levels and levels[-1] == "notice"
+    _, title, message = annotations(record)[-1]
+    assert title == "runbook GO"
+    assert message.startswith(record.headline)
+    pattern = r"^baseline\.throughput: .* tok/s.* \(n=\d+\), limit >= 39 tok/s$"
+    assert re.search(pattern, message, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "50 % of it",
+        "100%0A::error::no",
+        "a\r\n::error::b",
+        "x:y,z",
+        "::set-output name=a::b",
+        "##[x]",
+    ],
+)
+def test_whatever_a_reason_holds_is_one_message(reason: str) -> None:
+    shown = annotations(with_checks(failed(1, reason)))
+    errors = [message for level, _, message in shown if level == "error"]
+    wanted = " ".join(reason.split())
+    assert sum(wanted in message for message in errors) == 1
+
+
+def test_a_title_with_colons_and_commas_stays_a_title() -> None:
+    titles = [title for _, title, _ in annotations(with_checks(failed(1, "a: b, c: d")))]
+    assert any("a: b" in title or "row1" in title for title in titles)
+
+
+def test_what_is_not_required_is_a_warning() -> None:
+    shown = annotations(with_checks(failed(1, "not so bad", required=False)))
+    assert [level for level, _, message in shown if "not so bad" in message] == ["warning"]
+
+
+def test_a_check_that_passes_and_warns_is_a_warning() -> None:
+    warning = Check(
+        id="baseline.other_work",
+        phase="baseline",
+        question="?",
+        outcome=Outcome.PASS,
+        code=Reason.WARNING,
+        reason="WARNING: busy",
+        remedy="end it",
+    )
+    shown = annotations(with_checks(warning))
+    assert ("warning", "warning baseline.other_work", "WARNING: busy\ntry: end it") in shown
+
+
+def test_github_is_never_given_more_than_it_shows() -> None:
+    checks = [failed(number, f"fault {chr(97 + number)}") for number in range(20)]
+    shown = annotations(with_checks(*checks))
+    errors = [title for level, title, _ in shown if level == "error"]
+    assert len(errors) <= 10
+    if len(errors) == 10:
+        assert errors[-1].endswith("more errors")
