@@ -19,6 +19,7 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli._webhook import add_webhook, tell_webhook, webhook_problems
 from runbook.cli.finished import find_run
 from runbook.console import Console, OutputFormat, printable
 from runbook.errors import ProgramExit, UsageError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
-_FREE_BESIDE_RESUME = ("out", "resume", "until_s", "output_format")
+_FREE_BESIDE_RESUME = ("out", "resume", "until_s", "output_format", "webhook")
 
 
 def _add_arguments(parser: CommandParser) -> None:
@@ -82,6 +83,7 @@ def _add_arguments(parser: CommandParser) -> None:
         help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
         "equal launch of the phase has failed; without it these are not started",
     )
+    add_webhook(group)
     _add_measuring(parser.add_argument_group("how it is measured"))
     parser.add_argument_group("how it is told").add_argument(
         "--output-format",
@@ -148,8 +150,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config import detect_profile
     from runbook.engine.options import RunOptions, prepare
     from runbook.registry import report_names
+    from runbook.tools.export.webhook import blanked
 
-    found: list[str] = []
+    found = webhook_problems(args)
+    if args.webhook is not None and args.dry_run:
+        found.append("--webhook is for a run: --dry-run has no verdict to send")
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.measure and not args.dry_run:
@@ -184,7 +189,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         reference=args.reference,
         head=args.head,
         keep_going=args.keep_going,
-        command=shlex.join(["runbook", *sys.argv[1:]]),
+        command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
         formats=report_names(),
     )
     try:
@@ -260,10 +265,12 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:
         print_summary(console, record, folder)
+    tell_webhook(args, record, folder, code, console)
     return code
 
 
 def _exit_code(record: RunRecord) -> int:
+    """The verdict's, or that of the signal that ended the run."""
     from runbook.engine.part import TIME_LIMIT
 
     if record.interrupted:
