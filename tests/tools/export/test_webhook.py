@@ -42,10 +42,8 @@ def test_it_is_delivered_at_the_third_try_at_last(codes: list[int]) -> None:
 def test_what_a_server_refuses_is_said_without_the_address(code: int, tries: int) -> None:
     with serving([code]) as received:
         said = posted(received)
-    assert (
-        said
-        == f"http://127.0.0.1/[redacted] answers {code} ({tries} {'try' if tries == 1 else 'tries'})"
-    )
+    count = "1 try" if tries == 1 else f"{tries} tries"
+    assert said == f"http://127.0.0.1/[redacted] answers {code} ({count})"
     assert len(received.paths) == tries
     assert all(path == f"/hooks/{SECRET}" for path in received.paths), "redirects are not followed"
 
