@@ -19,6 +19,7 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
+from runbook.cli._webhook import add_webhook, tell_webhook, webhook_problems
 from runbook.cli.finished import find_run
 from runbook.console import Console, OutputFormat, printable
 from runbook.errors import ProgramExit, UsageError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
     *("out", "resume", "failed", "phase", "until_s"),
-    *("partial_exit", "output_format"),
+    *("partial_exit", "output_format", "webhook"),
 )
 
 
@@ -93,6 +94,7 @@ def _add_arguments(parser: CommandParser) -> None:
         help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
         "equal launch of the phase has failed; without it these are not started",
     )
+    add_webhook(group)
     _add_measuring(parser.add_argument_group("how it is measured"))
     parser.add_argument_group("how it is told").add_argument(
         "--output-format",
@@ -168,8 +170,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config import detect_profile
     from runbook.engine.options import RunOptions, prepare
     from runbook.registry import report_names
+    from runbook.tools.export.webhook import blanked
 
-    found: list[str] = []
+    found = webhook_problems(args)
+    if args.webhook is not None and args.dry_run:
+        found.append("--webhook is for a run: --dry-run has no verdict to send")
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
@@ -200,7 +205,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         reference=args.reference,
         head=args.head,
         keep_going=args.keep_going,
-        command=shlex.join(["runbook", *sys.argv[1:]]),
+        command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
         formats=report_names(),
     )
     try:
@@ -307,10 +312,12 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:
         print_summary(console, record, folder)
+    tell_webhook(args, record, folder, code, console)
     return code
 
 
 def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
+    """The verdict's, or that of the signal that ended the run."""
     from runbook.engine.part import TIME_LIMIT
     from runbook.records import Verdict
 
