@@ -34,6 +34,7 @@ PARTS = {
     "devices_before": None,
     "devices_after": None,
     "kernel_log": None,
+    "checkout": None,
 }
 # Decided by the plan alone, without any evidence.
 PLANNED = {"preflight.prefill"}
