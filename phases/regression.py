@@ -43,7 +43,7 @@ class Regression(RowPhase):
     name = "regression"
     order = 110
     title = "Regression against a pinned commit"
-    source = "a choice of this program"
+    source = "choice"
     question = "Is this commit slower than the reference?"
     optional = True
     compares_commits = True
@@ -98,7 +98,7 @@ class Regression(RowPhase):
             Row(
                 "comparable",
                 "Do both sides train the same on the same machine?",
-                self.over(partial(alike, but=_COMMITS)),
+                self.over(_comparable),
                 topic="reference",
             ),
             Row("pace", "Is HEAD as fast as the reference?", _pace, topic="slower"),
@@ -163,8 +163,17 @@ def _runs(case: Case) -> Finding:
             found = unsound.finding
     if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE):
         return found
-    reason = f"the reference cannot be compared with: {found.reason}"
-    return invalid(Reason.NOT_COMPARABLE, reason, evidence=found.evidence, topic="reference")
+    reason = f"the reference does not run here as it has to: {found.reason}"
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, evidence=found.evidence, topic="reference")
+
+
+def _comparable(case: Case, names: Sequence[str]) -> Finding:
+    if not names:
+        return incomplete(Reason.NOT_RUN, "no launch was planned")
+    found = alike(case, names, but=_COMMITS)
+    if found.outcome is Outcome.PASS:
+        return found
+    return replace(found, reason=f"{found.reason}; if HEAD means it, pin another reference")
 
 
 def _own_commit(case: Case, name: str) -> Finding:

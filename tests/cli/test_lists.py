@@ -29,7 +29,7 @@ def test_phases_in_running_order(tmp_path: Path) -> None:
     ended = runbook("phases", cwd=tmp_path)
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [*NINE, "fineweb"]
+    assert [line.split()[0] for line in lines[1:]] == [*NINE, "fineweb", "regression"]
     assert "(optional)" in lines[-1]
     assert ESCAPE not in ended.out + ended.err
 
@@ -38,8 +38,11 @@ def test_phases_for_machines(tmp_path: Path) -> None:
     ended = runbook("phases", "--json", cwd=tmp_path)
     assert ended.err == ""
     rows = json.loads(ended.out)["phases"]
-    assert [row["name"] for row in rows] == [*NINE, "fineweb"]
-    assert [row["name"] for row in rows if row["optional"]] == ["fineweb"]
+    assert [row["name"] for row in rows] == [*NINE, "fineweb", "regression"]
+    assert [row["name"] for row in rows if row["optional"]] == [
+        "fineweb",
+        "regression",
+    ]
     assert {"bucket_sweep", "fused_adamw"} <= set(rows[8]["reads"])
     assert all(row["question"].endswith("?") and row["source"] for row in rows)
 

@@ -28,9 +28,12 @@ PHASES = registry.phases()
 _profile = functools.cache(load_profile)
 
 
+COMMITS = {"reference": "a" * 40, "head": "b" * 40}
+
+
 def context(name: str = "a100x2_pcie4", **changes: Any) -> PlanContext:
-    """A context on a shipped profile."""
-    return PlanContext(profile=_profile(name), **changes)
+    """A context on a shipped profile, with two commits for a phase that compares them."""
+    return PlanContext(profile=_profile(name), **{**COMMITS, **changes})
 
 
 def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
@@ -141,11 +144,16 @@ def evidence(
     change: Change | None = None,
     only: Sequence[str] | None = None,
     earlier: Mapping[str, PhaseEvidence] | None = None,
+    conditional: bool = False,
     **speed: Any,
 ) -> PhaseEvidence:
-    """Healthy launches of a phase's plan; `change` spoils those named in `only` (all if None)."""
+    """Healthy launches of a phase's plan; `change` spoils those named in `only` (all if None).
+
+    Those that start only if the phase needs them are there if `conditional`.
+    """
     found: dict[str, LaunchEvidence] = {}
-    for launch in PHASES[phase].plan(where):
+    planned = PHASES[phase].plan(where)
+    for launch in (one for one in planned if conditional or not one.conditional):
         made = healthy(launch, batch_of(launch, where.profile), **speed)
         if change is not None and (only is None or launch.name in only):
             made = _changed(made, change)

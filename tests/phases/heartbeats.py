@@ -96,6 +96,7 @@ def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
             "reserved_mib": table["mem_mib"] * 1.1,
             "rss_mib": table["mem_mib"],
             "cuda_mib": table["mem_mib"],
+            "cpu_s": 5.0 + 0.9 * table["dt_s"].cumsum(),
             "loss": table["loss"],
             "toks_per_s": table["toks_per_s"],
             "grad_norm": table["grad_norm"],

@@ -37,6 +37,7 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         ("devices_after.json", made.devices_after),
         ("kernel_log.json", made.kernel_log),
         ("load.json", made.load),
+        ("checkout.json", made.checkout),
         ("result.json", made.result.model_dump(mode="json")),
     ):
         if document is not None:
@@ -70,7 +71,8 @@ def records(log: RankLog) -> list[Record]:
     for row in log.steps.to_dict("records"):
         now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
         said = {name: row[name] for name in ("loss", "toks_per_s")}
-        told = {name: row[name] for name in ("embedded", "data", "mem_mib", "reserved_mib")}
+        names = ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s")
+        told = {name: row[name] for name in names}
         made += [
             {**now, "event": Event.PROGRESS, **said},
             {**now, "event": Event.STEP_END, **told},

@@ -18,7 +18,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
 def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
     for name, phase in PHASES.items():
         assert phase.name == name and phase.title
-        assert phase.question.endswith("?") and phase.source.startswith("requirements ")
+        assert phase.question.endswith("?")
+        assert phase.source.startswith(("requirements ", "choice"))
 
 
 def test_preflight_and_nothing_else_stops_the_phases_after_it() -> None:
@@ -62,3 +63,5 @@ def test_the_page_of_phases_has_each_in_order_and_the_rows_that_all_training_one
     assert set(shared) == set.intersection(*rows)
     fineweb = {row.what for row in PHASES["fineweb"].rows()}  # type: ignore[attr-defined]
     assert set(shared) - fineweb == {"plausible", "toggles_effective"}
+    regression = {row.what for row in PHASES["regression"].rows()}  # type: ignore[attr-defined]
+    assert set(shared) - regression == {"devices", "toggles_effective"}

@@ -35,6 +35,7 @@ PARTS = {
     "devices_after": None,
     "kernel_log": None,
     "load": None,
+    "checkout": None,
 }
 # Decided by the plan alone, without any evidence.
 PLANNED = {"preflight.prefill"}

@@ -98,7 +98,13 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "run_token": TOKEN,
-        "git": {"branch": profile.branch, "sha": "1" * 40, "dirty": False, "diff_sha256": None},
+        "git": {
+            "branch": profile.branch,
+            "sha": launch.commit or "1" * 40,
+            "dirty": False,
+            "diff_sha256": None,
+        },
+        "package": package(launch),
         "versions": {
             "torch": "2.13.0",
             "cuda": "13.0" if cuda else None,
@@ -329,6 +335,17 @@ def junit(name: str, run_dir: str, device: str) -> JUnitReport:
     return JUnitReport(path=f"{run_dir}/junit.xml", sha256=SHA, cases=cases)
 
 
+def package(launch: Launch) -> dict[str, str]:
+    """The package that ran, which differs from commit to commit."""
+    return {"path": f"/checkouts/{launch.commit[:12]}/nsa", "sha256": digest_of(launch.commit)}
+
+
+def checkout(launch: Launch) -> dict[str, Any]:
+    """What the harness found in the checkout that it made."""
+    there = {"commit": launch.commit, "sha": launch.commit, "changed": []}
+    return {"schema_version": 1, **there, **package(launch)}
+
+
 def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     """A launch that ran well; `rate` and `rates` as in `frame`."""
     where = launch.run_dir
@@ -368,6 +385,9 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         gates_sha256=SHA,
         ranks=ranks(launch, profile, table),
         env=env(launch, profile),
+        checkout=checkout(launch) if launch.commit else None,
+        checkout_path=f"{where}/checkout.json" if launch.commit else "",
+        checkout_sha256=SHA if launch.commit else "",
         env_path=f"{where}/env.json",
         env_sha256=SHA,
         audit=audit() if launch.phase == "sdpa_audit" else None,

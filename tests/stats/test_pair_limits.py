@@ -123,28 +123,28 @@ def test_all_of_the_error_is_kept_for_keeping_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("shift", "go_on"), [(1e-5, False), (-1e-5, True)])
-def test_a_loss_is_suspected_once_its_upper_75_percent_bound_is_below_one(
+def test_a_loss_is_suspected_once_its_upper_70_percent_bound_is_below_one(
     shift: float, go_on: bool
 ) -> None:
-    edge = -SPREAD[:3].mean() - reach(0.25, 3)
+    edge = -SPREAD[:3].mean() - reach(0.3, 3)
     decision = regression(BASE[:3], shifted(edge + shift, 3))
     assert decision.go_on is go_on
     assert decision.reason.endswith(
-        "a loss is suspected; run 9 more round(s)" if go_on else "no loss suspected"
+        "a loss is suspected; run 15 more round(s)" if go_on else "no loss suspected"
     )
     assert decision.interval == pytest.approx(
-        tuple(math.exp(-reach(0.25, 3) + shift + side * reach(0.01, 3)) for side in (-1, 1))
+        tuple(math.exp(-reach(0.3, 3) + shift + side * reach(0.005, 3)) for side in (-1, 1))
     )
 
 
-def test_a_suspected_loss_waits_for_twelve_rounds() -> None:
-    head = np.tile([94.0, 95.0, 96.0], 5)
-    base = np.full(15, 100.0)
-    waiting = regression(base[:11], head[:11])
-    assert (waiting.go_on, waiting.n) == (True, 11)
+def test_a_suspected_loss_waits_for_all_rounds() -> None:
+    head = np.tile([94.0, 95.0, 96.0], 7)
+    base = np.full(21, 100.0)
+    waiting = regression(base[:17], head[:17])
+    assert (waiting.go_on, waiting.n) == (True, 17)
     assert "run 1 more round(s)" in waiting.reason
     late = regression(base, head)
-    assert (late.outcome, late.n, late.go_on) == (Decided.FAIL, 12, False)
+    assert (late.outcome, late.n, late.go_on) == (Decided.FAIL, 18, False)
 
 
 # A target, from few launches and from many

@@ -108,17 +108,17 @@ def test_an_unsuspicious_night_is_over_after_three_rounds() -> None:
 
 def test_a_suspicion_asks_for_more_and_only_then_fails() -> None:
     rng = np.random.default_rng(1)
-    head = 95 * np.exp(rng.normal(0, 0.01, 12))
-    base = 100 * np.exp(rng.normal(0, 0.01, 12))
+    head = 95 * np.exp(rng.normal(0, 0.01, 18))
+    base = 100 * np.exp(rng.normal(0, 0.01, 18))
     first = regression(base[:3], head[:3])
     assert (first.outcome, first.go_on) == (Decided.INCONCLUSIVE, True)
-    assert "9 more" in first.reason
+    assert "15 more" in first.reason
     assert regression(base, head).outcome is Decided.FAIL
 
 
 def test_a_suspicion_that_does_not_hold_passes() -> None:
-    head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 3)])
-    assert regression(np.full(12, 100.0), head).outcome is Decided.PASS
+    head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 5)])
+    assert regression(np.full(18, 100.0), head).outcome is Decided.PASS
 
 
 # meets_target

@@ -1,0 +1,173 @@
+"""Two commits in turn: each row's answer, and when more rounds are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from phases.regression import Regression
+from runbook.records import Check, LaunchStatus, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.phase import PlanContext
+from runbook.stats.plans import REGRESSION_PLAN
+from tests.phases import builder, spoil
+from tests.phases.answers import said
+
+GPU, CPU = builder.context("a100x2_pcie4"), builder.context("cpu")
+ROUNDS = REGRESSION_PLAN.first + REGRESSION_PLAN.more
+# Launch to launch, up and down: no two launches of a side are exactly alike.
+WOBBLE = (1.0, 1.004, 0.997, 1.002, 0.999, 1.003)
+
+
+def launches(where: PlanContext, side: str) -> list[str]:
+    return [one.name for one in Regression().plan(where) if one.name.endswith(side)]
+
+
+def slower(head: float, where: PlanContext, *, rounds: int = ROUNDS) -> PhaseEvidence:
+    """So many rounds in which each step of HEAD takes `head` times as long."""
+    found = builder.evidence("regression", where, conditional=True)
+    kept: dict[str, LaunchEvidence] = {}
+    for name, made in found.launches.items():
+        number = int(name[5:7])
+        if number > rounds or made.training is None:
+            continue
+        longer = head if name.endswith("_head") else 1.0
+        longer *= WOBBLE[(number + name.endswith("_head") * 2) % len(WOBBLE)]
+        kept[name] = stretched(made, longer)
+    return replace(found, launches=kept)
+
+
+def stretched(made: LaunchEvidence, longer: float) -> LaunchEvidence:
+    spoiled = spoil.columns(
+        dt_s=lambda table: table["dt_s"] * longer,
+        toks_per_s=lambda table: table["toks_per_s"] / longer,
+    )(made)
+    return builder._changed(made, lambda _: spoiled)
+
+
+def row(what: str, found: PhaseEvidence, where: PlanContext = CPU) -> Check:
+    return builder.row("regression", what, found, where)
+
+
+def spoiled(change: spoil.Change, side: str) -> PhaseEvidence:
+    only = launches(CPU, side)
+    return builder.evidence("regression", CPU, change=change, only=only)
+
+
+def test_both_sides_take_turns_in_balanced_order() -> None:
+    plan = Regression().plan(CPU)
+    order = [one.name.partition("_")[2][0] for one in plan]
+    assert len(plan) == 2 * ROUNDS
+    for first in range(0, len(order), 4):
+        assert "".join(order[first : first + 4]) in ("rhhr", "hrrh")
+    assert {one.commit for one in plan} == set(builder.COMMITS.values())
+    certain = [one for one in plan if not one.conditional]
+    assert len(certain) == 2 * REGRESSION_PLAN.first == len(plan) - 2 * REGRESSION_PLAN.more
+
+
+def test_without_a_reference_nothing_is_planned_and_no_row_vanishes() -> None:
+    where = replace(CPU, reference="")
+    assert Regression().plan(where) == []
+    checks = builder.judge("regression", PhaseEvidence(launches={}, facts={}, earlier={}), where)
+    assert {check.outcome for check in checks.checks} == {Outcome.INCOMPLETE}
+
+
+@pytest.mark.parametrize("where", [GPU, CPU], ids=["gpu", "cpu"])
+def test_equal_commits_end_after_the_first_rounds(where: PlanContext) -> None:
+    found = slower(1.0, where, rounds=REGRESSION_PLAN.first)
+    assert Regression().needs_more(found, where) is False
+    checks = builder.judge("regression", found, where).checks
+    assert {check.id: check.outcome for check in checks if check.outcome is not Outcome.PASS} == {}
+
+
+@pytest.mark.parametrize("where", [GPU, CPU], ids=["gpu", "cpu"])
+def test_a_suspected_loss_asks_for_all_rounds_and_is_open_until_then(where: PlanContext) -> None:
+    first = slower(1.05, where, rounds=REGRESSION_PLAN.first)
+    assert Regression().needs_more(first, where) is True
+    assert said(row("pace", first, where)) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+    check = row("pace", slower(1.05, where), where)
+    assert said(check) == (Outcome.FAIL, Reason.BELOW_LIMIT)
+    assert check.measurement is not None and check.measurement.n == ROUNDS
+    assert check.measurement.value == pytest.approx(1 / 1.05, rel=0.005)
+
+
+def test_the_clock_decides_where_throughput_is_gated_and_processor_time_elsewhere() -> None:
+    assert "by the clock" in row("pace", slower(1.05, GPU), GPU).reason
+    table = builder.judge("regression", slower(1.0, CPU), CPU).tables[0]
+    assert "CPU time" in table.note and table.columns[1].endswith("tok/CPU-s")
+    assert len(table.rows) == ROUNDS
+
+
+def without_cpu_time(made: LaunchEvidence) -> LaunchEvidence:
+    told = [replace(one, steps=one.steps.drop(columns="cpu_s")) for one in made.ranks]  # type: ignore[union-attr]
+    return replace(made, ranks=tuple(told))
+
+
+def other_package(made: LaunchEvidence) -> LaunchEvidence:
+    return with_env(made, package={"path": "/elsewhere/nsa", "sha256": "9" * 64})
+
+
+def with_env(made: LaunchEvidence, **changes: Any) -> LaunchEvidence:
+    return replace(made, env={**(made.env or {}), **changes})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_package,
+        lambda made: with_env(made, git={"sha": "c" * 40, "dirty": False}),
+        lambda made: with_env(made, git={**(made.env or {})["git"], "dirty": True}),
+        lambda made: replace(made, checkout={**made.checkout, "sha": "c" * 40}),
+        lambda made: replace(made, checkout={**made.checkout, "changed": [" M nsa/model.py"]}),
+    ],
+    ids=["package", "sha", "dirty", "checkout", "changed"],
+)
+@pytest.mark.parametrize("side", ["reference", "head"])
+def test_a_side_that_ran_other_code_than_its_commit_is_invalid(
+    change: spoil.Change, side: str
+) -> None:
+    found = spoiled(change, side)
+    assert said(row("checkouts", found)) == (Outcome.INVALID, Reason.MISMATCH)
+    assert row("pace", found).outcome is Outcome.INVALID
+
+
+@pytest.mark.parametrize("status", [LaunchStatus.CRASHED, LaunchStatus.CONFIG_ERROR])
+def test_a_reference_that_no_longer_runs_is_invalid_and_asks_for_another(
+    status: LaunchStatus,
+) -> None:
+    found = spoiled(spoil.ended(status), "reference")
+    check = row("reference", found)
+    assert check.outcome is Outcome.INVALID
+    assert "pin another reference" in check.remedy
+    assert row("pace", found).outcome is Outcome.INVALID
+    assert row("completed", found).outcome is Outcome.PASS
+
+
+def test_a_head_that_crashes_is_its_own_fault() -> None:
+    found = spoiled(spoil.ended(LaunchStatus.CRASHED), "head")
+    assert said(row("completed", found)) == (Outcome.FAIL, Reason.CRASH)
+    assert row("reference", found).outcome is Outcome.PASS
+    assert Regression().needs_more(found, CPU) is False
+
+
+def test_other_settings_on_one_side_are_not_compared() -> None:
+    found = spoiled(lambda made: with_env(made, config_sha256="d" * 64), "head")
+    check = row("comparable", found)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "pin another reference" in check.reason
+
+
+def test_a_trainer_that_tells_no_processor_time_is_not_compared_by_it() -> None:
+    check = row("pace", spoiled(without_cpu_time, "reference"))
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "cpu_s" in check.reason
+
+
+def test_a_night_that_was_cut_off_between_two_rounds_is_incomplete() -> None:
+    found = slower(1.05, CPU)
+    kept: Sequence[str] = sorted(found.launches)[:9]
+    cut = replace(found, launches={name: found.launches[name] for name in kept})
+    assert row("pace", cut).outcome is Outcome.INCOMPLETE
