@@ -6,6 +6,7 @@ required id that the record lacks, because a missing row must never look like a 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from runbook.records import (
 )
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def one_line(text: str) -> str:
@@ -44,7 +47,6 @@ class CheckRow:
     n: str = ""
     window: str = ""
     path: str = ""
-    digest: str = ""
     limit: str = ""
     limit_source: str = ""
     evidence: tuple[str, ...] = ()
@@ -178,7 +180,6 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
         n=str(measured.n) if measured else "",
         window=str(measured.window) if measured and measured.window else "",
         path=measured.where if measured else "",
-        digest=measured.sha256[:12] if measured else "",
         limit=limit_text(check),
         limit_source=check.limit_source,
         evidence=check.evidence,
@@ -189,9 +190,15 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
     )
 
 
+def shown_value(value: float | int | str | bool | None) -> str:
+    """A value on one line; a digest is for programs, so that a page only says where it is."""
+    text = one_line(plain_number(value))
+    return "digest in run.json" if _DIGEST.fullmatch(text) else text
+
+
 def value_text(measured: Measurement) -> str:
     """`847.2 ± 4.1 tok/s, interval 840 to 852`."""
-    text = one_line(plain_number(measured.value))
+    text = shown_value(measured.value)
     if measured.stdev is not None:
         text += f" ± {plain_number(measured.stdev)}"
     if measured.unit:

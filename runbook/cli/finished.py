@@ -81,7 +81,7 @@ def load_run(folder: Path) -> RunRecord:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    _add_format(parser, "LIST", "md, json, html, junit, terminal, comma-separated")
+    _add_format(parser, "LIST", "md, details, json, html, junit, terminal, github, comma-separated")
 
 
 def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:

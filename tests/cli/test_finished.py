@@ -57,7 +57,10 @@ def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("judge", "--format", "md,html"), "--format takes one format here"),
-        (("judge", "--format", "pdf"), "--format 'pdf': no such format; there are: html, "),
+        (
+            ("judge", "--format", "pdf"),
+            "--format 'pdf': no such format; there are: details, github, ",
+        ),
         (("report", "--format", ","), "--format names no format"),
     ],
 )

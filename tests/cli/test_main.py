@@ -21,7 +21,7 @@ from runbook.errors import ProgramExit
 from tests.cli.shell import runbook
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
-_FORMATS = "github, html, json, junit, md, terminal"
+_FORMATS = "details, github, html, json, junit, md, terminal"
 
 
 def loaded_modules(tmp_path: Path, *words: str) -> set[str]:

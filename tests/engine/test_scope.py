@@ -193,7 +193,8 @@ def test_the_first_line_says_it_in_every_format(
     written = {name: render(made, name) for name in ("terminal", "md", "html", "junit", "json")}
     assert f"**Verdict: {head}" in written["md"]
     assert any(line.startswith(head) for line in written["terminal"].splitlines())
-    assert f"GO for 1 of {total} checks, {said}</p>" in written["html"]
+    caveat = f'<span class="caveat">for 1 of {total} checks, {said}</span></h1>'
+    assert f'<span class="word">GO</span> {caveat}' in written["html"]
     assert json.loads(written["json"])["headline"].startswith(head)
     case = ElementTree.fromstring(written["junit"]).find(".//testcase[@name='verdict']")
     assert case is not None and (case.findtext("system-out") or "").startswith(head)

@@ -23,7 +23,7 @@ PHASES = {
     "baseline": Toy("baseline", count=2),
     "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
 }
-FORMATS = ("md", "html", "junit", "json", "terminal")
+FORMATS = ("md", "details", "html", "junit", "json", "terminal")
 
 
 def verify(folder: Path) -> Verification:
@@ -47,6 +47,7 @@ def test_an_untouched_run_is_verified(folder: Path) -> None:
     assert found.measurements == 3
     assert set(found.reports) == {
         "report.md",
+        "details.md",
         "report.html",
         "report.json",
         "report.txt",
@@ -64,7 +65,8 @@ def flip(path: Path, old: bytes, new: bytes) -> None:
 EDITS: dict[str, Callable[[Path], None]] = {
     "baseline/run1/training.csv": lambda p: flip(p, b"25600.0", b"25600.1"),
     "run.json": lambda p: flip(p, b'"n": 3', b'"n": 4'),
-    "report.md": lambda p: flip(p, b"25600", b"25601"),
+    "report.md": lambda p: flip(p, b"Verdict", b"Verdikt"),
+    "details.md": lambda p: flip(p, b"25600", b"25601"),
     "report.html": lambda p: flip(p, b"25600", b"25601"),
     "junit.xml": lambda p: flip(p, b"testcase", b"testcast"),
     "events.jsonl": lambda p: flip(p, b'"n":3', b'"n":4'),

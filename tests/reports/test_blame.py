@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.pages import blame
+from reports.templating import blame
 from runbook.records import LaunchResult, LaunchStatus
 
 

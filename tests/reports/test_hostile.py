@@ -30,6 +30,7 @@ NASTY = [
     "\\",
     "ends with backtick `",
 ]
+OWN_PAGES = {"report.md", "details.md", "report.html"}
 # Words that the record's own rules or the reports' structure depend on.
 FIXED = {"id", "phase", "outcome", "code", "verdict", "comparator", "kind", "status", "sha256"}
 FIXED |= {"profile_sha256", "required", "name", "schema_version", "run_dir"}
@@ -58,8 +59,8 @@ def markdown_shape(text: str) -> list[tuple[str, str]]:
         for inner in token.children or []:
             assert inner.type in {
                 *("text", "code_inline", "strong_open", "strong_close", "text_special"),
-                "softbreak",
-            }, inner
+                *("softbreak", "link_close"),
+            } or (inner.type == "link_open" and inner.attrGet("href") in OWN_PAGES), inner
     return [(token.type, token.tag) for token in tokens if not _is_inline(token)]
 
 
@@ -85,6 +86,7 @@ def html_shape(text: str) -> list[tuple[str, tuple[str, ...]]]:
 BENIGN = spoiled("word")
 SHAPES = {
     "md": markdown_shape(outputs.render(BENIGN, "md")),
+    "details": markdown_shape(outputs.render(BENIGN, "details")),
     "html": html_shape(outputs.render(BENIGN, "html")),
     "lines": len(outputs.render(BENIGN, "terminal").splitlines()),
     "junit": [node.tag for node in ET.fromstring(outputs.render(BENIGN, "junit")).iter()],
@@ -96,7 +98,8 @@ def assert_neutral(record: RunRecord) -> None:
     for fmt, text in texts.items():
         bad = [c for c in text if (c < " " and c not in "\n\t") or c in "\x7f\x9b\u202e\u200b"]
         assert not bad, (fmt, bad)
-    assert markdown_shape(texts["md"]) == SHAPES["md"]
+    for name in ("md", "details"):
+        assert markdown_shape(texts[name]) == SHAPES[name]
     assert html_shape(texts["html"]) == SHAPES["html"]
     assert len(texts["terminal"].splitlines()) == SHAPES["lines"]
     assert [node.tag for node in ET.fromstring(texts["junit"]).iter()] == SHAPES["junit"]
@@ -118,12 +121,14 @@ def test_any_text_changes_no_structure(text: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.text("`|*_[]<>&;#\\~!()$ a\n-+=1.", min_size=1, max_size=14).filter(str.strip))
 def test_any_markup_changes_no_structure(text: str) -> None:
-    assert markdown_shape(outputs.render(spoiled(text), "md")) == SHAPES["md"]
+    record = spoiled(text)
+    for name in ("md", "details"):
+        assert markdown_shape(outputs.render(record, name)) == SHAPES[name]
 
 
 def test_the_checker_sees_an_unescaped_pipe_and_tag() -> None:
     """The shape test itself must be able to fail."""
-    text = outputs.render(BENIGN, "md")
-    assert markdown_shape(text.replace("| word |", "| wo|rd |\n\n# x\n", 1)) != SHAPES["md"]
+    text = outputs.render(BENIGN, "details")
+    assert markdown_shape(text.replace("| word |", "| wo|rd |\n\n# x\n", 1)) != SHAPES["details"]
     page = outputs.render(BENIGN, "html")
     assert html_shape(page.replace("word", "<b>word</b>", 1)) != SHAPES["html"]

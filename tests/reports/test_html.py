@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 
+from reports.summary import summarize
 from reports.view import ReportView, build_view
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
 from tests.reports.samples import SAMPLES, go
 
 ALONE = {"meta", "br"}
+NAMES = {"aria-label", "aria-labelledby"}
 HEADINGS = {"h1", "h2", "h3", "h4"}
 
 
@@ -27,6 +30,9 @@ class Outline(HTMLParser):
         self.ids: set[str] = set()
         self.links: set[str] = set()
         self.words: list[str] = []
+        self.landmarks: set[str] = set()
+        self.unnamed: list[str] = []
+        self.pictures = 0
         self.feed(page)
         self.close()
         assert self.open == []
@@ -36,6 +42,10 @@ class Outline(HTMLParser):
         named = dict(attrs)
         self.ids |= {named["id"] or ""} if "id" in named else set()
         self.links |= {(named["href"] or "").removeprefix("#")} if "href" in named else set()
+        self.landmarks.add(tag)
+        self.pictures += tag == "svg"
+        if tag in ("nav", "svg", "section", "figure") and not NAMES & set(named):
+            self.unnamed.append(self.get_starttag_text() or tag)
         if tag in HEADINGS:
             self.headings.append((tag, ""))
         elif tag == "table":
@@ -67,54 +77,89 @@ class Outline(HTMLParser):
 
 def assert_structure(page: Outline, view: ReportView) -> None:
     record = view.record
-    assert page.under("h1") == [f"Go/No-Go report {record.run_id}"]
-    failures = ["Failures and what to do"] if view.problems else []
+    words = [record.verdict.value, *([", ".join(record.caveats)] if record.caveats else [])]
+    assert page.under("h1") == [" ".join(words)]
+    failures = ["What failed and what to do"] if view.causes else []
+    decided = ["What decided"] if page.pictures else []
+    settings = "Settings to use" if record.verdict == "GO" else "Settings found, not approved"
     assert page.under("h2") == [
-        *("Environment", "Acceptance", *failures, "Results", "Recommended exports", "Artifacts")
+        *(settings, "Machine and configuration", *failures, *decided),
+        *("The numbers", "Phases", "Reference"),
     ]
-    problems = [
-        f"{row.id} {row.outcome} {row.code}, {'required' if row.required else 'not required'}"
-        for row in view.problems
+    causes = [
+        f"{one.title} {one.outcome} {one.code}, "
+        f"{'required' if one.lead.required else 'not required'}"
+        for one in view.causes
     ]
-    phases = [f"{one.index}. {one.record.title} {one.record.outcome}" for one in view.phases]
-    assert page.under("h3") == [*problems, *phases]
-    assert page.under("h4") == [table.title for one in view.phases for table in one.record.tables]
-    assert page.links == {f"phase-{one.index}" for one in view.phases} <= page.ids
-
-    summary, acceptance, *rest = page.tables
-    assert [row[1] for row in summary[1:]] == [one.record.outcome for one in view.phases]
-    assert [row[:2] for row in acceptance[1:]] == [[row.id, row.outcome] for row in view.acceptance]
-    for one in view.phases:
-        checks = rest.pop(0)
-        assert [row[0].removesuffix(" required") for row in checks[1:]] == [r.id for r in one.rows]
-        assert [row[1] for row in checks[1:]] == [row.outcome for row in one.rows]
-        for table in one.record.tables:
-            shown = rest.pop(0)
-            assert tuple(shown[0]) == table.columns
-            assert len(shown) == 1 + len(table.rows)
-        if one.measured:
-            assert len(rest.pop(0)) == 1 + len(one.measured)
-    if record.artifacts:
-        assert [row[0] for row in rest.pop(0)[1:]] == [file.path for file in record.artifacts]
-    assert rest == []
+    shown = [table.title for table in summarize(view).tables]
+    phases = [f"{one.index}. {one.record.title}" for one in view.phases]
+    reference = ["Required checks", "Environment", "Files"]
+    assert page.under("h3") == ["The command of this run", *causes, *shown, *phases, *reference]
+    assert page.under("h4") == ["Run it again" for one in view.causes if one.rerun]
+    assert page.links <= page.ids
+    assert {f"phase-{one.index}" for one in view.phases} <= page.links
+    assert_tables(page, view)
     for said in (record.scope, *record.reasons, view.interruption, view.required_counts):
         assert said in page.text
     for name, value in record.exports.items():
         assert f"export {name}={value}" in page.text
 
 
+def assert_tables(page: Outline, view: ReportView) -> None:
+    """Every check stands in its phase, and again under the cause that it follows from."""
+    rest = list(page.tables)
+    for cause in view.causes:
+        assert [row[0].split()[0] for row in rest.pop(0)[1:]] == [row.id for row in cause.rows]
+    summary = summarize(view)
+    numbers = [row[0] for row in rest.pop(0)[1:]]
+    assert numbers == [one.label for one in summary.numbers] or numbers == ["-"]
+    for small in summary.tables:
+        assert tuple(rest.pop(0)[0]) == small.columns
+    for one in view.phases:
+        passed = [row for row in one.rows if row.outcome in ("PASS", "SKIPPED")]
+        others = [row for row in one.rows if row not in passed]
+        for rows in filter(None, (others, passed)):
+            checks = rest.pop(0)
+            assert [row[0].removesuffix(" required") for row in checks[1:]] == [r.id for r in rows]
+            assert [row[1] for row in checks[1:]] == [row.outcome for row in rows]
+        for table in one.record.tables:
+            shown = rest.pop(0)
+            assert tuple(shown[0]) == table.columns
+            assert len(shown) == 1 + len(table.rows)
+        if one.measured:
+            assert len(rest.pop(0)) == 1 + len(one.measured)
+    assert [row[:2] for row in rest.pop(0)[1:]] == [
+        [row.id, row.outcome] for row in view.acceptance
+    ]
+    if view.record.artifacts:
+        paths = [row[0] for row in rest.pop(0)[1:]]
+        assert paths == [file.path for file in view.record.artifacts]
+    assert rest == []
+
+
+def assert_order(page: Outline) -> None:
+    """No level of heading is left out, and there is one of the first."""
+    levels = [int(tag[1]) for tag, _ in page.headings]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
 @pytest.mark.parametrize("make", SAMPLES.values(), ids=list(SAMPLES))
 def test_every_heading_and_row_is_there(make: Callable[[], RunRecord]) -> None:
     record = make()
-    assert_structure(Outline(render(record, "html")), build_view(record))
+    page = Outline(render(record, "html"))
+    assert_structure(page, build_view(record))
+    assert_order(page)
+    assert {"nav", "main", "header", "footer"} <= page.landmarks
+    assert page.unnamed == []
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("<h2>Artifacts</h2>", ""),
+        ('<h2 id="phases-title">Phases</h2>', ""),
         ("</table>", ""),
-        ('<td class="key"><code>long_run.no_halt</code></td>', ""),
+        ('<th scope="row"><code>long_run.no_halt</code>', '<th scope="row">'),
         ("#phase-2", "#phase-9"),
         ("all 4 required checks passed", ""),
         ("export NSA_DDP_BUCKET_MB=50", ""),

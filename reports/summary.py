@@ -1,0 +1,266 @@
+"""The first page of a run: the numbers that decided, the settings, the machine, the two tables.
+
+Everything is taken from the record; a check that this run lacks is a number without a value.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from reports.view import ReportView, limit_text, one_line, shown_value
+from runbook.records import Check, Measurement, Outcome, Reason, RunRecord, Table, Verdict
+from runbook.records.measurement import plain_number
+from runbook.records.run import Invocation
+
+# What a reader looks for first stands on top of the page, whether or not it was measured.
+_TILES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Key:
+    """A number of the first page: the check that has it, and how it is written.
+
+    `measured` is the name that its measurement must have, where the check may show another number
+    instead. A `share` is written in percent.
+    """
+
+    label: str
+    check: str
+    measured: str = ""
+    share: bool = False
+    always: bool = False
+
+
+KEYS = (
+    _Key(label="Throughput", check="baseline.throughput", always=True),
+    _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True),
+    _Key(label="Peak memory of a rank", check="long_run.memory_limit", always=True),
+    _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
+    _Key(label="Share of the measured matrix product", check="baseline.mfu_of_ceiling",
+         measured="mfu_of_ceiling", share=True),
+    _Key(label="Free GPU memory", check="baseline.memory_headroom"),
+    _Key(label="GPU utilization", check="baseline.gpu_utilisation"),
+    _Key(label="Best bucket size against the next", check="bucket_sweep.best"),
+    _Key(label="Fused against plain AdamW", check="fused_adamw.keep"),
+    _Key(label="Learned of what can be learned", check="long_run.learns", share=True),
+    _Key(label="Change of the step time", check="long_run.steady", share=True),
+    _Key(label="Lowest gate entropy", check="long_run.gates"),
+)  # fmt: skip
+# The documents ask for these two tables, in this shape.
+TABLE_PHASES = ("bucket_sweep", "fused_adamw")
+_TABLE_COLUMNS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyNumber:
+    """A number as text. `value` is empty where the run did not measure it; `why` says why then.
+
+    One that is not `gated` is shown and never decides.
+    """
+
+    label: str
+    id: str
+    outcome: str
+    gated: bool
+    value: str
+    interval: str
+    limit: str
+    basis: str
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallTable:
+    """A table cut to what the first page needs; `path` is the file that all its rows are from."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What stands on the first page, in its order."""
+
+    tiles: tuple[KeyNumber, ...]
+    numbers: tuple[KeyNumber, ...]
+    exports: str
+    approved: bool
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[SmallTable, ...]
+    began_and_ended: str
+    folder: str
+    resume: str
+
+
+def summarize(view: ReportView) -> Summary:
+    """The first page of this run."""
+    record = view.record
+    checks = {check.id: check for check in record.checks()}
+    found = [_key_number(key, checks.get(key.check)) for key in KEYS]
+    numbers = tuple(one for one in found if one.value)
+    shown = {key.check for key in KEYS if key.always} | {one.id for one in numbers}
+    folder = run_folder(record)
+    return Summary(
+        tiles=tuple(one for one in found if one.id in shown)[:_TILES],
+        numbers=numbers,
+        exports=exports_text(record),
+        approved=record.verdict is Verdict.GO,
+        facts=tuple(_facts(record)),
+        tables=tuple(_tables(record)),
+        began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
+        folder=folder,
+        resume=f"runbook run --resume {folder}" if _may_resume(record) else "",
+    )
+
+
+def _may_resume(record: RunRecord) -> bool:
+    return record.interrupted or record.finished_at is None
+
+
+def run_folder(record: RunRecord) -> str:
+    """The run's folder as a word of a command: where the run was told to put it."""
+    out = Invocation.recorded(record.profile, {}, record.options).out
+    return shlex.quote(f"{out}/{record.run_id}")
+
+
+def exports_text(record: RunRecord) -> str:
+    """`export NAME=value` lines that a shell takes as they are."""
+    return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in record.exports.items())
+
+
+def _key_number(key: _Key, check: Check | None) -> KeyNumber:
+    measured = check.measurement if check else None
+    if measured is None or (key.measured and measured.name != key.measured):
+        measured = None
+    window = f", {measured.window}" if measured and measured.window else ""
+    return KeyNumber(
+        label=key.label,
+        id=key.check,
+        outcome=check.outcome.value if check else Outcome.INCOMPLETE.value,
+        gated=check is None or check.code is not Reason.NOT_GATED,
+        value=_written(measured, key) if measured else "",
+        interval=_interval(measured, key) if measured else "",
+        limit=_limit(check, key) if check else "",
+        basis=f"n={measured.n}{window}" if measured else "",
+        path=measured.where if measured else "",
+        why=one_line(check.reason) if check else "this run has no such check",
+    )
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.3g} %"
+
+
+def _number(value: float | str | bool | None, key: _Key) -> str:
+    if key.share and isinstance(value, float):
+        return _percent(value)
+    return shown_value(value)
+
+
+def _written(measured: Measurement, key: _Key) -> str:
+    unit = "" if key.share or not measured.unit else f" {one_line(measured.unit)}"
+    return f"{_number(measured.value, key)}{unit}"
+
+
+def _interval(measured: Measurement, key: _Key) -> str:
+    if measured.interval is None:
+        return f"± {plain_number(measured.stdev)}" if measured.stdev is not None else ""
+    low, high = measured.interval
+    return f"{_number(low, key)} to {_number(high, key)}"
+
+
+def _limit(check: Check, key: _Key) -> str:
+    if check.limit is None:
+        return ""
+    if key.share and isinstance(check.limit, float):
+        return f"{check.comparator.value} {_percent(check.limit)}"
+    return limit_text(check)
+
+
+def _tables(record: RunRecord) -> Iterator[SmallTable]:
+    """The first table of each of the two phases, without the columns that only a machine reads."""
+    for phase in record.phases:
+        if phase.name in TABLE_PHASES and phase.tables:
+            yield _small(phase.tables[0])
+
+
+def _small(table: Table) -> SmallTable:
+    sources = {str(row[-1]) for row in table.rows} if table.columns[-1] == "source" else set()
+    width = min(_TABLE_COLUMNS, len(table.columns))
+    return SmallTable(
+        title=table.title,
+        columns=table.columns[:width],
+        rows=tuple(tuple(shown_value(cell) for cell in row[:width]) for row in table.rows),
+        path=sources.pop() if len(sources) == 1 else "",
+    )
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Machine, software, model and how the run was asked for, one line each."""
+    known = record.environment
+    machine = [_processor(record), _gpus(known), _with(known, "cpu.count", "{} CPUs")]
+    machine += [_memory(known), known.get("system", "")]
+    yield from _told("Machine", *machine)
+    versions = [_with(known, "torch.version", "torch {}"), _with(known, "torch.cuda", "CUDA {}")]
+    versions += [_with(known, "gpu.driver", "driver {}"), _with(known, "python", "Python {}")]
+    yield from _told("Software", *versions, f"runbook {record.tool_version}")
+    yield from _told("Commit", _commit(known))
+    yield from _told("Model", *_workloads(record), between="; ")
+    yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
+    yield from _told("Set by hand", *(f"{k}={v}" for k, v in record.settings.items()))
+
+
+def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:
+    if told := between.join(one_line(text) for text in texts if text):
+        yield name, told
+
+
+def _with(known: dict[str, str], name: str, words: str) -> str:
+    return words.format(known[name]) if known.get(name) else ""
+
+
+def _memory(known: dict[str, str]) -> str:
+    number, _, unit = known.get("memory.total_gib", "").partition(" ")
+    try:
+        return f"{float(number):.3g} {unit} memory"
+    except ValueError:
+        return ""  # not collected
+
+
+def _gpus(known: dict[str, str]) -> str:
+    """`2 x NVIDIA A100 80GB PCIe` of a list of names."""
+    counted = Counter(name for name in known.get("gpu.names", "").split(", ") if name)
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted.items())
+
+
+def _processor(record: RunRecord) -> str:
+    """The processor that a run on a CPU trained on; GPUs are named by the driver."""
+    names = {ran.name for phase in record.phases for ran in phase.ran if ran.device == "cpu"}
+    return ", ".join(sorted(names - {""}))
+
+
+def _commit(known: dict[str, str]) -> str:
+    commit = known.get("git.sha", "")
+    if not commit:
+        return ""
+    branch = _with(known, "git.branch", " on {}")
+    dirty = {"True": ", with changes that are not committed", "False": ", clean"}
+    return f"{commit[:12]}{branch}{dirty.get(known.get('git.dirty', ''), '')}"
+
+
+def _workloads(record: RunRecord) -> Iterator[str]:
+    """Every different model and batch, with the numbers of ranks that it ran on."""
+    ranks: dict[str, dict[int, None]] = {}
+    for ran in (ran for phase in record.phases for ran in phase.ran):
+        size = f"{ran.parameters / 1e6:.3g}M parameters"
+        batch = f"batch {ran.global_batch} x {ran.accumulation}"
+        ranks.setdefault(f"{size}, S={ran.seq_len}, {batch}, {ran.dtype}", {})[ran.ranks] = None
+    for words, counts in ranks.items():
+        several = "" if list(counts) == [1] else "s"
+        yield f"{words} on {' and '.join(map(str, counts))} rank{several}"

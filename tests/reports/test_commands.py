@@ -1,0 +1,127 @@
+"""Every command of a page works as it is printed."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from nsa.train.cli import parse_flags
+from phases.playbook import BY_REASON, BY_TOPIC
+from runbook.cli import COMMANDS
+from runbook.cli._parser import parse_all
+from runbook.engine.outputs import render
+from runbook.records import RunRecord
+from tests.cli.shell import runbook
+from tests.reports.records import NAMES, record_called
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo")
+# The rehearsal is no command: its record says so, and no page may turn it into one.
+NO_COMMAND = {"rehearsal"}
+
+
+def commands_of(record: RunRecord) -> dict[str, None]:
+    """Every line of a shell block, and every code span that begins with a program."""
+    found: dict[str, None] = {}
+    for fmt in ("md", "details"):
+        for token in MarkdownIt("commonmark").enable("table").parse(render(record, fmt)):
+            if token.type == "fence":
+                found |= dict.fromkeys(token.content.splitlines())
+            spans = (inner for inner in token.children or [] if inner.type == "code_inline")
+            found |= dict.fromkeys(span.content for span in spans if _is_command(span.content))
+    page = render(record, "html")
+    for block in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL):
+        found |= dict.fromkeys(html.unescape(block).splitlines())
+    spans = map(html.unescape, re.findall(r"<code>(.*?)</code>", page))
+    return found | dict.fromkeys(filter(_is_command, spans))
+
+
+def _is_command(text: str) -> bool:
+    return text.partition(" ")[0] in PROGRAMS and " " in text
+
+
+def check_command(line: str) -> None:
+    """Fail unless the program that the line starts would take its words."""
+    words = shlex.split(line)
+    while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", words[0], re.DOTALL):
+        words.pop(0)
+    program, *rest = words
+    if program == "export":
+        assert all(re.fullmatch(r"\w+=.*", word) for word in rest)
+    elif program == "runbook":
+        check_runbook(rest)
+    else:
+        module = rest[rest.index("-m") + 1 :]
+        assert module[0] in ("nsa.train", "nsa.ceilings", "pytest"), line
+        if module[0] == "nsa.train":
+            flags = parse_flags(module[1:], {})
+            assert flags.config and (ROOT / flags.config).is_file()
+
+
+def check_runbook(words: list[str]) -> None:
+    command = COMMANDS.get(words[0])
+    assert command is not None, words
+    args, problems = parse_all(command.parser(), words[1:])
+    # A folder of another machine is not here; everything else has to be right.
+    found = [*problems, *command.problems(args)]
+    assert [text for text in found if "no run " not in str(text)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_is_taken_by_its_program(
+    tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    lines = [line for line in commands_of(record_called(tmp_path_factory, name)) if line]
+    assert any(line.startswith("runbook verify ") for line in lines)
+    for line in lines:
+        if line not in NO_COMMAND:
+            check_command(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["runbook run --phase nothing", "runbook rerun", "FOO=1 python -m x"]
+)
+def test_a_command_that_does_not_work_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        check_command(line)
+
+
+def told_by_remedies() -> Iterator[str]:
+    for text in (*BY_TOPIC.values(), *BY_REASON.values()):
+        yield from filter(_is_command, re.findall(r"`([^`]+)`", text))
+
+
+@pytest.mark.parametrize("line", sorted(set(told_by_remedies())))
+def test_commands_of_remedies_are_whole(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "runbook":
+        check_runbook(words[1:])
+    else:
+        assert len(words) > 1
+
+
+def test_the_settings_are_set_by_a_shell(tmp_path_factory: pytest.TempPathFactory) -> None:
+    record = record_called(tmp_path_factory, "go")
+    page = render(record, "md").split("## Settings to use")[1]
+    block = next(one for one in MarkdownIt().parse(page) if one.type == "fence").content
+    done = subprocess.run(
+        ["sh", "-c", f"{block}env"], capture_output=True, text=True, check=True, env={}
+    )
+    told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert record.exports.items() <= told.items()
+
+
+def test_a_rerun_is_planned(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """The command of a page with `--dry-run` added, as a shell splits it."""
+    record = record_called(tmp_path_factory, "no_go")
+    line = next(line for line in commands_of(record) if line.startswith("runbook run "))
+    ended = runbook(*shlex.split(line)[1:], "--dry-run", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "torchrun" in ended.out

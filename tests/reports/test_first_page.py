@@ -1,0 +1,95 @@
+"""report.md is short whatever happened, and says what counts in a fixed order."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from reports.summary import KEYS, TABLE_PHASES, summarize
+from reports.view import build_view
+from runbook import registry
+from runbook.config import load_profile, profile_names
+from runbook.engine.outputs import render
+from runbook.records import RunRecord, Verdict
+from tests.reports.records import NAMES, record_called
+from tests.reports.samples import go, no_go, sweep
+
+LINES_OF_A_GO = 80
+LINES_OF_A_FAILURE = 120
+ORDER = (
+    "**Verdict: ",
+    "## The numbers",
+    "## Settings ",
+    "## What failed and what to do",
+    "## Machine and configuration",
+    "## Phases",
+    "details.md",
+)
+
+
+def page_of(record: RunRecord) -> list[str]:
+    return render(record, "md").splitlines()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_page_is_short(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    record = record_called(tmp_path_factory, name)
+    lines = page_of(record)
+    assert len(lines) <= (LINES_OF_A_GO if record.verdict is Verdict.GO else LINES_OF_A_FAILURE)
+    text = "\n".join(lines)
+    places = [text.index(title) for title in ORDER[:-1]] + [text.rindex(ORDER[-1])]
+    assert places == sorted(places)
+
+
+def test_any_number_of_causes_fits() -> None:
+    """Causes beyond the first few get a line each, and what is left is counted."""
+    record = no_go()
+    phase = record.phases[1]
+    check = phase.checks[0]
+    many = tuple(
+        check.model_copy(
+            update={"id": f"baseline.row{n}", "reason": f"it is {n}", "evidence": (f"f{n}.csv",)}
+        )
+        for n in range(60)
+    )
+    changed = record.model_copy(update={"phases": (phase.model_copy(update={"checks": many}),)})
+    causes = len(build_view(changed).causes)
+    lines = page_of(changed)
+    assert len(lines) <= LINES_OF_A_FAILURE
+    left = re.search(r"and (\d+) more causes", "\n".join(lines))
+    told = sum(line.startswith(("### ", "- FAIL")) for line in lines)
+    assert causes == told + (int(left[1]) if left else 0)
+
+
+def test_every_number_and_table_is_of_a_check_that_there_is() -> None:
+    known = {
+        check for name in profile_names() for check in registry.known_checks(load_profile(name))
+    }
+    assert {key.check for key in KEYS} <= known
+    assert set(TABLE_PHASES) <= set(registry.phases())
+
+
+def test_what_was_not_measured_is_said_on_the_tile() -> None:
+    summary = summarize(build_view(go()))
+    assert [tile.label for tile in summary.tiles[:2]] == ["Throughput", "Scaling efficiency"]
+    assert not summary.tiles[1].value and summary.tiles[1].why == "this run has no such check"
+    assert "Scaling" not in {number.label for number in summary.numbers}
+
+
+def test_the_two_tables_of_the_documents_are_there_in_their_shape() -> None:
+    (table,) = summarize(build_view(go())).tables
+    assert table.columns == ("bucket (MB)", "last-50 mean", "last-50 stdev", "n", "window")
+    assert table.rows[1] == ("50 MB", "48.4", "0.92", "50", "steps 151-200")
+    assert table.path == "bucket_sweep/arms/training.csv"
+    fused = sweep().model_copy(update={"name": "fused_adamw"})
+    both = go().model_copy(update={"phases": (sweep(), fused)})
+    assert len(summarize(build_view(both)).tables) == 2
+
+
+def test_the_facts_name_machine_software_and_commit() -> None:
+    facts = dict(summarize(build_view(no_go())).facts)
+    assert facts["Machine"] == "2 x NVIDIA A100 80GB PCIe, 504 GiB memory"
+    assert facts["Software"] == "torch 2.13.0, runbook 0.1.0"
+    assert facts["Commit"] == "840303b8eaea on main, clean"
+    assert facts["Set by hand"] == "NSA_PREFILL_BATCHED=0"
