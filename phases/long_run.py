@@ -19,6 +19,7 @@ from phases.common.case import (
     passed,
 )
 from phases.common.commands import environment, trainer_launch
+from phases.common.compared import drift_compared, projected_compared
 from phases.common.curves import gate_curves, losses, marks, memories, throughputs
 from phases.common.gates import gates
 from phases.common.measure import (
@@ -45,7 +46,7 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span
+from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.phase import Judgement, PlanContext
 
@@ -258,68 +259,49 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 
 def _curves(case: Case) -> tuple[Series, ...]:
     """Pace, loss, memory and gates of the run, each with what it is held against."""
-    share, limit = case.limit(LEARNED_SHARE), case.limit(MEMORY)
+    share, known = case.limit(LEARNED_SHARE), optional(lambda: case.launch(_LAUNCH)) is not None
 
     def wanted(start: float, floor: float) -> list[Mark]:
         level = start - share.value * (start - floor)
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(limit, "limit of each rank", factor=_MIB_PER_GIB)
+    most = marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB)
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
-    columns = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
-    known = optional(lambda: case.launch(_LAUNCH)) is not None
-    return (
-        *throughputs(case, [_LAUNCH]),
-        *losses(case, _LAUNCH, wanted),
-        *(
-            one
-            for group, column in columns.items()
-            if known
-            for one in memories(case, _LAUNCH, column, group=group, limits=most)
-        ),
-        *(gate_curves(case, _LAUNCH) if known else ()),
-    )
+    told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
+    held = [
+        curve
+        for group, column in told.items()
+        if known
+        for curve in memories(case, _LAUNCH, column, group=group, limits=most)
+    ]
+    healthy = gate_curves(case, _LAUNCH) if known else ()
+    return (*throughputs(case, [_LAUNCH]), *losses(case, _LAUNCH, wanted), *held, *healthy)
 
 
 def _comparisons(case: Case) -> tuple[Comparison, ...]:
+    """The change of the step time, and the memory that every rank would come to."""
     return gather([optional(partial(_drift, case)), optional(partial(_projected, case))])
 
 
 def _drift(case: Case) -> Comparison | None:
-    """The change of the step time, against what is still level."""
     measured, drift = _steady(case).measurement, case.limit(DRIFT)
     if measured is None:
         return None
     gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
-    row = Compared(label="step time", values=(), measurement=measured, decides=gated)
-    return Comparison(
-        check="long_run.steady",
-        title="Change of the step time from beginning to end",
-        each="",
-        unit="share",
-        rows=(row,),
-        reference=Mark(label="no change", value=0.0),
-        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
-    )
+    level = drift.value if gated else None
+    return drift_compared(measured, check="long_run.steady", accepted=level)
 
 
-def _projected(case: Case) -> Comparison:
-    """The memory of every rank at the end of production, against its limit."""
-    ranks = _with_memory(case).ranks
-    found = {rank.rank: _plateau(case, rank).measurement for rank in ranks}
-    rows = [
-        Compared(label=f"rank {rank}", values=(), measurement=measured)
-        for rank, measured in found.items()
-        if measured is not None
-    ]
-    steps = case.profile.workload.production_steps
-    return Comparison(
+def _projected(case: Case) -> Comparison | None:
+    found = {rank.rank: _plateau(case, rank).measurement for rank in _with_memory(case).ranks}
+    known = {rank: measured for rank, measured in found.items() if measured is not None}
+    if not known:
+        return None
+    return projected_compared(
+        known,
         check="long_run.memory_plateau",
-        title=f"Memory projected to step {steps}",
-        each="",
-        unit="MiB",
-        rows=tuple(rows),
-        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB)),
+        steps=case.profile.workload.production_steps,
+        limits=marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB),
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
 from phases.common.commands import repeated
+from phases.common.compared import efficiencies_compared, efficiency_row
 from phases.common.curves import marks, throughputs
 from phases.common.link import explained, without_overlap
 from phases.common.measure import decided, derived, shown_only, with_limit
@@ -28,7 +29,7 @@ from phases.common.rows import Row, RowPhase, answered
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
 from runbook.read.accounts import union_of_data
-from runbook.records import Compared, Comparison, Launch, Mark, Measurement, Reason, Table
+from runbook.records import Comparison, Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
@@ -277,26 +278,16 @@ class SingleGpu(RowPhase):
         gated = bool(names) and case.gates_throughput(limit)
         kinds = [("one batch per GPU", shares, names, gated)] if names else []
         kinds.append(("one global batch", case, self.names(case), False))
-        return Comparison(
-            check=f"{self.name}.scaling",
-            title="Scaling efficiency E, pair by pair",
-            each="one pair of launches",
-            unit="E",
-            rows=tuple(self._row(case, *kind) for kind in kinds),
-            reference=Mark(label="linear", value=1.0),
-            limits=tuple(marks(limit, "floor")) if gated else (),
-        )
-
-    def _row(
-        self, case: Case, same: str, one: Case, names: Sequence[str], decides: bool
-    ) -> Compared:
-        alone, together = self._pairs(case, one, names)
-        values = [
-            float(many.value) / (case.profile.ranks * float(single.value))
-            for many, single in zip(together, alone, strict=True)
-        ]
-        measured, _ = self._efficiency(case, one, names)
-        return Compared(label=same, values=tuple(values), measurement=measured, decides=decides)
+        rows = []
+        for same, one, launches, decides in kinds:
+            alone, together = self._pairs(case, one, launches)
+            measured, _ = self._efficiency(case, one, launches)
+            ranks = case.profile.ranks
+            rows.append(
+                efficiency_row(same, together, alone, measured, ranks=ranks, decides=decides)
+            )
+        floor = marks(limit, "floor") if gated else ()
+        return efficiencies_compared(rows, check=f"{self.name}.scaling", floor=floor)
 
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""

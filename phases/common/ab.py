@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from phases.common.arms import arm_table, launch_name, places, samples, source_log
-from phases.common.case import Case, Finding, inconclusive, invalid, passed, skipped
+from phases.common.case import Case, Finding, invalid, passed
 from phases.common.commands import (
     INTERLEAVED,
     environment,
@@ -19,17 +18,16 @@ from phases.common.commands import (
     scaled,
     trainer_launch,
 )
-from phases.common.compared import compared_arms
+from phases.common.compared import compared_arms, ratios_compared
+from phases.common.control import reproduces_baseline
 from phases.common.measure import decided, derived, effective_rate, estimated
-from phases.common.plausible import alike, differences
+from phases.common.plausible import alike
 from phases.common.proofs import effect_problem
 from phases.common.rates import gather, optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import require_sound, toggles_row
-from phases.limits import CONTROL_LEAST
-from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
+from runbook.records import Comparison, Launch, Measurement, Outcome, Reason, Span
 from runbook.records.evidence import TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.phase import Judgement, PlanContext
 
 if TYPE_CHECKING:
@@ -37,10 +35,6 @@ if TYPE_CHECKING:
 
     from runbook.stats import Decision
     from runbook.stats.decision import FloatArray
-
-
-# Two-sided error of the prediction interval.
-_ERROR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +158,7 @@ class AbPhase(RowPhase):
         place = next(places(case, [self.control(case.context)]))
         # The environment of an interleaved launch does not have the toggle of its arms.
         ignored = self.ignored if place.inside or self.unset_is_control else ()
-        return _reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
+        return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""
@@ -222,8 +216,7 @@ class AbPhase(RowPhase):
         share = decision.details.get("min_effect")
         if not isinstance(share, float):
             return None
-        words = f"less than {share:.0%} apart: not worth a switch"
-        return Span(label=words, low=1 / (1 + share), high=1 + share)
+        return Span(label=f"within {share:.0%}", low=1 / (1 + share), high=1 + share)
 
     def comparison(self, case: Case) -> Comparison | None:
         """The rounds behind the decision; None where too few were run."""
@@ -235,21 +228,12 @@ class AbPhase(RowPhase):
         def said(arm: str) -> str:
             return f"{arm} {self.arm_unit}".strip() if values[arm] == arm else arm
 
-        rows = compared_arms(
-            samples(case, list(values)),
-            decision,
-            self.estimate(case, decision),
-            arms=arms,
-            said=said,
-        )
-        return Comparison(
+        frame, measured = samples(case, list(values)), self.estimate(case, decision)
+        return ratios_compared(
+            compared_arms(frame, decision, measured, arms=arms, said=said),
             check=f"{self.name}.{self.decides}",
             title=f"{self.table_title}: ratios",
-            each="one round",
-            unit="ratio",
             answer=decision.outcome.value,
-            rows=tuple(rows),
-            reference=Mark(label="equal", value=1.0),
             margin=self.accepted(case.context, decision),
         )
 
@@ -290,57 +274,3 @@ class AbPhase(RowPhase):
             choices={self.toggle: choice} if choice else {},
             notes=self.notes(last_50s) if last_50s else [],
         )
-
-
-def _reproduces_baseline(
-    case: Case, *, launch: str, arm: str | None, but: Sequence[str] = ()
-) -> Finding:
-    """PASS if the control arm's throughput lies where one more baseline launch would.
-
-    99 % prediction interval of one further launch, on the log scale. `but` as in `differences`.
-    """
-    if "baseline" not in case.evidence.earlier:
-        return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
-    control = effective_rate(case.log(launch), arm=arm)
-    if not case.profile.throughput_gated:
-        reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
-        return skipped(Reason.NOT_GATED, reason, measurement=control)
-    before = case.earlier("baseline")
-    names = list(before.evidence.launches)
-    unlike = differences(before.env(names[0]), case.env(launch), but=but)
-    paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
-    if unlike:
-        reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
-        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    launches = [effective_rate(before.log(name)) for name in names]
-    rates = [float(rate.value) for rate in launches]
-    if len(rates) < 2:
-        reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
-    low, high = _prediction_interval(rates)
-    value = derived(
-        control,
-        name="control",
-        value=float(control.value),
-        unit=TOKENS_PER_SECOND,
-        interval=(low, high),
-        also=launches,
-    )
-    expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
-    reason = f"control {float(control.value):.4g} tok/s, {expected}"
-    if low <= float(control.value) <= high:
-        return passed(reason, measurement=value, evidence=paths)
-    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
-
-
-def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
-    """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-    from scipy.stats import t
-
-    logs = [math.log(rate) for rate in rates]
-    count = len(logs)
-    mean = sum(logs) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
-    reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
-    half = max(reach, math.log1p(CONTROL_LEAST))
-    return math.exp(mean - half), math.exp(mean + half)

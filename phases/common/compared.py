@@ -1,12 +1,12 @@
-"""The rounds behind the comparison of arms, for the picture of what decided."""
+"""The values behind decisions, for the pictures of what decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phases.common.measure import derived
-from runbook.records import Compared, Measurement
+from runbook.records import Compared, Comparison, Mark, Measurement, Span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +50,86 @@ def compared_arms(
         # The leader has to beat each of them, so each decides; the closest is named first.
         rows.append(row(arms[0], other, against, decides=True))
     return rows
+
+
+def ratios_compared(
+    rows: Sequence[Compared], *, check: str, title: str, answer: str, margin: Span | None
+) -> Comparison:
+    """Ratios of arms, round by round, against one."""
+    return Comparison(
+        check=check,
+        title=title,
+        each="one round",
+        unit="ratio",
+        answer=answer,
+        rows=tuple(rows),
+        reference=Mark(label="equal", value=1.0),
+        margin=margin,
+    )
+
+
+def efficiency_row(
+    same: str,
+    together: Sequence[Measurement],
+    alone: Sequence[Measurement],
+    measured: Measurement,
+    *,
+    ranks: int,
+    decides: bool,
+) -> Compared:
+    """E = T_N / (N x T_1) of every pair of launches."""
+    values = [
+        float(many.value) / (ranks * float(one.value))
+        for many, one in zip(together, alone, strict=True)
+    ]
+    return Compared(label=same, values=tuple(values), measurement=measured, decides=decides)
+
+
+def efficiencies_compared(
+    rows: Sequence[Compared], *, check: str, floor: Sequence[Mark]
+) -> Comparison:
+    """Scaling efficiencies against the linear one and the floor that decides, if one does."""
+    return Comparison(
+        check=check,
+        title="Scaling efficiency E, pair by pair",
+        each="one pair of launches",
+        unit="E",
+        rows=tuple(rows),
+        reference=Mark(label="linear", value=1.0),
+        limits=tuple(floor),
+    )
+
+
+def drift_compared(measured: Measurement, *, check: str, accepted: float | None) -> Comparison:
+    """The change of the step time over a run, against what is still level if that decides."""
+    level = accepted or 0.0
+    gated = accepted is not None
+    return Comparison(
+        check=check,
+        title="Change of the step time from beginning to end",
+        each="",
+        unit="share",
+        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
+        reference=Mark(label="no change", value=0.0),
+        margin=Span(label="still level", low=-level, high=level) if gated else None,
+    )
+
+
+def projected_compared(
+    measured: Mapping[int, Measurement], *, check: str, steps: int, limits: Sequence[Mark]
+) -> Comparison:
+    """The memory of every rank at the end of production, against its limit."""
+    rows = [
+        Compared(label=f"rank {rank}", values=(), measurement=one) for rank, one in measured.items()
+    ]
+    return Comparison(
+        check=check,
+        title=f"Memory projected to step {steps}",
+        each="",
+        unit="MiB",
+        rows=tuple(rows),
+        limits=tuple(limits),
+    )
 
 
 def _others(decision: Decision, closest: str) -> list[tuple[str, Sequence[float]]]:

@@ -11,6 +11,8 @@ from markupsafe import Markup, escape
 from reports.view import one_line
 
 WIDTH = 360.0
+# Words higher than this would stand in the key.
+_HIGHEST = 22.0
 # Of the page's font, in drawing units; enough to keep words apart.
 CHAR = 5.9
 LINE = 14.0
@@ -19,6 +21,8 @@ CURVES = ("curve", "curve-2", "curve-3", "curve-4")
 _HUGE = 1e100
 # A scale no finer than this share of its largest value: labels stay short.
 _FINEST = 1e-4
+# Between the outermost values and the ends of a scale.
+_ROOM = 0.04
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -48,17 +52,22 @@ class Scale:
 
 
 def fit(values: Iterable[float], start: float, stop: float, *, ticks: int = 4) -> Scale:
-    """A scale over all drawable values that begins and ends at a tick: 1, 2 or 5 times 10^n."""
+    """A scale over all drawable values with a little room; about `ticks` ticks, at least two.
+
+    Ticks lie at multiples of 1, 2 or 5 times a power of ten.
+    """
     found = [value for value in values if drawable(value)] or [0.0]
     low, high = min(found), max(found)
     least = max(_FINEST * max(abs(low), abs(high)), 1e-12)
-    if high - low < least:
-        middle = (low + high) / 2
-        low, high = middle - least, middle + least
-    step = nice_step((high - low) / ticks)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    places = tuple(round(number * step, 15) for number in range(first, last + 1))
-    return Scale(low=places[0], high=places[-1], start=start, stop=stop, ticks=places)
+    room = max(_ROOM * (high - low), (least - (high - low)) / 2)
+    low, high = low - room, high + room
+    places: list[float] = []
+    while len(places) < 2:
+        step = nice_step((high - low) / ticks)
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        places = [round(number * step, 15) for number in range(first, last + 1)]
+        ticks += 1
+    return Scale(low=low, high=high, start=start, stop=stop, ticks=tuple(places))
 
 
 def nice_step(least: float) -> float:
@@ -69,6 +78,8 @@ def nice_step(least: float) -> float:
 
 def tick_text(value: float, step: float) -> str:
     """A tick's value, exact to the step: `0.98`, `8000`, `12.5k`, `5e-09`."""
+    if abs(value) < step / 2:
+        return "0"
     size = max(abs(value), step)
     if size >= 1e15 or step < 1e-6:
         return f"{value:.6g}"
@@ -80,7 +91,7 @@ def tick_text(value: float, step: float) -> str:
 
 def _decimals(value: float, step: float) -> str:
     places = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{0.0 if abs(value) < step / 2 else value:.{min(places, 6)}f}"
+    return f"{value:.{min(places, 6)}f}"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
@@ -197,16 +208,43 @@ def _anchor(at: float) -> str:
     return "start" if at < 16 else "end" if at > WIDTH - 16 else "middle"
 
 
-def levels(marks: Sequence[tuple[float, str]], left: float, right: float) -> list[Markup]:
-    """Labelled lines across the drawing; labels are pushed apart, never over each other."""
-    parts = []
-    lowest = -math.inf
-    for at, words in sorted(marks):
-        place = max(at - 3, lowest + 12, 22.0)
-        lowest = place
+def levels(
+    marks: Sequence[tuple[float, str]],
+    left: float,
+    right: float,
+    bottom: float,
+    *,
+    avoid: Sequence[tuple[float, float]] = (),
+) -> list[Markup]:
+    """Labelled lines across the drawing; each label where it covers the least of `avoid`."""
+    parts, taken = [], list(avoid)
+    for at, words in marks:
+        said = shorten(words, right - left - 4)
+        x, y = _spot(at, CHAR * len(said), (left, right, bottom), taken)
+        # Where a label stands weighs more than any curve for the labels after it.
+        taken += [(x - CHAR * n, y - up) for n in range(len(said)) for up in (0, 4, 8)] * 50
         parts.append(line(left, at, right, at, "limit"))
-        parts.append(text(right - 2, place, shorten(words, right - left - 4), anchor="end"))
+        parts.append(text(x, y, said, anchor="end"))
     return parts
+
+
+def _spot(
+    at: float,
+    wide: float,
+    edges: tuple[float, float, float],
+    taken: Sequence[tuple[float, float]],
+) -> tuple[float, float]:
+    """Where words `wide` end beside the line at this height: above or under it, right or left."""
+    left, right, bottom = edges
+
+    def covered(spot: tuple[float, float]) -> int:
+        x, y = spot
+        inside = sum(x - wide - 2 <= px <= x + 2 and y - 10 <= py <= y + 3 for px, py in taken)
+        return inside + (0 if _HIGHEST <= y < bottom else 1000)
+
+    return min(
+        ((x, at + dy) for dy in (-3.0, 11.0) for x in (right - 2, left + 2 + wide)), key=covered
+    )
 
 
 def key_rows(words: Sequence[str], width: float) -> int:

@@ -13,9 +13,14 @@ from runbook.records import Check, Compared, Comparison, Mark, Span
 from runbook.records.measurement import plain_number
 
 _LEFT, _RIGHT = 12.0, draw.WIDTH - 12.0
-_ROW = 42.0
+_ROW = 52.0
+# Of a row: where its words stand, the first and last of its dots, and its interval.
+_WORDS, _FIRST, _LAST, _BAR = 12.0, 20.0, 34.0, 43.0
+# Units that say what a number is, not how much one of it is.
+_KINDS = ("ratio", "E", "share")
 # Far away: further than so many times the width of what is drawn.
-_FAR = 2.0
+_FAR = 8.0
+_OFF = " (off this scale)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,30 +44,35 @@ class Forest:
     @property
     def caption(self) -> str:
         """What the dots are, how many, and from which files."""
-        first = self.rows[0]
-        small = f"Small dots: {self.each}. " if any(row.values for row in self.rows) else ""
-        return f"{small}Large dot and bar: estimate and interval. From {first.measurement.where}."
+        parts = []
+        if any(row.values for row in self.rows):
+            parts.append(f"Small dots: {self.each} each, the first on top.")
+        bars = any(row.measurement.interval for row in self.rows)
+        parts.append(
+            f"Large dot{' and bar' if bars else ''}: estimate{' and interval' if bars else ''}."
+        )
+        return " ".join([*parts, f"From {self.rows[0].measurement.where}."])
 
     @property
     def says(self) -> str:
         """The picture in words."""
-        answer = f": {self.answer}" if self.answer else ""
-        rows = "; ".join(f"{row.label}: {said(row, self.unit)}" for row in self.rows)
+        answer = [self.answer] if self.answer else []
+        rows = [f"{row.label}: {said(row, self.unit)}" for row in self.rows]
         marks = [mark_text(mark) for mark in self._marks()]
-        if self.margin:
-            marks.append(span_text(self.margin))
-        return f"{rows}{answer}. {'; '.join(marks)}".strip()
+        marks += [span_text(self.margin)] if self.margin else []
+        return "; ".join([*rows, *answer, *marks])
 
     def svg(self) -> Markup:
         """The drawing."""
         x = self._scale()
         key = list(self._key(x))
-        top = 6 + draw.LINE * len(key)
-        bottom = top + _ROW * len(self.rows)
+        top = 8 + draw.LINE * len(key)
         parts = [part for number, entry in enumerate(key) for part in _entry(number, entry)]
-        parts += self._ground(x, top, bottom)
         for number, row in enumerate(self.rows):
-            parts += _row(row, x, top + _ROW * number)
+            at = top + _ROW * number
+            parts += self._ground(x, at + _FIRST - 4, at + _ROW - 3)
+            parts += _row(row, x, at)
+        bottom = top + _ROW * len(self.rows)
         parts += draw.axis_below(x, bottom, self.unit)
         return draw.picture(self.title, self.says, bottom + 34, parts)
 
@@ -72,17 +82,18 @@ class Forest:
     def _scale(self) -> draw.Scale:
         held = [value for row in self.rows for value in _numbers(row)]
         levels = [mark.value for mark in self._marks()]
-        levels += [self.margin.low, self.margin.high] if self.margin else []
-        return draw.fit([*held, *draw.near(levels, held, _FAR)], _LEFT, _RIGHT)
+        ends = [self.margin.low, self.margin.high] if self.margin else []
+        shown = [*draw.near(levels, held, _FAR), *draw.near(ends, held, 2 * _FAR)]
+        return draw.fit([*held, *shown], _LEFT, _RIGHT)
 
     def _key(self, x: draw.Scale) -> Iterator[tuple[str, str]]:
         """Class and words of everything that the rows are held against."""
         for mark in self._marks():
             kind = "axis" if mark is self.reference else "limit"
-            off = "" if x.holds(mark.value) else " (off this scale)"
-            yield kind, mark_text(mark) + off
+            yield kind, mark_text(mark) + ("" if x.holds(mark.value) else _OFF)
         if self.margin:
-            yield "band", span_text(self.margin)
+            inside = x.holds(self.margin.low) and x.holds(self.margin.high)
+            yield "band", span_text(self.margin) + ("" if inside else _OFF)
 
     def _ground(self, x: draw.Scale, top: float, bottom: float) -> list[Markup]:
         parts = [draw.line(x(tick), top, x(tick), bottom, "grid") for tick in x.ticks]
@@ -99,7 +110,7 @@ class Forest:
 def forest_of(comparison: Comparison) -> Forest:
     """The picture of a comparison."""
     return Forest(
-        title=comparison.title,
+        title=f"{comparison.title}: {comparison.answer}".removesuffix(": "),
         each=comparison.each,
         unit=comparison.unit,
         answer=comparison.answer,
@@ -128,13 +139,14 @@ def forest_of_check(check: Check) -> Forest | None:
 
 
 def said(row: Compared, unit: str) -> str:
-    """`0.998 (0.991 to 1.005), n=6`, as far as it is known."""
+    """`ratio 0.998, interval 0.991 to 1.005`, as far as it is known."""
     measured = row.measurement
-    text = plain_number(measured.value)
+    value = plain_number(measured.value)
+    parts = [f"{unit} {value}" if unit in _KINDS else f"{value} {unit}".rstrip()]
     if measured.interval is not None:
         low, high = measured.interval
-        text += f", interval {plain_number(low)} to {plain_number(high)}"
-    return f"{text} {unit}".rstrip() + ("" if row.decides else ", does not decide")
+        parts.append(f"interval {plain_number(low)} to {plain_number(high)}")
+    return ", ".join(parts if row.decides else [*parts, "does not decide"])
 
 
 def mark_text(mark: Mark) -> str:
@@ -170,16 +182,19 @@ def _row(row: Compared, x: draw.Scale, top: float) -> list[Markup]:
     numbers = _short_said(row)
     room = _RIGHT - _LEFT - draw.CHAR * (len(numbers) + 2)
     parts = [
-        draw.text(_LEFT, top + 13, draw.shorten(row.label, room)),
-        draw.text(_RIGHT, top + 13, numbers, anchor="end"),
+        draw.text(_LEFT, top + _WORDS, draw.shorten(row.label, room)),
+        draw.text(_RIGHT, top + _WORDS, numbers, anchor="end"),
     ]
-    parts += [draw.dot(x(value), top + 22, 2.2) for value in row.values if draw.drawable(value)]
+    apart = (_LAST - _FIRST) / max(len(row.values) - 1, 1)
+    for number, value in enumerate(row.values):
+        if draw.drawable(value):
+            parts.append(draw.dot(x(value), top + _FIRST + apart * number, 2.2))
     interval: Sequence[float] = row.measurement.interval or ()
     if interval and all(map(draw.drawable, interval)):
-        parts.append(draw.line(x(interval[0]), top + 33, x(interval[1]), top + 33, "spread"))
-    value = row.measurement.value
-    if isinstance(value, float) and draw.drawable(value):
-        parts.append(draw.dot(x(value), top + 33, 4))
+        parts.append(draw.line(x(interval[0]), top + _BAR, x(interval[1]), top + _BAR, "spread"))
+    estimate = row.measurement.value
+    if isinstance(estimate, float) and draw.drawable(estimate):
+        parts.append(draw.dot(x(estimate), top + _BAR, 4))
     return parts
 
 

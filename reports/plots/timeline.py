@@ -87,7 +87,9 @@ def _row(bar: Bar, x: draw.Scale, factor: float, top: float) -> list[Markup]:
 
 
 def _faults(bar: Bar) -> list[str]:
-    return [one.said for one in bar.launches if one.said]
+    """What went wrong; the launch is named where there are several."""
+    several = len(bar.launches) > 1
+    return [f"{one.name} {one.said}" if several else one.said for one in bar.launches if one.said]
 
 
 def _bars(record: RunRecord) -> Iterator[Bar]:
@@ -149,8 +151,7 @@ def _said(entry: LaunchEntry) -> str:
     tries = f"{result.attempts} attempts" if result.attempts > 1 else ""
     ended = "" if result.ok else result.status.value.replace("_", " ")
     rank = "" if result.culprit_rank is None else f"rank {result.culprit_rank}"
-    told = ", ".join(word for word in (ended, rank, tries) if word)
-    return f"{entry.launch.name} {told}" if told else ""
+    return ", ".join(word for word in (ended, rank, tries) if word)
 
 
 def _without_pauses(bars: list[Bar]) -> tuple[tuple[Bar, ...], tuple[tuple[float, float], ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ _TITLES = {
     "throughput": "Throughput of every step",
     "loss": "Loss",
     "memory": "Memory of every rank",
+    "tensors": "Memory of every rank's tensors",
     "gates": "Gates of the three branches",
 }
 
@@ -38,17 +40,15 @@ class Traces:
     def __init__(self, group: str, curves: Sequence[Series]) -> None:
         self.group = group
         self.curves = tuple(curves)
-        self._held = [
-            y for curve in curves for x, y in curve.points if draw.drawable(x) and draw.drawable(y)
-        ]
+        self._held = [y for curve in curves for _, y in _counted(curve)]
         self._apart = len(curves) > 1 and any(curve.window for curve in curves)
         levels = {(mark.label, mark.value): mark for curve in curves for mark in curve.limits}
         self.limits = tuple(levels.values())
 
     @property
     def empty(self) -> bool:
-        """True where fewer than two points can be drawn."""
-        return len(self._held) < 2
+        """True where no curve has two points that can be drawn."""
+        return all(len(_counted(curve)) < 2 for curve in self.curves)
 
     @property
     def unit(self) -> str:
@@ -80,11 +80,11 @@ class Traces:
         """The drawing."""
         key = list(self._key())
         rows = draw.key_rows([words for _, words in key], _RIGHT - 4)
-        top = 10 + draw.LINE * (rows + 1)
+        top = 12 + draw.LINE * (rows + 1)
         panels = self._panels(top)
         bottom = panels[-1].bottom
         x = draw.fit(self._steps(), _LEFT, _RIGHT, ticks=5)
-        parts = [*draw.key(key, _RIGHT - 4), draw.text(2, top - 5, self.unit)]
+        parts = [*draw.key(key, _RIGHT - 4), draw.text(2, top - 10, self.unit)]
         for panel in panels:
             parts += self._panel(panel, x)
         parts += draw.axis_below(x, bottom, self.curves[0].x_label)
@@ -121,18 +121,18 @@ class Traces:
         levels = [mark.value for mark in self._near()]
         # A share is read against nothing and all of it.
         whole = [0.0, 1.0] if self.unit == "share" and all(0 <= y <= 1 for y in self._held) else []
-        ticks = 2 if self._apart else 4
+        ticks = 3 if self._apart else 4
         return draw.fit([*self._held, *levels, *whole], panel.bottom, panel.top, ticks=ticks)
 
     def _key(self) -> Iterator[tuple[str, str]]:
         if len(self.curves) > _MOST_CURVES and not self._apart:
             yield "curve", f"highest: {_label(self._highest())}"
             yield "band", f"lowest to highest of {len(self.curves)}"
-        elif not self._apart:
+        elif len(self.curves) > 1 and not self._apart:
             for kind, curve in zip(draw.CURVES, self.curves, strict=False):
                 yield kind, _label(curve)
         if any(curve.warmup for curve in self.curves):
-            yield "shade-warmup", "warm-up, counts in nothing"
+            yield "shade-warmup", "warm-up, counts in nothing, may leave the scale"
         if any(curve.window for curve in self.curves):
             yield "shade", "last 50 steps"
 
@@ -153,9 +153,12 @@ class Traces:
                     parts.append(draw.box(left, panel.top, width, panel.bottom - panel.top, kind))
         parts += draw.axis_left(y, _LEFT, _RIGHT)
         parts += self._lines(panel, x, y)
-        parts += draw.levels(
-            [(y(mark.value), mark_text(mark)) for mark in self._near()], _LEFT, _RIGHT
-        )
+        marks = [(y(mark.value), mark_text(mark)) for mark in self._near()]
+        drawn = [
+            (x(at), y(value)) for curve in panel.curves for at, value in curve.points
+            if draw.drawable(at) and draw.drawable(value)
+        ] if marks else []  # fmt: skip
+        parts += draw.levels(marks, _LEFT, _RIGHT, panel.bottom, avoid=drawn)
         if self._apart:
             parts.append(
                 draw.text(_LEFT, panel.top - 4, draw.shorten(_label(panel.curves[0]), 240))
@@ -171,6 +174,14 @@ class Traces:
         low, high = _around(panel.curves)
         drawn = [[(x(at), y(value)) for at, value in edge] for edge in (low, high)]
         return [draw.area(*drawn), draw.curve(self._highest().points, x, y, "curve")]
+
+
+def _counted(curve: Series) -> list[tuple[float, float]]:
+    """The points that a scale has to show: those after the warm-up, if there are two."""
+    found = [(x, y) for x, y in curve.points if draw.drawable(x) and draw.drawable(y)]
+    end = curve.warmup.last_step if curve.warmup else -math.inf
+    later = [(x, y) for x, y in found if x > end]
+    return later if len(later) > 1 else found
 
 
 def _around(
@@ -191,7 +202,7 @@ def _label(curve: Series) -> str:
 
 
 def _said(curve: Series) -> str:
-    held = [y for _, y in curve.points if draw.drawable(y)]
+    held = [y for _, y in _counted(curve)]
     unit = f" {curve.unit}" if curve.unit else ""
     if not held:
         return f"{_label(curve)}: nothing that can be drawn"

@@ -1,9 +1,45 @@
-"""Which pictures a record has, and that none breaks the page."""
+"""Which pictures a record has, that none breaks the page, and what drawing them costs."""
 
 from __future__ import annotations
 
-from reports.plots import figures
+import math
+import time
+from collections.abc import Sequence
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reports.plots import Figure, figures
+from reports.plots.draw import fit, tick_text
+from runbook.records import Compared, Mark, RunRecord, Series, Window
+from tests.reports.pictures import Picture, comparison, estimate, record, series
 from tests.reports.samples import go
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+CLASSES = {
+    *("axis", "grid", "curve", "curve-2", "curve-3", "curve-4", "band", "spread", "dot", "limit"),
+    *("shade", "shade-warmup", "bar-pass", "bar-fail", "bar-warn", "text"),
+}
+QUICK = settings(deadline=None, max_examples=60)
+HOSTILE = "<script>alert(1)</script>&\"'\x1b[2J\u202e]]>" + "x" * 500
+
+
+def assert_sound(drawn: Sequence[Figure]) -> None:
+    """Well-formed, named, without colours of its own, and nothing outside of the picture."""
+    for figure in drawn:
+        picture = Picture(str(figure.svg))
+        assert picture.root.get("role") == "img"
+        assert picture.root[0].tag == "title"
+        assert picture.says
+        for node in picture.root.iter():
+            assert node.tag in {"svg", "title", "desc", "line", "rect", "circle", "path", "text"}
+            assert node is picture.root or node.get("class", "axis") in CLASSES
+            assert not {"style", "fill", "stroke", "onload"} & set(node.attrib)
+            for name, most in {"x": picture.width, "y": picture.height}.items():
+                for place in (name, f"{name}1", f"{name}2", f"c{name}"):
+                    assert 0 <= float(node.get(place, 0.0)) <= most
 
 
 def test_a_record_shows_its_course_its_intervals_and_its_curves() -> None:
@@ -12,3 +48,112 @@ def test_a_record_shows_its_course_its_intervals_and_its_curves() -> None:
         ("interval", "baseline"),
         ("trace", "long_run"),
     ]
+    assert_sound(figures(go()))
+
+
+@example([5e-324, 5e-324])
+@example([1e308, -1e308])
+@example([0.0, 1e99])
+@example([math.nan])
+@QUICK
+@given(st.lists(ANY, min_size=1, max_size=30))
+def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) -> None:
+    marks = [Mark(label="limit", value=ys[0])]
+    spans = {
+        "warmup": Window(first_step=1, last_step=1),
+        "window": Window(first_step=1, last_step=9),
+    }
+    plain = series(ys, limits=marks, name="a")
+    panels = [series(ys, name=name, group="g", **spans) for name in "bc"]
+    drawn = figures(record(curves=[plain, *panels]))
+    assert_sound(drawn)
+    if sum(abs(y) < 1e100 for y in ys) < 2:
+        assert drawn == ()
+
+
+@example([1e308], (math.inf, -math.inf), 5e-324)
+@QUICK
+@given(st.lists(ANY, max_size=12), st.tuples(ANY, ANY), ANY)
+def test_any_comparison_is_drawn_inside_the_picture_or_not_at_all(
+    values: list[float], interval: tuple[float, float], level: float
+) -> None:
+    row = Compared(label="a", values=tuple(values), measurement=estimate(level, interval))
+    marks = [Mark(label="limit", value=level)]
+    compared = comparison([row], reference=level, margin=interval, limits=marks)
+    assert_sound(figures(record(comparisons=[compared])))
+
+
+@QUICK
+@given(ANY, st.text(max_size=30))
+def test_any_time_is_drawn_inside_the_picture_or_not_at_all(seconds: float, when: str) -> None:
+    assert_sound(figures(record(started_at=when, duration_s=seconds)))
+
+
+def test_hostile_words_are_text() -> None:
+    marks = [Mark(label=HOSTILE, value=1.5)]
+    curves = [series([1.0, 2.0], name=HOSTILE, group=HOSTILE, limits=marks) for _ in "ab"]
+    row = Compared(label=HOSTILE, values=(1.0,), measurement=estimate(1.0, (0.9, 1.1)))
+    run = record(curves=curves, comparisons=[comparison([row], limits=marks, unit=HOSTILE)])
+    drawn = figures(run)
+    assert {figure.kind for figure in drawn} == {HOSTILE, "comparison"}
+    assert_sound(drawn)
+    for figure in drawn:
+        assert "<script" not in str(figure.svg)
+        assert "\x1b" not in figure.title + figure.caption + str(figure.svg)
+
+
+@example(0.0, 1e-9)
+@QUICK
+@given(st.floats(-1e30, 1e30), st.floats(1e-9, 1e30))
+def test_ticks_are_human_and_their_labels_exact(low: float, width: float) -> None:
+    scale = fit([low, low + width], 0.0, 300.0)
+    assert 2 <= len(scale.ticks) <= 12
+    step = scale.ticks[1] - scale.ticks[0]
+    assert round(step / 10 ** math.floor(math.log10(step) + 1e-9), 6) in (1.0, 2.0, 5.0)
+    labels = [tick_text(tick, step) for tick in scale.ticks]
+    assert len(set(labels)) == len(labels)
+    for label, tick in zip(labels, scale.ticks, strict=True):
+        factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(label[-1], 1.0)
+        assert float(label.rstrip("kMG")) * factor == pytest.approx(tick, abs=step / 50)
+
+
+def large() -> RunRecord:
+    """Nine phases of six launches, the last with 8 ranks; as many points as phases keep."""
+
+    def curve(count: int, name: str, group: str, window: Window | None = None) -> Series:
+        ys = [1000.0 + 50 * math.sin(step) for step in range(count)]
+        return series(ys, name=name, group=group, window=window)
+
+    last = Window(first_step=17, last_step=66)
+    row = Compared(label="a", values=(1.0, 1.1) * 15, measurement=estimate(1.0, (0.9, 1.1)))
+    run = record(
+        curves=[curve(66, f"run{n}", "throughput", last) for n in range(6)],
+        comparisons=[comparison([row] * 5)],
+        duration_s=60.0,
+    )
+    (usual,) = run.phases
+    ranks = [curve(60, f"rank {n}", kind) for kind in ("memory", "tensors") for n in range(8)]
+    alone = [curve(200, kind, kind) for kind in ("throughput", "loss", "gates")]
+    longest = usual.model_copy(update={"series": (*ranks, *alone)})
+    return run.model_copy(update={"phases": (*[usual] * 8, longest)})
+
+
+def test_the_pictures_of_a_large_run_are_small_and_quick() -> None:
+    run = large()
+    best = math.inf
+    for _ in range(3):
+        begin = time.process_time()
+        drawn = figures(run)
+        best = min(best, time.process_time() - begin)
+    assert sum(len(figure.svg) for figure in drawn) < 250 * 1024
+    assert best < 0.3 * 3, "CPU seconds, three times the usual for a busy machine"
+
+
+def test_the_checker_sees_a_place_outside_and_a_foreign_class() -> None:
+    """`assert_sound` itself must be able to fail."""
+    (figure, *_) = figures(go())
+    for old, new in (('x="', 'x="9'), ('class="grid"', 'class="red"')):
+        spoiled = str(figure.svg).replace(old, new)
+        assert ET.fromstring(spoiled) is not None
+        with pytest.raises(AssertionError):
+            assert_sound([Figure(**{**vars(figure), "svg": spoiled})])
