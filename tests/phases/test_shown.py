@@ -134,8 +134,8 @@ def test_pairs_of_launches_are_kept_with_what_decides_first() -> None:
     assert not strong.decides
     assert weak.measurement == measured(judgement, "single_gpu.scaling")
     assert strong.measurement == measured(judgement, "single_gpu.scaling_global_batch")
-    assert weak.values == pytest.approx((0.98,) * 3, rel=0.01)
-    assert strong.values == pytest.approx((0.49,) * 3, rel=0.01)
+    assert weak.values == pytest.approx((0.98,) * weak.measurement.n, rel=0.01)
+    assert strong.values == pytest.approx((0.49,) * strong.measurement.n, rel=0.01)
     assert shown.limits == (Mark(label="floor", value=0.9),)
 
 
