@@ -78,10 +78,10 @@ def test_scaling_of_unlike_runs_is_not_comparable() -> None:
 def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
     plan = PHASES["single_gpu"].plan(WHERE)
     assert [launch.name for launch in plan] == [
-        "run1", "share1", "run2", "share2", "run3", "share3",
-    ]  # fmt: skip
+        f"{kind}{number}" for number in range(1, 6) for kind in ("run", "share")
+    ]
     batches = [launch.config_overrides.get("train.batch_size") for launch in plan]
-    assert batches == [None, 1] * 3
+    assert batches == [None, 1] * 5
     again = builder.context(config_overrides={"train.batch_size": 8})
     assert PHASES["single_gpu"].plan(again)[1].config_overrides["train.batch_size"] == 4
     for name in ("h200x1", "cpu"):
