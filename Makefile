@@ -20,7 +20,7 @@ help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
 	@echo "make test   install, run all tests on all cores (PYTEST_ARGS='-n0 tests/read': some, on one)"
 	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
-	@echo "make lint   install, run ruff, mypy and import-linter"
+	@echo "make lint   install, run ruff, mypy, import-linter and zizmor"
 	@echo "make wheels download what a machine that has HAVE='torch numpy' (or a file) still needs"
 	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
 	@echo "PYTHON=python3.12 takes another Python, VENV=FOLDER another virtual environment"
@@ -45,6 +45,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet --persona=pedantic .github/workflows
 
 wheels:
 	@$(PYTHON) scripts/wheels.py --have "$(HAVE)" $(WHEELS_ARGS)
