@@ -77,7 +77,7 @@ which is changed by hand only. Everything else is as in `runbook run`.""",
   runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
 
 A loss is FAIL only at the declared error after all rounds: see docs/statistics.md.""",
-    exits="0 GO, 1 NO-GO or a regression, 2 wrong usage, 3 INCOMPLETE, 70 internal error, "
+    exits="0 GO, 1 NO-GO or a regression, 2 wrong usage, 3 INCOMPLETE, 70 internal error,\n"
     "130 Ctrl-C, 143 SIGTERM",
     json_help=RUN.json_help,
     add_arguments=_add_arguments,
