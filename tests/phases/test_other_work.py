@@ -29,9 +29,7 @@ def test_a_quiet_machine_passes_with_the_share() -> None:
     assert "load average up to 2.1" in found.reason
 
 
-@pytest.mark.parametrize(
-    "load", [traces.load(others_s=25.0), traces.load(others_s=13.0, steal_s=12.0)]
-)
+@pytest.mark.parametrize("load", [{"others_s": 25.0}, {"others_s": 13.0, "steal_s": 12.0}])
 def test_more_than_a_fifth_of_the_cpus_is_a_warning(load: dict[str, float]) -> None:
     found = row(load=traces.load(**load))
     assert (found.outcome, found.code) == (Outcome.PASS, Reason.WARNING)
