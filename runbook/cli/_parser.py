@@ -100,7 +100,7 @@ class Command:
         group.add_argument(
             "--no-color",
             action="store_true",
-            help="plain text on a terminal (same as NO_COLOR=1)",
+            help="no colors (same as NO_COLOR=1)",
         )
         parser.add_short_forms()
         return parser
