@@ -146,6 +146,21 @@ def test_the_bounds_of_a_difference_hold_it_as_often_as_those_of_its_sides() -> 
     assert missed / 2000 == pytest.approx(0.05, abs=0.015)
 
 
+def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
+    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
+    load = {
+        "schema_version": 1, "problem": "", "cpus": 2, "total_s": 20.0, "others_s": 5.0,
+        "steal_s": 1.0, "load_before": [1.5, 1.0, 1.0], "load_after": [2.5, 1.0, 1.0],
+    }  # fmt: skip
+    (tmp_path / "b" / "baseline" / "run0" / "load.json").write_text(json.dumps(load))
+    found = compare_runs(a, tmp_path / "a", b, tmp_path / "b")
+    (row,) = found.loads
+    assert row[:2] == ("launches of baseline", "not recorded")
+    assert row[2].startswith("other work took 25.0% of 2 CPUs, the host 5.0%")
+    assert "launches of baseline: not recorded -> other work" in comparison_text(found)
+
+
 def test_load_and_the_page_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "<script>x</script>"
     found = compare(

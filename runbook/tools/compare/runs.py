@@ -6,11 +6,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from runbook.read.load import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.stats import Decided
 from runbook.tools.compare.numbers import MetricChange, SpeedChange, metric_change, speed_changes
-from runbook.tools.compare.sides import Difference, differences, obstacles, phases_run, read_side
+from runbook.tools.compare.sides import (
+    Difference,
+    Side,
+    differences,
+    obstacles,
+    phases_run,
+    read_side,
+)
 
 # What preflight recorded of other work on the machine.
 _LOAD = ("host.load_per_cpu", "host.busy_cpus")
@@ -112,7 +120,7 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
         checks=checks,
         metrics=metrics,
         speeds=tuple(speed_changes(left, right, comparable=not reasons)),
-        loads=_loads(a, b),
+        loads=(*_loads(a, b), *_other_work(left, right, both)),
     )
 
 
@@ -153,3 +161,17 @@ def _loads(a: RunRecord, b: RunRecord) -> tuple[tuple[str, str, str], ...]:
         for name in _LOAD
         if name in a.environment or name in b.environment
     )
+
+
+def _other_work(a: Side, b: Side, phases: list[str]) -> list[tuple[str, str, str]]:
+    """What each phase's launches recorded of others on the CPUs, where one of the sides did."""
+    rows = []
+    for phase in phases:
+        said = [
+            load_of(one.load for (name, _), one in side.launches.items() if name == phase)
+            for side in (a, b)
+        ]
+        if any(one is not None for one in said):
+            first, second = ("not recorded" if one is None else str(one) for one in said)
+            rows.append((f"launches of {phase}", first, second))
+    return rows
