@@ -233,13 +233,24 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the reference: a run's folder or id")
     parser.add_argument("b", metavar="B", help="the run to judge")
     add_out(parser)
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the two side by side as a page, too"
+    )
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.compare import compare_runs, comparison_text
+    from runbook.tools.compare import Comparison, compare_runs, comparison_text
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
+    if args.html is not None and (args.html.is_dir() or not args.html.parent.is_dir()):
+        raise UsageError(f"--html {args.html}: name a file in a folder that is there")
     found = compare_runs(load_run(first), first, load_run(second), second)
+    if args.html is not None:
+        from runbook import registry
+        from runbook.files import write_atomic
+
+        write_atomic(args.html, registry.page("compare", Comparison)(found))
+        console.progress(f"page  {args.html}")
     if args.json:
         console.json_document(found.document())
     else:
@@ -252,10 +263,12 @@ COMPARE = Command(
     help="compare two finished runs: are they comparable, and what changed",
     description="""\
 Compare run B with the reference A. Numbers are compared only if the work is the
-same and one thing differs: code, software, machine or toggles.""",
+same and one thing differs: code, software, machine or toggles. Only what both ran is
+compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
+different times differ by (5 % on GPUs, 50 % on shared cores).""",
     examples="""\
   runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
-  runbook compare artifacts/20261120T010203Z-840303b 20261121 --json""",
+  runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html""",
     exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
     add_arguments=_add_compare,
     run=_compare,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,12 @@ class Journal:
         self.path = path
         self.events = events
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            # Held as long as the run goes on: nobody else continues it, or removes it.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise RunbookError(f"{path.parent.name} is still going on in another process") from None
 
     @classmethod
     def create(cls, run_root: Path) -> Journal:
@@ -41,11 +48,19 @@ class Journal:
 
     @classmethod
     def reopen(cls, run_root: Path) -> Journal:
-        """The journal of an earlier run, ready for more. Raises `RunbookError` if it is damaged."""
+        """The journal of an earlier run, ready for more.
+
+        Raises `RunbookError` if it is damaged, or if another process still writes it.
+        """
         path = run_root / EVENTS_FILE
-        events, whole_bytes = read_events(path)
-        os.truncate(path, whole_bytes)
-        return cls(path, events)
+        journal = cls(path, [])
+        try:
+            journal.events, whole_bytes = read_events(path)
+            os.truncate(path, whole_bytes)
+        except (RunbookError, OSError):
+            journal.__exit__()
+            raise
+        return journal
 
     def __enter__(self) -> Journal:
         return self

@@ -23,6 +23,16 @@ LEVEL_WINDOW = 30
 # Launches of a healthy machine differ by 1 % and more: three that agree better did so by luck.
 LEAST_SPREAD = 0.01
 
+# What two runs at different times may differ by without any cause. Launches of a healthy machine
+# with GPUs differ by 5 % at worst; on shared cores a neighbor halves the pace, and equal runs vary
+# by 30 %.
+_ALLOWANCE = {"cuda": 0.05, "cpu": 0.5}
+
+
+def allowance_of(device: str) -> float:
+    """The allowance for two runs on this type of device, a share; an unknown one has the most."""
+    return _ALLOWANCE.get(device, max(_ALLOWANCE.values()))
+
 
 def loss_shown(
     reference: Sequence[float] | FloatArray,
@@ -72,6 +82,19 @@ def _welch_half(a: FloatArray, b: FloatArray, error: float) -> float:
     return t_quantile(error, freedom) * math.sqrt(sum(parts))
 
 
+def level_runs(runs: Sequence[float] | FloatArray) -> slice:
+    """Where the best level of these values lies: five consecutive ones with the highest mean.
+
+    All of them if they are fewer than five. The newest of equal ones.
+    """
+    values = np.asarray(runs, dtype=np.float64)
+    if values.size < LEVEL_RUNS:
+        return slice(0, values.size)
+    means = np.lib.stride_tricks.sliding_window_view(values, LEVEL_RUNS).mean(axis=1)
+    first = int(values.size - LEVEL_RUNS - np.argmax(means[::-1]))
+    return slice(first, first + LEVEL_RUNS)
+
+
 def below_level(
     history: Sequence[float] | FloatArray,
     head: float,
@@ -104,13 +127,13 @@ def below_level(
     now = float(np.log(positive("head", [head], unit=TOKENS_PER_SECOND))[0])
     if runs.size < LEVEL_RUNS:
         return too_few(int(runs.size), "earlier run(s)", LEVEL_RUNS, error=error, unit="ratio")
-    held = np.lib.stride_tricks.sliding_window_view(runs, LEVEL_RUNS).mean(axis=1)
+    best = runs[level_runs(runs)]
     steps = np.diff(runs)
     # Successive differences: twice the variance of a run, on two thirds of their number of degrees.
     spread = max(math.sqrt(float(steps @ steps) / steps.size / 2), LEAST_SPREAD)
     width = spread * math.sqrt(1 + 1 / LEVEL_RUNS)
     half = t_quantile(error, steps.size * 2 / 3) * width
-    middle = now - float(held.max())
+    middle = now - float(best.mean())
     says = f"{runs.size} earlier runs"
     return _decided((middle - half, middle, middle + half), allowance, error, runs.size, says)
 

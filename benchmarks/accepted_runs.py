@@ -1,0 +1,102 @@
+"""Error rates of the comparisons with earlier runs, as docs/statistics.md has them.
+
+`python benchmarks/accepted_runs.py` prints the tables; half a minute on one core. Half of the
+variance of a launch is that of its night, as on the simulated machines of that page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from runbook.stats import Decided
+from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
+
+MACHINES = {"calm": 0.02, "noisy": 0.035, "v4-like": 0.05}
+LOSSES = (0.0, 0.05, 0.10, 0.15, 0.30, 2 / 3)
+ALLOWED = 0.05
+LAUNCHES = 3
+
+
+def nights(spread: float, random: np.random.Generator, loss: float = 0.0) -> Iterator[list[float]]:
+    """The launches of one night after the other."""
+    part = spread * math.sqrt(0.5)
+    while True:
+        middle = math.log(1e5 * (1 - loss)) + random.normal(0, part)
+        yield [math.exp(middle + random.normal(0, part)) for _ in range(LAUNCHES)]
+
+
+def mean(rates: list[float]) -> float:
+    """Geometric mean."""
+    return math.exp(sum(map(math.log, rates)) / len(rates))
+
+
+def against_last(spread: float, loss: float, random: np.random.Generator) -> bool:
+    """Is a loss shown against one earlier run?"""
+    before, now = next(nights(spread, random)), next(nights(spread, random, loss))
+    return loss_shown(before, now, allowance=ALLOWED).outcome is Decided.FAIL
+
+
+def against_level(runs: int) -> Callable[[float, float, np.random.Generator], bool]:
+    """Is a loss shown against the best level of so many runs?"""
+
+    def decide(spread: float, loss: float, random: np.random.Generator) -> bool:
+        source = nights(spread, random)
+        history = [mean(next(source)) for _ in range(runs)]
+        now = mean(next(nights(spread, random, loss)))
+        return below_level(history, now, allowance=ALLOWED).outcome is Decided.FAIL
+
+    return decide
+
+
+def stopped_at(spread: float, by: float, random: np.random.Generator) -> float:
+    """The loss at which a machine that loses `by` a night is no longer accepted."""
+    source = nights(spread, random)
+    accepted = [next(source) for _ in range(10)]
+    for night in range(1, 200):
+        left = (1 - by) ** night
+        now = [rate * left for rate in next(source)]
+        history = [mean(one) for one in accepted]
+        decisions = (
+            loss_shown(accepted[-1], now, allowance=ALLOWED),
+            below_level(history, mean(now), allowance=ALLOWED),
+        )
+        if any(one.outcome is Decided.FAIL for one in decisions):
+            return 1 - left
+        accepted.append(now)
+    return 1.0
+
+
+def main() -> None:
+    """Print both tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=2000, help="simulated runs of each cell")
+    runs = parser.parse_args().runs
+    random = np.random.default_rng(0)
+    rules = {
+        "last accepted run": against_last,
+        f"best level of {LEVEL_RUNS} runs": against_level(LEVEL_RUNS),
+        f"best level of {LEVEL_WINDOW} runs": against_level(LEVEL_WINDOW),
+    }
+    print("| rule | machine | " + " | ".join(f"{loss:.0%} lost" for loss in LOSSES) + " |")
+    print("|---|---|" + "---|" * len(LOSSES))
+    for name, rule in rules.items():
+        for machine, spread in MACHINES.items():
+            shown = (sum(rule(spread, loss, random) for _ in range(runs)) / runs for loss in LOSSES)
+            print(f"| {name} | {machine} | " + " | ".join(f"{share:.1%}" for share in shown) + " |")
+    print("\n| machine | a night | stopped at a loss of (median) | in 95 % of cases at most |")
+    print("|---|---|---|---|")
+    for machine, spread in MACHINES.items():
+        for by in (0.005, 0.01):
+            found = [stopped_at(spread, by, random) for _ in range(runs // 10)]
+            print(
+                f"| {machine} | {by:.1%} | {np.median(found):.1%} | "
+                f"{np.quantile(found, 0.95):.1%} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Two runs side by side, as one page."""
+
+from __future__ import annotations
+
+from reports.pages import html_environment
+from runbook.tools.compare import Comparison
+from runbook.tools.compare.text import metric_text
+
+
+def render_comparison(found: Comparison) -> str:
+    """Return the comparison as HTML: offline, without script, escaped."""
+    template = html_environment().get_template("compare.html.j2")
+    changed = [check for check in found.checks if check.changed]
+    return template.render(found=found, changed=changed, metric_text=metric_text)

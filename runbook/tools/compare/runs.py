@@ -1,0 +1,177 @@
+"""Run B beside run A: everything that both ran, and one answer whether B is worse."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runbook.read.load import load_of
+from runbook.records import Outcome, RunRecord
+from runbook.records.measurement import json_ready
+from runbook.stats import Decided
+from runbook.tools.compare.numbers import MetricChange, SpeedChange, metric_change, speed_changes
+from runbook.tools.compare.sides import (
+    Difference,
+    Side,
+    differences,
+    obstacles,
+    phases_run,
+    read_side,
+)
+
+# What preflight recorded of other work on the machine.
+_LOAD = ("host.load_per_cpu", "host.busy_cpus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckChange:
+    """A check of a phase that both ran; an absent side is an empty outcome.
+
+    `worse`: it passed in A only.
+    """
+
+    id: str
+    required: bool
+    a: str
+    b: str
+    a_value: str
+    b_value: str
+    worse: bool
+
+    @property
+    def changed(self) -> bool:
+        """True if the outcome is another."""
+        return self.a != self.b
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Run A (the reference) against run B.
+
+    `only_a` and `only_b` name the phases that the other did not run: nothing else is said of
+    them. `loads` has what each run recorded of other work on its machine.
+    """
+
+    a: str
+    b: str
+    a_verdict: str
+    b_verdict: str
+    a_scope: str
+    b_scope: str
+    differences: tuple[Difference, ...]
+    obstacles: tuple[str, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    checks: tuple[CheckChange, ...]
+    metrics: tuple[MetricChange, ...]
+    speeds: tuple[SpeedChange, ...]
+    loads: tuple[tuple[str, str, str], ...]
+
+    @property
+    def comparable(self) -> bool:
+        """True if a difference in the numbers can be ascribed to one cause."""
+        return not self.obstacles
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing is worse, 1 a required check or the speed is, 3 it cannot be said."""
+        if not self.comparable:
+            return 3
+        outcomes = {one.decision.outcome for one in self.speeds if one.decision}
+        if Decided.FAIL in outcomes or any(check.worse and check.required for check in self.checks):
+            return 1
+        return 3 if Decided.INCONCLUSIVE in outcomes else 0
+
+    @property
+    def conclusion(self) -> str:
+        """The answer in words."""
+        return _CONCLUSIONS[self.exit_code]
+
+    def document(self) -> dict[str, Any]:
+        """For `runbook compare --json`; NaN and infinities become words."""
+        found: dict[str, Any] = json_ready(asdict(self))
+        head = {"schema_version": 2, "exit_code": self.exit_code, "comparable": self.comparable}
+        return {**head, **found}
+
+
+_CONCLUSIONS = {0: "B is not shown to be worse than A", 1: "B is worse than A", 3: "undecided"}
+
+
+def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> Comparison:
+    """Compare run B with the reference A. Raises OSError if a folder cannot be read."""
+    left, right = read_side(a, a_folder), read_side(b, b_folder)
+    found = differences(left, right)
+    reasons = obstacles(left, right, found)
+    ran_a, ran_b = phases_run(a), phases_run(b)
+    both = [name for name in ran_a if name in ran_b]
+    checks, metrics = _checks(a, b, both)
+    return Comparison(
+        a=a.run_id,
+        b=b.run_id,
+        a_verdict=a.verdict.value,
+        b_verdict=b.verdict.value,
+        a_scope=a.scope,
+        b_scope=b.scope,
+        differences=tuple(found),
+        obstacles=tuple(reasons),
+        only_a=tuple(name for name in ran_a if name not in ran_b),
+        only_b=tuple(name for name in ran_b if name not in ran_a),
+        checks=checks,
+        metrics=metrics,
+        speeds=tuple(speed_changes(left, right, comparable=not reasons)),
+        loads=(*_loads(a, b), *_other_work(left, right, both)),
+    )
+
+
+def _checks(
+    a: RunRecord, b: RunRecord, phases: list[str]
+) -> tuple[tuple[CheckChange, ...], tuple[MetricChange, ...]]:
+    """The checks of these phases; one that vanished from a phase that ran is a change too."""
+    sides = [{check.id: check for check in run.checks() if check.phase in phases} for run in (a, b)]
+    required = {*a.required, *b.required}
+    wanted = (name for name in (*a.required, *b.required) if name.partition(".")[0] in phases)
+    # What one of the two was not asked for cannot have changed.
+    left_out = {check.id for run in (a, b) for check in run.checks() if check.left_out}
+    changes, metrics = [], []
+    for name in dict.fromkeys([*sides[0], *sides[1], *wanted]):
+        if name in left_out:
+            continue
+        left, right = (side.get(name) for side in sides)
+        said = (left.outcome.value if left else "", right.outcome.value if right else "")
+        changes.append(
+            CheckChange(
+                id=name,
+                required=name in required,
+                a=said[0],
+                b=said[1],
+                a_value=str(left.measurement) if left and left.measurement else "",
+                b_value=str(right.measurement) if right and right.measurement else "",
+                worse=said[0] == Outcome.PASS != said[1],
+            )
+        )
+        if left and right and (metric := metric_change(left, right)):
+            metrics.append(metric)
+    return tuple(changes), tuple(metrics)
+
+
+def _loads(a: RunRecord, b: RunRecord) -> tuple[tuple[str, str, str], ...]:
+    return tuple(
+        (name, a.environment.get(name, "-"), b.environment.get(name, "-"))
+        for name in _LOAD
+        if name in a.environment or name in b.environment
+    )
+
+
+def _other_work(a: Side, b: Side, phases: list[str]) -> list[tuple[str, str, str]]:
+    """What each phase's launches recorded of others on the CPUs, where one of the sides did."""
+    rows = []
+    for phase in phases:
+        said = [
+            load_of(one.load for (name, _), one in side.launches.items() if name == phase)
+            for side in (a, b)
+        ]
+        if any(one is not None for one in said):
+            first, second = ("not recorded" if one is None else str(one) for one in said)
+            rows.append((f"launches of {phase}", first, second))
+    return rows

@@ -1,0 +1,69 @@
+"""A comparison as text: the answer last, as everywhere."""
+
+from __future__ import annotations
+
+from runbook.records.measurement import plain_number
+from runbook.tools.compare.numbers import MetricChange, SpeedChange
+from runbook.tools.compare.runs import Comparison
+
+
+def comparison_text(found: Comparison) -> str:
+    """Comparable or not, what differs, which checks and numbers changed, and the answer."""
+    lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
+    lines.append("comparable" if found.comparable else "NOT COMPARABLE")
+    lines += [f"  {reason}" for reason in found.obstacles]
+    lines += ["", "what differs"]
+    lines += [f"  {one.kind}  {one.what}: {one.a} -> {one.b}" for one in found.differences]
+    if not found.differences:
+        lines.append("  nothing that the runs recorded")
+    lines += [f"load  {name}: {a} -> {b}" for name, a, b in found.loads]
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        lines += [f"only {side} ran: {', '.join(names)}"] if names else []
+    changed = [check for check in found.checks if check.changed]
+    lines += ["", f"checks: {len(found.checks) - len(changed)} the same, {len(changed)} changed"]
+    for check in changed:
+        required = " (required)" if check.required else ""
+        lines.append(f"  {check.id}{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
+        values = (("A", check.a_value), ("B", check.b_value))
+        lines += [f"    {side}  {value}" for side, value in values if value]
+    lines += _metrics_text(found.metrics)
+    for speed in found.speeds:
+        lines += ["", *_speed_text(speed)]
+    lines += ["", found.conclusion]
+    return "\n".join(lines)
+
+
+def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:
+    if not metrics:
+        return []
+    words = ("differs", "within noise", "no interval", "equal")
+    counts = ((word, sum(one.says == word for one in metrics)) for word in words)
+    lines = ["numbers: " + ", ".join(f"{count} {word}" for word, count in counts if count)]
+    for one in metrics:
+        if one.says in ("differs", "no interval"):
+            lines.append(f"  {one.id}  {plain_number(one.a)} -> {metric_text(one)}")
+    return lines
+
+
+def metric_text(one: MetricChange) -> str:
+    """B's value, the difference with its interval, and what that says."""
+    unit = f" {one.unit}" if one.unit else ""
+    if one.says == "equal":
+        return f"{plain_number(one.b)}{unit}, equal"
+    share = f", {one.difference / abs(one.a):+.1%}" if one.a else ""
+    bounds = (
+        "; no interval was recorded on both sides"
+        if one.interval is None
+        else f"; {plain_number(one.interval[0])} to {plain_number(one.interval[1])}, {one.says}"
+    )
+    return f"{plain_number(one.b)}{unit} ({plain_number(one.difference)}{share}{bounds})"
+
+
+def _speed_text(speed: SpeedChange) -> list[str]:
+    sides = " -> ".join("/".join(map(plain_number, values)) for values in (speed.a, speed.b))
+    lines = [f"throughput of {speed.phase}, tokens over time: {sides} tok/s"]
+    lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches: {speed.says}")
+    if speed.decision:
+        lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")
+    lines.append(f"  {speed.note}")
+    return lines
