@@ -200,7 +200,12 @@ class _Stage:
         ]
 
     def _spawn(
-        self, argv: Sequence[str], environment: Mapping[str, str], *, output: IO[bytes]
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: IO[bytes],
+        cwd: Path | None = None,  # noqa: ARG002 - nothing is started there
     ) -> _Child:
         return _Child(argv, environment, output)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from nsa import contract
 from runbook.read.documents import (
@@ -41,6 +38,9 @@ from runbook.read.shapes import (
 )
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
@@ -180,4 +180,6 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
 def _steps_back(frame: pd.DataFrame) -> int:
     if "step" not in frame or len(frame) < 2:
         return 0
+    import numpy as np
+
     return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))

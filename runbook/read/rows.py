@@ -12,10 +12,12 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-import pandas as pd
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
 
 _BLOCK_BYTES = 4 << 20
 _NEWLINE, _COMMA = 10, 44
@@ -96,6 +98,9 @@ class _Reader:
 
     def _fast(self, block: bytes) -> pd.DataFrame | None:
         """The whole block through the C parser, or None if any row of it needs a closer look."""
+        import numpy as np
+        import pandas as pd
+
         head = f"{self.spec.key},".encode()
         if b"\0" in block or block.startswith(head) or b"\n" + head in block:
             return None
@@ -125,6 +130,8 @@ class _Reader:
 
     def _slow(self, block: bytes) -> pd.DataFrame:
         """Row by row; a row that cannot be read is counted and dropped."""
+        import pandas as pd
+
         header = ",".join(self.columns)
         rows: list[list[float | str]] = []
         for raw in block.split(b"\n")[:-1]:
@@ -146,6 +153,8 @@ class _Reader:
         return frame.astype(types)
 
     def _row(self, text: str) -> list[float | str] | None:
+        import numpy as np
+
         fields = text.split(",")
         if len(fields) != len(self.columns):
             return None
@@ -169,6 +178,8 @@ class _Reader:
 
     def frame(self) -> pd.DataFrame:
         """All rows so far, whole-number columns as int64."""
+        import pandas as pd
+
         wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
         frames = [frame for frame in self.frames if len(frame)]
         if frames:
@@ -231,6 +242,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _commas_per_line(block: bytes) -> npt.NDArray[np.int64]:
+    import numpy as np
+
     data = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
     commas = np.flatnonzero(data == _COMMA)
@@ -239,6 +252,8 @@ def _commas_per_line(block: bytes) -> npt.NDArray[np.int64]:
 
 def _all_whole(values: npt.NDArray[np.float64]) -> bool:
     """Finite, without a fraction, and small enough to be exact in a float64."""
+    import numpy as np
+
     good = np.isfinite(values) & (np.abs(values) <= _LARGEST_EXACT)
     return bool(np.all(good)) and bool(np.all(values == np.floor(values)))
 

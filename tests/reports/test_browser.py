@@ -47,7 +47,7 @@ FAINT = """(() => {
   const found = new Set();
   for (const one of document.querySelectorAll("body *")) {
     const speaks = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!speaks || one.closest("script, style")) continue;
+    if (!speaks || one.closest("script, style, title, desc")) continue;
     const style = getComputedStyle(one);
     const ink = light(channels(one.closest("svg") ? style.fill : style.color));
     for (const ground of grounds(one).filter(color => color.length === 3)) {

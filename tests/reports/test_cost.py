@@ -10,7 +10,7 @@ import pytest
 
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
-from runbook.records.run import MAX_POINTS
+from runbook.records.shown import MAX_POINTS
 from tests.reports.samples import go
 
 HEAVY = ("torch", "pandas", "numpy", "scipy", "matplotlib")

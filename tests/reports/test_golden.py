@@ -18,7 +18,8 @@ def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
     assert outputs.render(SAMPLES[name](), fmt) == expected
 
 
-@pytest.mark.parametrize("fmt", registry.report_names())
+# Annotations tell problems, and no number that is well.
+@pytest.mark.parametrize("fmt", sorted({*registry.report_names()} - {"github"}))
 def test_one_changed_value_changes_every_report(fmt: str) -> None:
     record = go()
     dump = record.model_dump(mode="json")

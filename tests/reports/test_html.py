@@ -33,6 +33,7 @@ class Outline(HTMLParser):
         self.landmarks: set[str] = set()
         self.unnamed: list[str] = []
         self.pictures = 0
+        self.pictures_named = 0
         self.feed(page)
         self.close()
         assert self.open == []
@@ -44,7 +45,10 @@ class Outline(HTMLParser):
         self.links |= {(named["href"] or "").removeprefix("#")} if "href" in named else set()
         self.landmarks.add(tag)
         self.pictures += tag == "svg"
-        if tag in ("nav", "svg", "section", "figure") and not NAMES & set(named):
+        parents = self.open[-1:]
+        if parents == ["svg"] and tag == "title":
+            self.pictures_named += 1
+        if tag in ("nav", "section", "figure") and not NAMES & set(named):
             self.unnamed.append(self.get_starttag_text() or tag)
         if tag in HEADINGS:
             self.headings.append((tag, ""))
@@ -152,6 +156,7 @@ def test_every_heading_and_row_is_there(make: Callable[[], RunRecord]) -> None:
     assert_order(page)
     assert {"nav", "main", "header", "footer"} <= page.landmarks
     assert page.unnamed == []
+    assert page.pictures == page.pictures_named
 
 
 @pytest.mark.parametrize(
