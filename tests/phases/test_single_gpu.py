@@ -22,16 +22,17 @@ def scaled_evidence(
 
     At one global batch, which one GPU runs twice as fast, E is half as large.
     """
-    wobble = (0.995, 1.0, 1.005)
+    planned = PHASES["baseline"].plan(where)
+    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(planned)]
     before = {
         launch.name: traces.healthy(launch, where.profile, rate=many * factor)
-        for launch, factor in zip(PHASES["baseline"].plan(where), wobble, strict=True)
+        for launch, factor in zip(planned, wobble, strict=True)
     }
     alone = {}
     plan = PHASES["single_gpu"].plan(where)
     for number, launch in enumerate(plan):
         share = "share" in launch.name or not any("share" in other.name for other in plan)
-        rate = one * wobble[number * 3 // len(plan)] * (1 if share else 2)
+        rate = one * wobble[number * len(wobble) // len(plan)] * (1 if share else 2)
         made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
         alone[launch.name] = change(made) if change else made
     earlier = {"baseline": PhaseEvidence(launches=before)}
@@ -77,10 +78,10 @@ def test_scaling_of_unlike_runs_is_not_comparable() -> None:
 def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
     plan = PHASES["single_gpu"].plan(WHERE)
     assert [launch.name for launch in plan] == [
-        "run1", "share1", "run2", "share2", "run3", "share3",
-    ]  # fmt: skip
+        f"{kind}{number}" for number in range(1, 6) for kind in ("run", "share")
+    ]
     batches = [launch.config_overrides.get("train.batch_size") for launch in plan]
-    assert batches == [None, 1] * 3
+    assert batches == [None, 1] * 5
     again = builder.context(config_overrides={"train.batch_size": 8})
     assert PHASES["single_gpu"].plan(again)[1].config_overrides["train.batch_size"] == 4
     for name in ("h200x1", "cpu"):
