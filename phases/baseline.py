@@ -73,7 +73,7 @@ class Baseline(RowPhase):
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """Three launches of the profile's steps, or one long one (`--protocol single`)."""
+        """The profile's launches of its steps, or one long one (`--protocol single`)."""
         return repeated(context, phase=self.name, purpose="throughput of the production config")
 
     def rows(self) -> Sequence[Row]:

@@ -87,7 +87,7 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
             console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
             for note in pasteable(launch).notes:
                 console.result(f"#   {note}")
-            console.result(pasteable(launch).line)
+            console.result(pasteable(launch).lines)
     console.result("")
     console.result(f"# total   {_total(plan, everything)}")
 

@@ -90,7 +90,7 @@ class Estimator:
             or self._at_floor(launch)
         )
         if found is None:
-            return Estimate(None, "duration not known yet")
+            return Estimate(None, "duration not known yet (--measure times some steps here)")
         seconds, source = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
@@ -127,4 +127,6 @@ class Estimator:
         if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
         seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
+        if seconds > launch.timeout_s:
+            return None  # so slow that it would be stopped: no pace that anybody expects
         return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"

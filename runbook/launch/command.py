@@ -41,9 +41,10 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Pasteable:
-    """The command line, and how the harness runs it."""
+    """The command as one line, as lines that a person can read, and how the harness runs it."""
 
     line: str
+    lines: str
     notes: tuple[str, ...] = ()
 
 
@@ -53,13 +54,16 @@ def pasteable(launch: Launch) -> Pasteable:
     if launch.config_overrides:
         keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
         notes.append(f"runs with a copy of the config in which {keys}")
-    line = completed(launch).command_line()
+    if launch.schedule is not None:
+        notes.append(launch.schedule.in_words())
+    whole = completed(launch)
+    line, lines = whole.command_line(), whole.command_line(lines=True)
     if launch.commit:
         folder = folder_of(launch.commit)
         clone = f"git clone --shared --no-checkout . {folder}"
         notes.append(f"{clone} && git -C {folder} checkout --detach {launch.commit}")
-        line = f"(cd {folder} && PYTHONPATH=$PWD {line})"
-    return Pasteable(line=line, notes=tuple(notes))
+        line, lines = (f"(cd {folder} && PYTHONPATH=$PWD {text})" for text in (line, lines))
+    return Pasteable(line=line, lines=lines, notes=tuple(notes))
 
 
 def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Command:

@@ -39,15 +39,32 @@ class ArmSchedule(Record):
         """Rows that the launch will write, warm-up included."""
         return sum(len(order) for order in self.rounds) * (self.steps + self.warmup_steps)
 
-    def to_trainer_json(self) -> str:
-        """The trainer's `--arms` document."""
-        blocks = [
-            {"block": index, "arm": arm, "steps": self.steps, "set": self.settings[arm]}
+    def to_trainer_json(self, *, lines: bool = False) -> str:
+        """The trainer's `--arms` document; with `lines`, each round begins a line of its own."""
+        rounds = [
+            ",".join(
+                _compact(
+                    {"block": index, "arm": arm, "steps": self.steps, "set": self.settings[arm]}
+                )
+                for arm in order
+            )
             for index, order in enumerate(self.rounds)
-            for arm in order
         ]
-        document = {"schema_version": 1, "warmup_steps": self.warmup_steps, "blocks": blocks}
-        return json.dumps(document, separators=(",", ":"))
+        head = _compact({"schema_version": 1, "warmup_steps": self.warmup_steps})[:-1]
+        new, between = ("\n", ",\n") if lines else ("", ",")
+        return f'{head},"blocks":[{new}{between.join(rounds)}{new}]}}'
+
+    def in_words(self) -> str:
+        """`24 rounds of 25, 50, 100 in changing order; each 20 steps after 4 of warm-up`."""
+        count = len(self.rounds)
+        rounds = "1 round" if count == 1 else f"{count} rounds"
+        order = " in changing order" if len(set(self.rounds)) > 1 else ""
+        warmup = f" after {self.warmup_steps} of warm-up" if self.warmup_steps else ""
+        return f"{rounds} of {', '.join(self.settings)}{order}; each {self.steps} steps{warmup}"
+
+
+def _compact(document: object) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 class Launch(Record):
@@ -87,8 +104,11 @@ class Launch(Record):
         """True if every rank of it writes heartbeats, by which it is watched and its end told."""
         return self.kind != "pytest"
 
-    def words(self) -> tuple[str, ...]:
-        """The whole command: `argv`, and the config, its changed keys and the arms as options."""
+    def words(self, *, lines: bool = False) -> tuple[str, ...]:
+        """The whole command: `argv`, and the config, its changed keys and the arms as options.
+
+        With `lines`, each round of arms begins a line of its own.
+        """
         words = list(self.argv)
         if self.config and CONFIG_VARIABLE not in self.env and not option(words, CONFIG_FLAG):
             words += [CONFIG_FLAG, self.config]
@@ -96,13 +116,13 @@ class Launch(Record):
             text = str(value).lower() if isinstance(value, bool) else str(value)
             words += ["--set", f"{key}={text}"]
         if self.schedule is not None:
-            words += ["--arms", self.schedule.to_trainer_json()]
+            words += ["--arms", self.schedule.to_trainer_json(lines=lines)]
         return tuple(words)
 
-    def command_line(self) -> str:
-        """A line that can be pasted into a shell."""
+    def command_line(self, *, lines: bool = False) -> str:
+        """What can be pasted into a shell: one line, or with `lines` one for each round of arms."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
-        return " ".join([*settings, shlex.join(self.words())])
+        return " ".join([*settings, shlex.join(self.words(lines=lines))])
 
 
 def option(words: Sequence[str], flag: str) -> str:

@@ -97,8 +97,8 @@ FUSED_PLAN = InterimPlan(analyses=(8, 12, 16, 24, 30), error=0.05, power=1.5, ke
 FUSED_LAUNCHES_PLAN = InterimPlan(analyses=(4,), error=0.05)
 # Two equal arms under two names, either of which may look better.
 AA_PLAN = InterimPlan(analyses=(4, 6, 8, 12, 18, 24), error=0.0025, power=1.0)
-# Almost all error is kept for the last analysis: with 5 pairs every bit of power is needed. A run
-# that ends after 3 pairs, as the shipped profiles do, spends all of it there.
+# Almost all error is kept for the last analysis: with 5 pairs, as the shipped profiles launch them,
+# every bit of power is needed. A run that ends after 3 pairs spends all of it there.
 SCALING_PLAN = InterimPlan(analyses=(3, 4, 5), error=0.01, power=10.0)
 TARGET_PLAN = FixedPlan(units=3, error=0.05)
 # As `nsa.tests.test_performance_guards` has it.

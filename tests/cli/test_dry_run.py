@@ -133,6 +133,26 @@ def test_a_pasted_line_names_files_that_exist_and_carries_its_arms(
     assert arms["blocks"][0]["arm"] == "a b"
 
 
+def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path: Path) -> None:
+    shown = runbook("run", "--profile", "a100x2_pcie4", "--phase", "bucket_sweep", "--dry-run",
+                    cwd=tmp_path).out  # fmt: skip
+    assert "#   24 rounds of 25, 50, 100 in changing order; each 20 steps after 4" in shown
+    command = shown[shown.index("NSA_PREFILL_BATCHED=1") : shown.index("\n\n# total")]
+    assert max(map(len, command.splitlines()[1:])) < 240
+    words = shlex.split(command)
+    blocks = json.loads(words[words.index("--arms") + 1])["blocks"]
+    assert len(blocks) == 72 and command.count("\n") == 25
+    assert [block["block"] for block in blocks] == [number // 3 for number in range(72)]
+
+
+def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:
+    """60 steps of 8,192 tokens take 3.5 hours at 39 tok/s; their limit is half an hour."""
+    shown = runbook("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
+                    cwd=tmp_path).out  # fmt: skip
+    assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
+    assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
+
+
 def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("x: 1\n")
@@ -145,7 +165,8 @@ def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
     profile = load_profile("a100x2_pcie4")
     launch = samples.entry("baseline", "run1").launch
-    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(launch).text
+    quick = launch.model_copy(update={"timeout_s": 1e6})
+    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(quick).text
 
     def keep(name: str, seconds: float, status: LaunchStatus) -> None:
         entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))

@@ -17,7 +17,9 @@ from tests.phases.answers import WHERE, get, said
 PHASES = registry.phases()
 
 
-def with_baseline(rates: tuple[float, ...] = (1e5, 1.01e5, 0.99e5)) -> dict[str, PhaseEvidence]:
+def with_baseline(
+    rates: tuple[float, ...] = (1e5, 1.01e5, 0.99e5, 1.01e5, 0.99e5),
+) -> dict[str, PhaseEvidence]:
     launches = {
         launch.name: traces.healthy(launch, WHERE.profile, rate=rate)
         for launch, rate in zip(PHASES["baseline"].plan(WHERE), rates, strict=True)
@@ -45,11 +47,11 @@ def test_the_control_arm_has_to_reproduce_the_baseline(
 
 def test_the_control_is_held_against_a_prediction_interval() -> None:
     """Student's t for one more launch: mean ± t s sqrt(1 + 1/n) of the logs, by hand."""
-    rates = (1e5, 1.08e5, 0.95e5)
+    rates = (1e5, 1.08e5, 0.95e5, 1.02e5, 0.97e5)
     found = builder.evidence("bucket_sweep", WHERE, rate=1e5, earlier=with_baseline(rates))
     value = builder.row("bucket_sweep", "control", found, WHERE).measurement
     logs = [math.log(rate) for rate in rates]
-    reach = 9.924843 * statistics.stdev(logs) * math.sqrt(4 / 3)  # t(0.995; 2), printed tables
+    reach = 4.604095 * statistics.stdev(logs) * math.sqrt(6 / 5)  # t(0.995; 4), printed tables
     low, high = (math.exp(statistics.mean(logs) + side) for side in (-reach, reach))
     assert value is not None and value.interval == pytest.approx((low, high), rel=1e-6)
 

@@ -100,8 +100,8 @@ def test_baseline_is_printed_as_this() -> None:
     assert [launch.command_line() for launch in plan("baseline")] == [
         "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=50 "
         "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 -m nsa.train --config "
-        "configs/m7c_125m_2xa100_production.yaml --dataset synthetic --ddp 1 --steps 100"
-    ] * 3
+        "configs/m7c_125m_2xa100_production.yaml --dataset synthetic --ddp 1 --steps 60"
+    ] * 5
 
 
 def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -23,16 +22,17 @@ def scaled_evidence(
 
     At one global batch, which one GPU runs twice as fast, E is half as large.
     """
-    wobble = (0.995, 1.0, 1.005)
+    planned = PHASES["baseline"].plan(where)
+    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(planned)]
     before = {
         launch.name: traces.healthy(launch, where.profile, rate=many * factor)
-        for launch, factor in zip(PHASES["baseline"].plan(where), cycle(wobble), strict=False)
+        for launch, factor in zip(planned, wobble, strict=True)
     }
     alone = {}
     plan = PHASES["single_gpu"].plan(where)
     for number, launch in enumerate(plan):
         share = "share" in launch.name or not any("share" in other.name for other in plan)
-        rate = one * wobble[number * len(before) // len(plan) % 3] * (1 if share else 2)
+        rate = one * wobble[number * len(wobble) // len(plan)] * (1 if share else 2)
         made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
         alone[launch.name] = change(made) if change else made
     earlier = {"baseline": PhaseEvidence(launches=before)}

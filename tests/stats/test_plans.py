@@ -111,7 +111,9 @@ def test_the_published_rates_are_those_of_the_pairs_that_are_launched(name: str)
     assert phases["bucket_sweep"].launches == plans.BUCKET_LAUNCHES_PLAN.max_rounds
     assert phases["fused_adamw"].rounds == plans.FUSED_PLAN.max_rounds
     assert phases["fused_adamw"].launches == plans.FUSED_LAUNCHES_PLAN.max_rounds
-    assert phases["baseline"].launches == plans.TARGET_PLAN.units
+    assert phases["single_gpu"].launches == plans.SCALING_PLAN.max_rounds
+    assert phases["single_gpu"].steps == phases["baseline"].steps == decision_cells.PAIR_STEPS
+    assert load_profile("h200x1").phases["baseline"].launches == plans.TARGET_PLAN.units
 
 
 # The order of the arms
