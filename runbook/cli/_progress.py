@@ -161,9 +161,15 @@ class Progress:
             parts.append(Part(2, f"{word}, {duration_text(round(self.pulse.busy_s))}"))
         elif not step:
             parts.append(Part(2, f"running, {duration_text(round(now - self.since))}"))
+        elif self._all_ended:
+            parts.append(Part(2, "ending"))
         elif not silence and self.rate is not None:
             parts.append(Part(2, rate_text(self.rate)))
         return parts
+
+    @property
+    def _all_ended(self) -> bool:
+        return bool(self.pulse.wanted) and not self.pulse.alive
 
     @property
     def ranks(self) -> str:
@@ -187,7 +193,7 @@ class Progress:
         small = bar(share, _BAR_LEAST)
         room = min(_BAR_MOST, _BAR_LEAST + width - cells(first))
         doing = self.doing(now)
-        moving = self.launch and not self.pulse.silent and not self.pulse.busy
+        moving = self.launch and not (self.pulse.silent or self.pulse.busy or self._all_ended)
         blocks = _BLOCKS if unicode else _PLAIN_BLOCKS
         spark = sparkline(list(self.rates), blocks=blocks) if moving else ""
         second = fit([*doing, Part(4, spark), Part(3, self.ranks)], width)

@@ -17,6 +17,7 @@ PULSES = {
     "heard": Pulse(alive=2, wanted=2),
     "silent": Pulse(alive=2, wanted=2, silent=SILENT),
     "busy": Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0),
+    "ended": Pulse(alive=0, wanted=2),
     "no ranks": Pulse(),
 }
 
@@ -62,7 +63,7 @@ def test_what_is_left_out_first() -> None:
 
 def test_a_rate_is_not_shown_while_nobody_is_heard() -> None:
     assert "tok/s" in training(PULSES["heard"]).line(42.0)
-    for pulse in ("silent", "busy"):
+    for pulse in ("silent", "busy", "ended"):
         progress = training(PULSES[pulse])
         for line in (progress.line(42.0), *progress.screen(200, 42.0, unicode=True)):
             assert "tok/s" not in line and "█" not in line
