@@ -67,9 +67,9 @@ NIGHTLY = Command(
     name="nightly",
     help="run all phases, then hold this commit against a pinned one",
     description=f"""\
-Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from a
-clean checkout of its own, and say whether it is slower. The reference is pinned in {_PINNED},
-which is changed by hand only. Everything else is as in `runbook run`.""",
+Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from
+a clean checkout of its own, and say whether it is slower. The reference is pinned in
+{_PINNED}, which is changed by hand only. Everything else is as in `runbook run`.""",
     examples="""\
   runbook nightly                                     profile and reference as pinned
   runbook nightly --dry-run                           every command and how long it may take
@@ -77,8 +77,7 @@ which is changed by hand only. Everything else is as in `runbook run`.""",
   runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
 
 A loss is FAIL only at the declared error after all rounds: see docs/statistics.md.""",
-    exits="0 GO, 1 NO-GO or a regression, 2 wrong usage, 3 INCOMPLETE, 70 internal error,\n"
-    "130 Ctrl-C, 143 SIGTERM",
+    exits="the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)",
     json_help=RUN.json_help,
     add_arguments=_add_arguments,
     problems=_problems,
