@@ -59,6 +59,10 @@ def _same_value(toggle: str, left: object, right: object) -> bool:
         return str(left) == str(right)
 
 
+# What pytest returns where it ran all tests and some failed.
+_TESTS_FAILED = 1
+
+
 def proof_text(evidence: Any) -> str:
     """The trainer's evidence as a reader wants it: `fused yes, state_entries 16`.
 
@@ -97,15 +101,16 @@ def effect_problem(
 
 
 def report_of(case: Case, launch: str) -> JUnitReport:
-    """The JUnit file of a launch; raises where there is none.
+    """The JUnit file of a launch that ended by itself; raises where there is none.
 
-    pytest ends with an error code for failing tests, which the report tells better: only a
-    launch without a report counts as one that ended badly.
+    pytest ends with 1 where tests failed, which the report tells better. One that was ended or
+    died is no evidence, even if the report of all its tests lies there already.
     """
     found = case.launch(launch)
-    if found.junit is not None:
+    by_itself = found.result.ok or found.result.exit_code == _TESTS_FAILED
+    if found.junit is not None and by_itself:
         return found.junit
-    if found.result.ok or found.result.status is LaunchStatus.CRASHED:
+    if found.junit is None and (by_itself or found.result.status is LaunchStatus.CRASHED):
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
         raise missing(reason, found.console_path, follows=case.fault_of(launch))
     raise Unanswerable(_without_evidence(ending(found)))

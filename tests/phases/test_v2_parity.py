@@ -82,6 +82,12 @@ def test_a_test_run_that_hung_is_told_by_its_rows() -> None:
     assert said(row("v2_parity", "parity", hung)) == (Outcome.INCOMPLETE, Reason.TIMEOUT)
 
 
+@pytest.mark.parametrize("status", [LaunchStatus.TIMED_OUT, LaunchStatus.CRASHED])
+def test_a_whole_report_of_a_test_run_that_had_to_be_ended_is_no_pass(status: LaunchStatus) -> None:
+    check = row("v2_parity", "parity", spoil.ended(status))
+    assert check.outcome is Outcome.INCOMPLETE and "made up" in check.reason
+
+
 def raced(device: str, *bounds: float) -> spoil.Change:
     """Speed tests that recorded these lower bounds; the test itself fails at 1 or less."""
     cases = tuple(
