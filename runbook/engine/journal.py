@@ -204,6 +204,8 @@ def assemble(
 
 
 def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, str]:
-    """What was known from the start, and the facts as they were last collected."""
+    """What was known from the start, the facts as last collected, and the load beside phases."""
     facts = [event["environment"] for event in events if event["event"] == "facts"]
-    return {**skeleton.environment, **(facts[-1] if facts else {})}
+    loads = [event["environment"] for event in events if event["event"] == "load"]
+    known = {**skeleton.environment, **(facts[-1] if facts else {})}
+    return {**known, **{name: text for load in loads for name, text in load.items()}}

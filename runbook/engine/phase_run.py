@@ -114,7 +114,7 @@ class PhaseRun:
         self.ran = what_ran(evidence)
         if load := load_of(one.load for one in evidence.launches.values()):
             told = {f"load.{self.phase.name}": str(load)}
-            self.state.journal.append("facts", environment=told)
+            self.state.journal.append("load", environment=told)
         required = self.state.setup.required
         judgement = judge_phase(self.phase, evidence, self.context, required=required)
         self.state.evidence[self.phase.name] = evidence

@@ -177,3 +177,15 @@ def test_judging_again_under_other_limits_starts_and_writes_nothing(folder: Path
     assert same.verdict is Verdict.GO
     after = {p: hashlib.sha256(p.read_bytes()).digest() for p in folder.rglob("*") if p.is_file()}
     assert before == after
+
+
+def test_the_load_of_a_phase_hides_no_fact_of_the_machine(folder: Path) -> None:
+    events = list(read_events(folder / "events.jsonl")[0])
+    told = [
+        {"event": "facts", "environment": {"gpu.count": "2"}},
+        {"event": "load", "environment": {"load.baseline": "much"}},
+        {"event": "load", "environment": {"load.long_run": "little"}},
+    ]
+    known = derive_record([*events[:-1], *told, events[-1]]).environment
+    wanted = {"gpu.count": "2", "load.baseline": "much", "load.long_run": "little"}
+    assert wanted.items() <= known.items()

@@ -74,6 +74,7 @@ def entry(phase: str, name: str, **result: object) -> LaunchEntry:
         phase=phase,
         kind="trainer",
         argv=("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--ddp", "1", "--steps", "100"),
+        config="configs/m7c_125m_2xa100_production.yaml",
         env={"NSA_PREFILL_BATCHED": "1", "NCCL_ALGO": "Ring"},
         run_dir=f"{phase}/{name}",
         nproc=2,
