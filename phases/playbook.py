@@ -235,6 +235,10 @@ BY_TOPIC: dict[str, str] = {
         "pin another reference in configs/nightly.yaml: a good commit whose trainer still runs "
         "here, with this config and this contract"
     ),
+    "quiet": (
+        "let the night have the machine to itself: a ratio of launches beside other work finds "
+        "only large losses"
+    ),
     "slower": (
         "the ratio is real at the declared error: find the commit with `git bisect run runbook run "
         "--phase regression --reference COMMIT`; where the loss is wanted, pin another reference"

@@ -67,9 +67,9 @@ NIGHTLY = Command(
     name="nightly",
     help="run all phases, then hold this commit against a pinned one",
     description=f"""\
-Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from a
-clean checkout of its own, and say whether it is slower. The reference is pinned in {_PINNED},
-which is changed by hand only. Everything else is as in `runbook run`.""",
+Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from
+a clean checkout of its own, and say whether it is slower. The reference is pinned in
+{_PINNED}, which is changed by hand only. Everything else is as in `runbook run`.""",
     examples="""\
   runbook nightly                                     profile and reference as pinned
   runbook nightly --dry-run                           every command and how long it may take

@@ -171,3 +171,13 @@ def test_a_night_that_was_cut_off_between_two_rounds_is_incomplete() -> None:
     kept: Sequence[str] = sorted(found.launches)[:9]
     cut = replace(found, launches={name: found.launches[name] for name in kept})
     assert row("pace", cut).outcome is Outcome.INCOMPLETE
+
+
+def test_a_night_whose_pairs_differ_widely_passes_with_a_warning() -> None:
+    found = slower(1.0, CPU, rounds=REGRESSION_PLAN.first)
+    noisy = {"round02_head": 0.8, "round03_head": 1.02}
+    changed = {name: stretched(made, noisy.get(name, 1.0)) for name, made in found.launches.items()}
+    check = row("pace", replace(found, launches=changed))
+    assert said(check) == (Outcome.PASS, Reason.WARNING)
+    assert "hardly be found" in check.reason
+    assert row("pace", found).code is Reason.OK
