@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _REFERENCE, _HEAD = "reference", "head"
 # What the two sides may differ in: they are different commits.
 _COMMITS = ("git.sha", "git.diff_sha256")
-# Where the pairs of a night differ by more (standard deviation of the log ratios), three nights find
-# a loss of 5 % in fewer than three of four cases: a pass then says little.
+# Where the pairs of a night differ by more (standard deviation of the log ratios), three nights
+# find a loss of 5 % in about three of four cases or fewer: a pass then says little.
 _NOISY = 0.08
 # That a machine without a GPU has other processes beside it is why CPU time decides there.
 _NOT_DECIDING = ("devices",)
