@@ -175,10 +175,16 @@ def _runs(case: Case) -> Finding:
             require_sound(case, names)
         except Unanswerable as unsound:
             found = unsound.finding
-    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE):
+    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or _wrong_machine(case):
         return found
     reason = f"the reference does not run here as it has to: {found.reason}"
     return invalid(Reason.WRONG_ENVIRONMENT, reason, evidence=found.evidence, topic="reference")
+
+
+def _wrong_machine(case: Case) -> bool:
+    """True if HEAD was refused too: then it is not the reference that is wrong."""
+    ends = first_problem(lambda _, name: ending(case.launch(name)), case, _of(_HEAD)(case))
+    return ends.code is Reason.WRONG_ENVIRONMENT
 
 
 def _comparable(case: Case, names: Sequence[str]) -> Finding:

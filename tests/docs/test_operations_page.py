@@ -17,7 +17,11 @@ TEXT = PAGE.read_text(encoding="utf-8")
 LINES = sorted(set(re.findall(r"(?:`|^)(runbook [^`#\n]+?)\s*(?:`|#|$)", TEXT, re.MULTILINE)))
 # What makes the difference between a line that starts something and one that only plans.
 STARTING = ("--dry-run", "--measure")
-RUNS = [line for line in LINES if line.startswith("runbook run") and "--resume" not in line]
+RUNS = [
+    line
+    for line in LINES
+    if line.startswith("runbook run") and "--resume" not in line and "--failed" not in line
+]
 
 
 def test_the_page_has_commands() -> None:
