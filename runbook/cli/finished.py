@@ -234,7 +234,10 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="B", help="the run to judge")
     add_out(parser)
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the two side by side as a page, too"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write the two side by side as a page, too (default: no page)",
     )
 
 

@@ -91,9 +91,17 @@ def _age(text: str) -> timedelta:
 def _add_prune(parser: CommandParser) -> None:
     add_out(parser)
     parser.add_argument(
-        "--keep", type=whole_type(at_least=1), metavar="N", help="keep the N newest runs"
+        "--keep",
+        type=whole_type(at_least=1),
+        metavar="N",
+        help="keep the N newest runs (default: by age alone)",
     )
-    parser.add_argument("--older-than", type=_age, metavar="AGE", help="30d or 8w")
+    parser.add_argument(
+        "--older-than",
+        type=_age,
+        metavar="AGE",
+        help="older than 30d (days) or 8w (weeks); default: by number alone",
+    )
     parser.add_argument(
         "--all",
         action="store_true",
