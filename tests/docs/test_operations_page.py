@@ -17,10 +17,11 @@ TEXT = PAGE.read_text(encoding="utf-8")
 LINES = sorted(set(re.findall(r"(?:`|^)(runbook [^`#\n]+?)\s*(?:`|#|$)", TEXT, re.MULTILINE)))
 # What makes the difference between a line that starts something and one that only plans.
 STARTING = ("--dry-run", "--measure")
+GOES_ON = ("--resume", "--failed")
 RUNS = [
     line
     for line in LINES
-    if line.startswith("runbook run") and "--resume" not in line and "--failed" not in line
+    if line.startswith("runbook run") and not any(flag in line for flag in GOES_ON)
 ]
 
 
