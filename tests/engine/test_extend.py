@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from runbook.config.profile import Profile
-from runbook.engine.extend import Extension, failed_phases, identity, refuse_if_unlike
-from runbook.engine.journal import EVENTS_FILE, read_events
+from runbook.engine.extend import (
+    Extension,
+    failed_phases,
+    identity,
+    keep_aside,
+    refuse_if_unlike,
+    repeat,
+)
+from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, read_events
 from runbook.engine.options import Setup
 from runbook.engine.run import resume_run, run_setup
 from runbook.engine.verify import verify_run
@@ -159,3 +166,22 @@ def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, w
 def test_an_older_record_that_does_not_know_is_not_refused(tmp_path: Path) -> None:
     record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
     refuse_if_unlike(record.model_copy(update={"environment": {}}), identity())
+
+
+def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:
+    """They write beside the phases' folders, and would overwrite it."""
+    phase = Toy("preflight")
+    phase.collects = True  # type: ignore[misc]
+    _, folder = made(tmp_path, Toy("preflight", words=("--fault", "exit7")))
+    (folder / "facts.json").write_text("{}")
+    (folder / "host.json").write_text("before")
+    with Journal.reopen(folder) as journal:
+        repeat(journal, derive_record(journal.events).phases[0])
+        for _ in range(2):  # a crash may come at any moment: again is as good as once
+            keep_aside(folder, journal, [phase])
+            (folder / "host.json").write_text("after")
+    aside = folder / "preflight.repeated1"
+    assert (aside / "host.json").read_text() == "before"
+    assert (aside / "facts.json").is_file() and (aside / "run1" / "result.json").is_file()
+    assert (folder / "events.jsonl").is_file() and (folder / "run.json").is_file()
+    assert not (folder / "facts.json").exists() and not (folder / "preflight").exists()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+from phases.common.case import ending
 from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
 from runbook import registry
-from runbook.records import Reason
+from runbook.records import Kind, LaunchStatus, Reason
 from runbook.registry import known_checks, known_limits
 from tests.phases import builder
 
@@ -33,7 +35,7 @@ def test_check_ids_are_unique() -> None:
 
 
 def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
-    fine = {Reason.OK, Reason.NOT_GATED, Reason.NOT_ASKED_FOR}
+    fine = {Reason.OK, Reason.NOT_GATED, Reason.NOT_ASKED_FOR, Reason.NO_ACCEPTED_RUN}
     assert set(Reason) - fine == set(BY_REASON)
     assert all(BY_TOPIC.values()) and all(BY_REASON.values())
 
@@ -47,6 +49,21 @@ def test_a_launch_that_ended_badly_is_mended_before_its_topic() -> None:
     assert remedy_for("throughput", Reason.BELOW_LIMIT) == BY_TOPIC["throughput"]
     assert remedy_for("throughput", Reason.HANG) == BY_REASON[Reason.HANG]
     assert remedy_for("", Reason.UNDECIDED) == BY_REASON[Reason.UNDECIDED]
+
+
+def test_every_end_of_a_launch_has_a_remedy_of_its_own() -> None:
+    made = builder.evidence("nvtx", builder.context("cpu")).launches["profiled"]
+
+    def told(status: LaunchStatus, kind: Kind = Kind.NONE) -> str:
+        result = made.result.model_copy(update={"status": status, "kind": kind})
+        end = ending(replace(made, result=result))
+        return remedy_for("plausible", end.code, own=end.topic)
+
+    ends = [one for one in LaunchStatus if one is not LaunchStatus.COMPLETED]
+    by_status = {status: told(status) for status in ends}
+    by_kind = {kind: told(LaunchStatus.CRASHED, kind) for kind in Kind if kind is not Kind.NONE}
+    remedies = [*by_status.values(), *by_kind.values()]
+    assert all(remedies) and len(set(remedies)) == len(remedies)
 
 
 def test_the_page_of_phases_has_each_in_order_and_the_rows_that_all_training_ones_share() -> None:
