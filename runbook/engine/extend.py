@@ -18,7 +18,8 @@ from runbook.engine.journal import EVENTS_FILE, Event, Journal
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
 from runbook.errors import UsageError
-from runbook.records import Check, Outcome, PhaseRecord, RunRecord
+from runbook.records import Check, PhaseRecord, RunRecord
+from runbook.records.outcome import satisfies
 from runbook.records.phase import Phase
 from runbook.records.run import Repeated
 from runbook.registry import select
@@ -131,7 +132,7 @@ def failed_phases(record: RunRecord) -> list[str]:
 
 
 def _open(check: Check, required: set[str]) -> bool:
-    return check.id in required and check.outcome is not Outcome.PASS
+    return check.id in required and not satisfies(check)
 
 
 def repeat(journal: Journal, before: PhaseRecord) -> None:

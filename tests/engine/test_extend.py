@@ -23,7 +23,7 @@ from runbook.engine.run import resume_run, run_setup
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.phase import Phase
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
@@ -148,6 +148,15 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
         extended(folder, Extension(phases="baseline"), Toy("baseline"))
     with pytest.raises(UsageError, match="--phase NAME adds a phase"):
         extended(folder, None, Toy("baseline"))
+
+
+def test_a_first_run_with_nothing_to_compare_with_is_not_run_again(tmp_path: Path) -> None:
+    record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
+    assert failed_phases(record) == ["baseline"]
+    skipped = {"outcome": Outcome.SKIPPED, "code": Reason.NO_ACCEPTED_RUN}
+    checks = tuple(check.model_copy(update=skipped) for check in record.phases[0].checks)
+    phase = record.phases[0].model_copy(update={"checks": checks})
+    assert failed_phases(record.model_copy(update={"phases": (phase,)})) == []
 
 
 @pytest.mark.parametrize("what", sorted(identity()))
