@@ -11,6 +11,7 @@ same stays apart, because a hidden fault is worse than a long list.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -186,10 +187,25 @@ class _Book:
             lead=lead,
             rows=tuple(rows),
             evidence=_telling(rows, launch)[:_SHOWN_PATHS],
-            remedy=self.remedies.get(launch.launch.id if launch else "", lead.remedy),
+            remedy=self._remedy(lead, launch),
             rerun=self._rerun(group, rows),
             launches=launches,
         )
+
+    def _remedy(self, lead: CheckRow, launch: LaunchEntry | None) -> str:
+        """What to try; first of all without what a person set for this run alone.
+
+        A setting changes launches, so it is no suspect where none has run.
+        """
+        remedy = self.remedies.get(launch.launch.id if launch else "", lead.remedy)
+        ran = {one.launch.phase for one in self.launches.values() if one.result.attempts}
+        settings = self.record.settings.items()
+        if not settings or lead.phase not in ran or lead.phase == "preflight":
+            return remedy
+        words = shlex.join(
+            word for name, value in settings for word in ("--set", f"{name}={value}")
+        )
+        return f"first without {words}, which was set by hand; if it comes back: {remedy}"
 
     def _shown_launch(self, lead: CheckRow, launches: Sequence[str]) -> LaunchEntry | None:
         if not launches:

@@ -2,7 +2,8 @@
 
 Runs one after the other, each as a person would start it, then copies its reports to DIR/NAME
 (docs/examples unless --out names another). A run that ends with another exit code than it should
-is an error, and its reports are not copied.
+is an error, and its reports are not copied. `--pictures DIR` takes pictures of the pages (in
+docs/images are those of the documents); with `--only ""` of those that are there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.examples.catalog import EXAMPLES, Example
+from benchmarks.examples.pictures import take_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")
@@ -31,14 +33,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default=",".join(names), help="comma-separated names")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples")
     parser.add_argument("--keep", type=Path, help="an existing folder that keeps the whole runs")
+    parser.add_argument("--pictures", type=Path, help="folder for pictures of the pages")
     args = parser.parse_args(argv)
-    wanted = args.only.split(",")
+    wanted = [name for name in args.only.split(",") if name]
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
     with tempfile.TemporaryDirectory() as temporary:
         work = args.keep or Path(temporary)
         results = [make(example, work, args.out) for example in EXAMPLES if example.name in wanted]
     (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
+    if args.pictures:
+        take_pictures(
+            {name: path for name in names if (path := args.out / name / "report.html").is_file()},
+            args.pictures,
+        )
     return 0 if all(results) else 1
 
 

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Outcome, PhaseRecord
 
-# Ends that say nothing about the next start of the same command are not among them: a hang, a time
-# limit, a signal from outside.
-_REPEATABLE = (LaunchStatus.CRASHED, LaunchStatus.NON_FINITE, LaunchStatus.OUT_OF_MEMORY)
+# Ends that say nothing about the next start of the same command are not among them: a time limit, a
+# signal from outside.
+_REPEATABLE = (
+    LaunchStatus.CRASHED,
+    LaunchStatus.HUNG,
+    LaunchStatus.NON_FINITE,
+    LaunchStatus.OUT_OF_MEMORY,
+)
 _TWICE = 2
 
 
@@ -38,8 +43,8 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
     """Why this launch of a phase is not started, if the earlier ones leave no doubt; else None.
 
     A machine that cannot run the trainer refuses every launch, and a config each launch of its
-    kind. A fault of the same command comes again; only a signal may have been an accident, and has
-    to come twice.
+    kind. A fault of the same command comes again; only a signal or a hang may have been an
+    accident, and has to come twice. A launch that hung was tried twice by itself.
     """
     for entry in entries:
         alike = _same(entry.launch, launch)
@@ -54,15 +59,21 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
     ]
     for entry in ended:
         place = _place(entry.result.cause)
-        times = sum(_place(other.result.cause) == place for other in ended)
-        if times >= (_TWICE if _by_signal(entry.result) else 1):
+        times = sum(_tries(other) for other in ended if _place(other.result.cause) == place)
+        if times >= (_TWICE if _may_be_an_accident(entry.result) else 1):
             cause = f"{entry.launch.name} is the same command and ended badly ({place})"
             return not_run(f"{cause}; see --keep-going", follows=entry.launch.id)
     return None
 
 
-def _by_signal(result: LaunchResult) -> bool:
-    return any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
+def _tries(entry: LaunchEntry) -> int:
+    """How often the end was seen: a hang is tried again, and it hung both times."""
+    return entry.result.attempts if entry.result.status is LaunchStatus.HUNG else 1
+
+
+def _may_be_an_accident(result: LaunchResult) -> bool:
+    hung = result.status is LaunchStatus.HUNG
+    return hung or any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
 
 
 def _same(first: Launch, second: Launch) -> bool:

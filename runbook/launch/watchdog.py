@@ -103,9 +103,11 @@ class Budgets:
     def for_launch(cls, launch: Launch) -> Budgets:
         """The defaults, with the launch's own `NSA_WATCH_HEARTBEAT_STALL_S` for step and data.
 
-        Raises `UsageError` if that is no number.
+        At most a quarter of the launch's time: a rank that hangs must be named before that is over,
+        which names nobody. Raises `UsageError` if the toggle is no number.
         """
-        return cls.with_stall(Thresholds.from_variables(launch.env).heartbeat_stall_s)
+        stall_s = Thresholds.from_variables(launch.env).heartbeat_stall_s
+        return cls.with_stall(min(stall_s, launch.timeout_s / 4))
 
     @classmethod
     def with_stall(cls, stall_s: float) -> Budgets:

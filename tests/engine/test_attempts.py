@@ -76,7 +76,8 @@ NAN = LaunchStatus.NON_FINITE
     [
         [ended(NAN, "NaN at step 3", "--dt", "9")],
         [ended(LaunchStatus.CRASHED, "rank 0 was ended by SIGSEGV", signal="SIGSEGV")],
-        [ended(LaunchStatus.HUNG, "x"), ended(LaunchStatus.HUNG, "x")],
+        [ended(LaunchStatus.HUNG, "x")],
+        [ended(LaunchStatus.TIMED_OUT, "x"), ended(LaunchStatus.TIMED_OUT, "x")],
         [ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")],
         [ended(LaunchStatus.COMPLETED, ""), ended(LaunchStatus.COMPLETED, "")],
     ],
@@ -92,6 +93,13 @@ def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
     ]
     found = known_end(fake_launch(name="three"), entries)
     assert found is not None and "a rank was ended by SIGSEGV" in found.cause
+
+
+def test_a_hang_that_came_back_at_the_second_attempt_comes_again() -> None:
+    once = ended(LaunchStatus.HUNG, "hang: rank 1 silent")
+    twice = once.model_copy(update={"result": once.result.model_copy(update={"attempts": 2})})
+    found = known_end(fake_launch(), [twice])
+    assert found is not None and "hang: a rank silent" in found.cause
 
 
 def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:

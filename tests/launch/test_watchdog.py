@@ -17,7 +17,11 @@ def test_budgets_depend_on_what_a_rank_does() -> None:
     assert (budgets.of_phase("step"), budgets.of_phase("data")) == (3, 3)
     assert budgets.of_phase("checkpoint") > 60
     assert budgets.of_phase("step", longest_step_s=2.0) == 10
-    assert Budgets.for_launch(fake_launch()).step_s == 180
+    assert Budgets.for_launch(fake_launch(timeout_s=1200)).step_s == 180
+
+
+def test_a_hang_is_named_before_the_time_of_the_launch_is_over() -> None:
+    assert Budgets.for_launch(fake_launch(timeout_s=120)).step_s == 30
 
 
 def test_a_stall_time_that_cannot_be_read_is_refused() -> None:

@@ -107,6 +107,17 @@ def test_a_nan_in_one_phase_and_a_hang_in_another_are_two() -> None:
     assert "stacks" in found[1].remedy
 
 
+def test_what_was_set_by_hand_is_the_first_suspect_where_something_ran() -> None:
+    (cause,) = of(phase("baseline", nan(4)), settings={"train.lr": "1e6"})
+    assert cause.remedy.startswith("first without --set train.lr=1e6, which was set by hand; ")
+    (alone,) = of(phase("baseline", nan(4)))
+    assert "by hand" not in alone.remedy
+    refused = not_run("preflight.cuda is INVALID", follows="preflight.cuda")
+    checks = by_hand("preflight", row("preflight.cuda", Outcome.INVALID, Reason.MISMATCH, "none"))
+    found = of(checks, phase("baseline", refused, refused, refused), settings={"train.lr": "1e6"})
+    assert found and all("by hand" not in cause.remedy for cause in found)
+
+
 def test_two_faults_in_the_launches_of_one_phase_are_two_though_one_row_tells_of_both() -> None:
     found = of(phase("baseline", nan(4), crash("rank 0 ended after step 3: ValueError: x")))
     assert [cause.title.partition(":")[0] for cause in found] == ["baseline/run1", "baseline/run2"]

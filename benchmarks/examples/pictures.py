@@ -1,0 +1,29 @@
+"""Pictures of pages, as a browser shows them: at two widths, light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.reports.browser import MISSING, chromium, running
+
+# Width and height of a desktop's first screen and of a phone's.
+SCREENS = ((1400, 900), (420, 860))
+
+
+def picture_name(page: str, width: int, *, dark: bool) -> str:
+    """`hang-420-dark.png`."""
+    return f"{page}-{width}-{'dark' if dark else 'light'}.png"
+
+
+def take_pictures(pages: dict[str, Path], out: Path) -> None:
+    """First screens of every page into `out`. Raises FileNotFoundError where no browser is."""
+    program = chromium()
+    if program is None:
+        raise FileNotFoundError(MISSING)
+    out.mkdir(parents=True, exist_ok=True)
+    with running(program) as browser:
+        for name, page in pages.items():
+            for width, height in SCREENS:
+                for dark in (False, True):
+                    browser.open(page.absolute(), width=width, height=height, dark=dark)
+                    browser.screenshot(out / picture_name(name, width, dark=dark))
