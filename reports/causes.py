@@ -134,7 +134,9 @@ class _Book:
                 end = entry.result.follows or end
             elif other is not None:
                 end = other.follows or end
-        return end
+        # A fault that was found does not follow from what went well: two of them stay two.
+        wrong = end in self.launches or end in self.rows
+        return row.id if row.outcome == Outcome.FAIL and not wrong else end
 
     def bad_launches(self) -> list[str]:
         """Launches that ended badly in phases whose rows follow from such an end.

@@ -46,6 +46,7 @@ _REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. No error leaves as a traceback or as exit code 1."""
     words = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     _never_fail_on_encoding()
     console = Console()
     try:
@@ -120,6 +121,15 @@ def _run_command(command: Command, words: list[str]) -> int:
     if problems:
         raise UsageError(problems, hint=f"see runbook {command.name} --help")
     return command.run(args, console_for(args))
+
+
+def _open_closed_streams() -> None:
+    """Give a stream that the caller closed (`>&-`) to /dev/null: else the next file would be it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
 
 
 def _never_fail_on_encoding() -> None:

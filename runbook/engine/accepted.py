@@ -27,7 +27,7 @@ from runbook.records.evidence import AcceptedRun
 from runbook.stats.levels import LEVEL_WINDOW
 from runbook.stats.throughput import StatisticsError, effective
 
-_MOST_LOOKED_AT = 200
+_MOST_LOOKED_AT = 2000
 _MOST_NAMED = 5
 
 
@@ -42,7 +42,7 @@ def keep_accepted(run_root: Path, phase: str, entries: Sequence[LaunchEntry]) ->
         return
     runs: list[AcceptedRun] = []
     left_out: dict[str, str] = {}
-    for folder, record in _go_runs(run_root):
+    for folder, record in _go_runs(run_root, left_out):
         if len(runs) == LEVEL_WINDOW:
             break
         try:
@@ -56,8 +56,11 @@ def keep_accepted(run_root: Path, phase: str, entries: Sequence[LaunchEntry]) ->
     write_atomic(run_root / phase / ACCEPTED_JSON, f"{text}\n")
 
 
-def _go_runs(run_root: Path) -> Iterator[tuple[Path, RunRecord]]:
-    """Finished runs beside this one that were GO, newest first (an id begins with its time)."""
+def _go_runs(run_root: Path, left_out: dict[str, str]) -> Iterator[tuple[Path, RunRecord]]:
+    """Finished runs beside this one that were GO, newest first (an id begins with its time).
+
+    One whose record cannot be read is put into `left_out`: it may have been GO.
+    """
     older = (path for path in run_root.parent.iterdir() if path.name < run_root.name)
     folders = sorted(older, key=lambda path: path.name, reverse=True)
     for folder in folders[:_MOST_LOOKED_AT]:
@@ -66,10 +69,15 @@ def _go_runs(run_root: Path) -> Iterator[tuple[Path, RunRecord]]:
             continue
         try:
             document = json.loads(path.read_bytes())
-            if isinstance(document, dict) and document.get("verdict") == Verdict.GO:
-                yield folder, RunRecord.model_validate(document)
+            if isinstance(document, dict) and document.get("verdict") != Verdict.GO:
+                continue
+            record = RunRecord.model_validate(document)
         except (OSError, ValueError, RecursionError):
-            continue  # no record of this version: no accepted run
+            left_out[folder.name] = f"its {RECORD_FILE} is no record of this version"
+            continue
+        yield folder, record
+    if folders[_MOST_LOOKED_AT:]:
+        left_out["older ones"] = f"only the newest {_MOST_LOOKED_AT} folders were looked at"
 
 
 def _accepted(folder: Path, record: RunRecord, phase: str, mine: Facts) -> AcceptedRun:
@@ -125,7 +133,10 @@ def _check_files(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]
 
 
 def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None:
-    """What the phase's launches ran on and with; None without an env.json, or where they differ."""
+    """What the phase's first launch ran on and with.
+
+    None without an env.json, or where another launch did other work or was on another machine.
+    """
     found: list[Facts] = []
     for entry in entries:
         folder = run_root / entry.launch.run_dir
@@ -133,7 +144,8 @@ def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None
         if env is not None:
             devices = _document(folder / DEVICES_BEFORE_JSON, DEVICES)
             found.append(env_facts(env) | device_facts(devices))
-    return found[0] if found and all(one == found[0] for one in found) else None
+    other = [fact for one in found[1:] for fact in unlike(found[0], one, absent="absent")]
+    return found[0] if found and not any(fact[0] in SAME for fact in other) else None
 
 
 def _document(path: Path, shape: Fields) -> Mapping[str, Any] | None:

@@ -70,7 +70,7 @@ def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
         if record.environment.get(name, value) != value
     ]
     if differ:
-        problems = [f"{record.run_id} cannot be extended, its rows would not be alike: {differ[0]}"]
+        problems = [f"{record.run_id} cannot go on, its rows would not be alike: {differ[0]}"]
         raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
 
 
@@ -79,14 +79,8 @@ def extend(
     record: RunRecord,
     wanted: Extension,
     make_setup: Callable[[RunRecord], Setup],
-    *,
-    now: Mapping[str, str],
 ) -> None:
-    """Write into the journal what is added and repeated.
-
-    Raises `UsageError` if that is nothing, or if the rows would not be comparable.
-    """
-    refuse_if_unlike(record, now)
+    """Write into the journal what is added and repeated. Raises `UsageError` if that is nothing."""
     present = [phase.name for phase in make_setup(record).phases]
     added = _added(wanted, present, record) if wanted.phases else []
     failed = failed_phases(record) if wanted.failed else []

@@ -148,7 +148,8 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
             "artifacts": tuple(ArtifactRecord(**fields) for fields in last.get("artifacts", ())),
             "options": skeleton.options
             | ({"phases": asked["option"]} if asked else {})
-            | ({"signal": interrupted} if interrupted else {}),
+            | ({"signal": interrupted} if interrupted else {})
+            | ({"cut_off": begun} if (begun := _begun_again(events)) else {}),
             "required": tuple(asked.get("required", skeleton.required)),
             "command": "; ".join([skeleton.command, *(event["command"] for event in extended)]),
         }
@@ -159,6 +160,22 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
         asked_for=asked.get("phases", events[0]["phases"]),
         known={name: (title, source) for name, title, source in events[0]["known"]},
     )
+
+
+def _begun_again(events: Sequence[Event]) -> str:
+    """`baseline/run1 begun 3 times` for each launch that was cut off and started again.
+
+    Who watches a run can stop a slow launch, and go on until one is fast: that must be seen.
+    """
+    begun: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event["event"] == "phase_repeated":  # told by itself
+            begun = {key: times for key, times in begun.items() if key[0] != event["phase"]}
+        elif event["event"] == "launch_started":
+            key = (event["phase"], event["launch"])
+            begun[key] = begun.get(key, 0) + 1
+    again = [(f"{phase}/{name}", times) for (phase, name), times in begun.items() if times > 1]
+    return ", ".join(f"{name} begun {times} times" for name, times in again)
 
 
 def assemble(

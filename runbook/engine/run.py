@@ -17,7 +17,14 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
-from runbook.engine.extend import Extension, extend, identity, keep_aside, repeat
+from runbook.engine.extend import (
+    Extension,
+    extend,
+    identity,
+    keep_aside,
+    refuse_if_unlike,
+    repeat,
+)
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
@@ -118,8 +125,9 @@ def resume_run(
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
     launches that had ended are not repeated. An `extension` adds phases, or runs those again that
     did not pass, and a finished run goes on too; phases after one that ran are judged again.
-    Raises `UsageError` if there is nothing to continue, another version of the program made the
-    run, or what is added would not be comparable; `RunbookError` if its journal is damaged.
+    Raises `UsageError` if there is nothing to continue, or if what is added would not be
+    comparable: another version of the program, another commit, machine or software (`identity`);
+    `RunbookError` if its journal is damaged.
     """
     part = Part(limit_s=until_s)
     run_root = run_root.resolve()
@@ -130,8 +138,9 @@ def resume_run(
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
         _refuse_if_pointless(record, journal, extended=extension is not None)
+        refuse_if_unlike(record, identity())
         if extension is not None:
-            extend(journal, record, extension, make_setup, now=identity())
+            extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
         setup = make_setup(record)
         keep_aside(run_root, journal, setup.phases)

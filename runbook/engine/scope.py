@@ -69,6 +69,8 @@ def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, .
     flaky = [f"{phase.name}/{name}" for phase in phases for name in phase.flaky]
     if flaky:
         caveats.append(f"FLAKY ({', '.join(flaky)} needed a second attempt)")
+    if begun := record.options.get("cut_off"):
+        caveats.append(f"CUT OFF ({begun})")
     again = [_repeated(phase) for phase in phases if any(one.started for one in phase.repeated)]
     if again:
         caveats.append(f"REPEATED ({', '.join(again)})")

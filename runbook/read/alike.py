@@ -9,6 +9,7 @@ from typing import Any
 Facts = dict[tuple[str, str], str]
 
 _KINDS = {"git": "code", "versions": "software", "device": "machine"}
+_CARDS = ("device", "uuids")
 _WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path", "steps")
 # Of another kind than these are differences that a comparison names and is still made with.
 SAME = ("work", "toggles", "machine")
@@ -20,7 +21,11 @@ def env_facts(env: Mapping[str, Any]) -> Facts:
     for name, kind in _KINDS.items():
         # The branch is only a name for the commit.
         inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
-        facts |= {(kind, f"{name}.{key}"): str(value) for key, value in inner.items()}
+        # Another card of the same model is no other machine: it may be slower, and that is to show.
+        facts |= {
+            ("cards" if (name, key) == _CARDS else kind, f"{name}.{key}"): str(value)
+            for key, value in inner.items()
+        }
     effective = _mapping(env.get("effective"))
     for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
         facts |= {("work", name): str(source[name]) for name in names if name in source}

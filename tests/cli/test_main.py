@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -219,6 +220,18 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[0] == "{"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_is_no_defect_and_no_no_go(tmp_path: Path, closed: str) -> None:
+    """Python has None for it, and exit code 1 of the traceback would read as NO-GO."""
+    command = f'"{sys.executable}" -m runbook --version {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (__version__ in done.stdout) is (closed == "2>&-")
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:

@@ -153,6 +153,32 @@ def test_a_run_of_other_work_is_named_with_what_is_other(out: Path, earlier: Pat
     assert looked(out).left_out == {earlier.name: "world_size: 4, here 2"}
 
 
+def test_a_record_that_cannot_be_read_may_have_been_go_and_is_named(
+    out: Path, earlier: Path
+) -> None:
+    path = out / earlier.name / "run.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert looked(out).left_out == {earlier.name: "its run.json is no record of this version"}
+
+
+def test_many_runs_of_a_part_do_not_hide_the_accepted_one(out: Path, earlier: Path) -> None:
+    for number in range(250):
+        folder = out / f"29991230T000000Z-{number}"
+        folder.mkdir()
+        (folder / "run.json").write_text('{"verdict": "PARTIAL PASS"}')
+    assert [one.run_id for one in looked(out).runs] == [earlier.name]
+
+
+def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
+    out: Path, earlier: Path
+) -> None:
+    """Of one launch alone the driver is known: the floor must not vanish by that."""
+    told = '{"driver": "555.1", "gpus": [{"index": 0, "uuid": "GPU-1"}]}'
+    path = out / "29991231T000000Z-nogit" / "baseline" / "run2" / "devices_before.json"
+    path.write_text(told)
+    assert [one.run_id for one in looked(out).runs] == [earlier.name]
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", '{"schema_version": 2}', '{"schema_version": 1, "runs": [{}], "left_out": {}}',

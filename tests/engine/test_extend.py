@@ -172,6 +172,21 @@ def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, w
     assert path.read_text() == "".join(lines), "nothing was begun"
 
 
+@pytest.mark.parametrize("what", sorted(identity()))
+def test_a_run_that_was_cut_off_does_not_go_on_as_another(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No --phase, no --failed: the rows of two commits would stand under the name of one."""
+    phases = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
+    _, folder = made(tmp_path, *phases)
+    cut_after(folder, "phase_finished")
+    before = (folder / EVENTS_FILE).read_bytes()
+    monkeypatch.setattr("runbook.engine.run.identity", lambda: identity() | {what: "another"})
+    with pytest.raises(UsageError, match=rf"cannot go on.*{what}.* then, another now"):
+        extended(folder, None, *phases)
+    assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
+
+
 def test_an_older_record_that_does_not_know_is_not_refused(tmp_path: Path) -> None:
     record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
     refuse_if_unlike(record.model_copy(update={"environment": {}}), identity())

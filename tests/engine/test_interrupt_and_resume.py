@@ -163,6 +163,21 @@ def test_a_finished_launch_of_an_unfinished_phase_is_not_repeated(tmp_path: Path
     assert started == ["run1", "run2"]
 
 
+def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
+    tmp_path: Path,
+) -> None:
+    """Whoever watches could stop a slow launch, and go on until one is fast."""
+    phase = Toy("baseline", count=2)
+    first, folder = run(tmp_path, phase)
+    assert "CUT OFF" not in first.headline
+    cut_after(folder, "launch_started")
+    record = resume(folder, phase)
+    assert record.verdict is Verdict.GO
+    assert "CUT OFF (baseline/run1 begun 2 times)" in record.headline
+    known = {"baseline": phase}
+    assert verify_run(folder, phases=known, setup=setup(tmp_path, phase)).differences == ()
+
+
 def test_truncation_of_the_journal_at_every_byte_never_raises_and_keeps_whole_events(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runbook.read.alike import SAME, env_facts, unlike
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from tests.phases import builder, heartbeats, traces
 from tests.phases.answers import WHERE
@@ -84,12 +85,28 @@ def test_a_run_of_another_configuration_or_machine_is_none(fact: tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    "fact", [("software", "versions.torch"), ("code", "git.sha"), ("software", "driver")]
+    "fact",
+    [
+        ("software", "versions.torch"),
+        ("code", "git.sha"),
+        ("software", "driver"),
+        ("cards", "device.uuids"),
+    ],
 )
 def test_another_version_is_compared_and_named(fact: tuple[str, str]) -> None:
     check = row(LAST, 2e5, facts={fact: "another"})
     assert check.outcome is Outcome.FAIL
     assert f"differs: {fact[1]} another -> " in check.reason
+
+
+def test_another_card_of_the_same_model_is_the_same_machine() -> None:
+    """The trainer's own list of cards, too: else a slow card that was put in is never seen."""
+    card = {"type": "cuda", "name": "NVIDIA A100 80GB PCIe", "uuids": ["1", "2"]}
+    one, two = (env_facts({"device": card | {"uuids": uuids}}) for uuids in (["1"], ["2"]))
+    assert [(kind, what) for kind, what, _, _ in unlike(one, two, absent="absent")] == [
+        ("cards", "device.uuids")
+    ]
+    assert "cards" not in SAME
 
 
 def test_a_run_that_was_not_taken_is_named() -> None:

@@ -223,6 +223,19 @@ def test_a_record_that_says_nothing_of_what_follows_keeps_its_rows_apart() -> No
     assert len(of(by_hand("baseline", *told))) == 1
 
 
+def test_two_failures_that_name_what_went_well_stay_two() -> None:
+    """A fault cannot follow from a row that passed, or from words: neither may vanish by that."""
+    fine = row("baseline.a", Outcome.PASS, Reason.OK, "fine", remedy="")
+    one, two = (
+        row(f"baseline.{name}", Outcome.FAIL, Reason.MISMATCH, f"{name} is bad", follows=end)
+        for name, end in (("b", "baseline.a"), ("c", "baseline.a"))
+    )
+    assert [cause.title for cause in of(by_hand("baseline", fine, one, two))] == [
+        "baseline.b: b is bad",
+        "baseline.c: c is bad",
+    ]
+
+
 def test_every_problem_is_in_a_cause_and_a_circle_ends() -> None:
     first = row("baseline.a", Outcome.FAIL, Reason.MISMATCH, "x", follows="baseline.b")
     second = row("baseline.b", Outcome.FAIL, Reason.MISMATCH, "y", follows="baseline.a")
