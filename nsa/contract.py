@@ -360,6 +360,22 @@ SECRET_SHAPES = re.compile(
 URL_LOGIN = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)[^/\s@'\"]+@")
 
 
+# Variables by which git, started from a hook or `rebase --exec`, works in another repository than
+# the folder that it is given.
+GIT_PLACES = frozenset(
+    {
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+        "GIT_COMMON_DIR",
+        "GIT_DIR",
+        "GIT_INDEX_FILE",
+        "GIT_NAMESPACE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_PREFIX",
+        "GIT_WORK_TREE",
+    }
+)
+
+
 def is_secret_name(name: str) -> bool:
     """True if a variable or an option of this name is likely to hold a secret."""
     return name not in _HARMLESS and _SECRET_NAME.search(name) is not None

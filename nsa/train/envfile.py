@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -18,7 +19,14 @@ import torch
 import nsa
 from nsa.attention import choose_path
 from nsa.config import model_flops_per_token
-from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name, package_digest
+from nsa.contract import (
+    ENV_JSON,
+    GIT_PLACES,
+    SECRET_SHAPES,
+    URL_LOGIN,
+    is_secret_name,
+    package_digest,
+)
 from nsa.train.launch import LaunchPlan
 from nsa.train.output import say, write_json
 from nsa.train.policies import policies
@@ -64,9 +72,14 @@ def _git(folder: Path, *words: str) -> bytes | None:
     git = shutil.which("git")
     if git is None:
         return None
+    environment = {name: text for name, text in os.environ.items() if name not in GIT_PLACES}
     try:
         done = subprocess.run(
-            [git, "-C", str(folder), *words], capture_output=True, check=False, timeout=20
+            [git, "-C", str(folder), *words],
+            capture_output=True,
+            check=False,
+            timeout=20,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa.contract import GIT_PLACES
 from runbook.collect.probe import ToolResult, run_tool
 
 _TIMEOUT_S = 30.0
@@ -103,5 +104,8 @@ def _top_level(folder: Path) -> Path | None:
 def _git(folder: Path, *arguments: str) -> ToolResult:
     # surrogateescape: a diff may hold bytes of any encoding, and its digest must not change.
     return run_tool(
-        [*_GIT, "-C", str(folder), *arguments], timeout_s=_TIMEOUT_S, errors="surrogateescape"
+        [*_GIT, "-C", str(folder), *arguments],
+        timeout_s=_TIMEOUT_S,
+        errors="surrogateescape",
+        without=GIT_PLACES,
     )

@@ -10,7 +10,7 @@ import hashlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -83,12 +83,17 @@ def run_tool(
     cwd: Path | None = None,
     errors: str = "replace",
     variables: Mapping[str, str] = NO_VARIABLES,
+    without: Container[str] = (),
 ) -> ToolResult:
     """Run `argv` in a session of its own; on a timeout the whole session is killed.
 
-    `variables` are set besides those of this process.
+    `variables` are set besides those of this process; those named in `without` are not passed on.
     """
-    environment = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not is_secret_name(name) and name not in without
+    }
     environment |= variables
     try:
         process = subprocess.Popen(

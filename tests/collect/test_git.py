@@ -110,6 +110,24 @@ def test_a_checkouts_own_settings_start_no_program(checkout: Path, tmp_path: Pat
     assert (tmp_path / "sprung").exists()
 
 
+def test_from_a_hook_a_clone_leaves_the_checkout_of_the_hook_alone(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook and `rebase --exec` set GIT_DIR: the clone's checkout moved the HEAD of that one."""
+    first = git_in(checkout, "rev-parse", "HEAD")
+    (checkout / "a.txt").write_text("two\n")
+    git_in(checkout, "commit", "-qam", "second")
+    second = git_in(checkout, "rev-parse", "HEAD")
+    with monkeypatch.context() as hook:
+        hook.setenv("GIT_DIR", str(checkout / ".git"))
+        hook.setenv("GIT_INDEX_FILE", str(checkout / ".git" / "index"))
+        assert git.clone_at(checkout, first, tmp_path / "clone") == ""
+        state = git.read_git(tmp_path / "clone")
+        assert (state.sha, state.status) == (first, "")
+    state = git.read_git(checkout)
+    assert (state.sha, state.branch, state.status) == (second, "main", "")
+
+
 def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git.head_sha(tmp_path) is None
