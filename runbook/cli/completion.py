@@ -142,7 +142,7 @@ def _add_arguments(parser: CommandParser) -> None:
 
 
 def _print_script(args: argparse.Namespace, console: Console) -> int:
-    script = _argcomplete().shellcode(["runbook"], shell=args.shell)
+    script = _argcomplete().shellcode(["runbook"], True, args.shell)
     if args.json:
         console.json_document({"schema_version": 1, "shell": args.shell, "script": script})
     else:

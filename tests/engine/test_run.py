@@ -61,6 +61,7 @@ def test_run_json_is_the_journal_and_nothing_else(tmp_path: Path) -> None:
         "phase_started",
         "launch_started",
         "launch_finished",
+        "load",
         "phase_finished",
         "run_finished",
     ]
