@@ -177,8 +177,9 @@ BY_TOPIC: dict[str, str] = {
     "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
     "hardware": "choose the profile of this machine (runbook profiles), or run on the right one",
     "cuda": (
-        "install a torch that was built for CUDA and a driver that can run it, and leave the GPUs "
-        "visible (CUDA_VISIBLE_DEVICES); `python -c 'import torch; torch.cuda.init()'` says more"
+        "`nvidia-smi -L` lists the GPUs: if it finds none, go to a machine that has them, or take "
+        "--profile cpu; if it does, install a torch that was built for CUDA and a driver that can "
+        "run it, and leave the GPUs visible (CUDA_VISIBLE_DEVICES)"
     ),
     "driver": (
         "update the driver to the version that the row names, or install a torch that was built "

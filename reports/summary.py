@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from reports.view import ReportView, limit_text, one_line, shown_value
@@ -102,7 +102,8 @@ def summarize(view: ReportView) -> Summary:
     """The first page of this run."""
     record = view.record
     checks = {check.id: check for check in record.checks()}
-    found = [_key_number(key, checks.get(key.check)) for key in KEYS]
+    skipped = {one.name for one in record.phases if one.outcome is Outcome.SKIPPED}
+    found = [_key_number(key, checks.get(key.check), skipped) for key in KEYS]
     numbers = tuple(one for one in found if one.value)
     shown = {key.check for key in KEYS if key.always} | {one.id for one in numbers}
     folder = run_folder(record)
@@ -134,22 +135,25 @@ def exports_text(record: RunRecord) -> str:
     return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in record.exports.items())
 
 
-def _key_number(key: _Key, check: Check | None) -> KeyNumber:
+def _key_number(key: _Key, check: Check | None, skipped: Container[str]) -> KeyNumber:
     measured = check.measurement if check else None
     if measured is None or (key.measured and measured.name != key.measured):
         measured = None
     window = f", {measured.window}" if measured and measured.window else ""
+    left_out = key.check.partition(".")[0] in skipped
+    lacking = Outcome.SKIPPED if left_out else Outcome.INCOMPLETE
+    why = "this phase was not asked for" if left_out else "this run has no such check"
     return KeyNumber(
         label=key.label,
         id=key.check,
-        outcome=check.outcome.value if check else Outcome.INCOMPLETE.value,
+        outcome=(check.outcome if check else lacking).value,
         gated=check is None or check.code is not Reason.NOT_GATED,
         value=_written(measured, key) if measured else "",
         interval=_interval(measured, key) if measured else "",
         limit=_limit(check, key) if check else "",
         basis=f"n={measured.n}{window}" if measured else "",
         path=measured.where if measured else "",
-        why=one_line(check.reason) if check else "this run has no such check",
+        why=one_line(check.reason) if check else why,
     )
 
 

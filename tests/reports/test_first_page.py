@@ -11,7 +11,7 @@ from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
 from runbook.engine.outputs import render
-from runbook.records import RunRecord, Verdict
+from runbook.records import Outcome, RunRecord, Verdict
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, no_go, sweep
 
@@ -93,3 +93,14 @@ def test_the_facts_name_machine_software_and_commit() -> None:
     assert facts["Software"] == "torch 2.13.0, runbook 0.1.0"
     assert facts["Commit"] == "840303b8eaea on main, clean"
     assert facts["Set by hand"] == "NSA_PREFILL_BATCHED=0"
+
+
+def test_a_number_of_a_phase_that_was_not_asked_for_is_skipped_and_not_missing() -> None:
+    record = go()
+    asked = [one for one in record.phases if one.name != "single_gpu"]
+    left = record.phases[0].model_copy(
+        update={"name": "single_gpu", "outcome": Outcome.SKIPPED, "checks": ()}
+    )
+    tiles = summarize(build_view(record.model_copy(update={"phases": (*asked, left)}))).tiles
+    scaling = next(one for one in tiles if one.id == "single_gpu.scaling")
+    assert (scaling.outcome, scaling.why) == ("SKIPPED", "this phase was not asked for")
