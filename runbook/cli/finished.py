@@ -166,7 +166,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         console.result(f"verified {found.run_id}: {checked}; nothing differs")
     else:
         count = len(found.differences)
-        console.result(f"NOT VERIFIED {found.run_id}: {count} differences ({checked})")
+        differ = "1 difference" if count == 1 else f"{count} differences"
+        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
     return code
 
 

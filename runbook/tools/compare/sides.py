@@ -120,5 +120,5 @@ def obstacles(a: Side, b: Side, found: list[Difference]) -> list[str]:
         reasons.append(f"no env.json on both sides for: {', '.join(blind)}")
     for side in (a, b):
         if side.record.interrupted or side.record.finished_at is None:
-            reasons.append(f"run {side.record.run_id} did not reach its end")
+            reasons.append(f"run {side.record.run_id} did not complete")
     return reasons
