@@ -112,7 +112,7 @@ class ReportView:
     def own_reasons(self) -> tuple[str, ...]:
         """The reasons that no cause tells."""
         told = tuple(f"{row.id} is " for row in self.problems)
-        return tuple(reason for reason in self.record.reasons if not reason.startswith(told))
+        return tuple(text for text in self.record.reasons if not text.startswith(told))
 
     @property
     def adds(self) -> str:

@@ -100,7 +100,9 @@ def test_a_spoiled_file_is_judged(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     SPOILED[name](folder)
-    assert main(["judge", str(folder)]) in (1, 3)
+    # Spaces beside the commas change no value; everything else is damage.
+    expected = (4,) if name == "spaces in the header" else (1, 3)
+    assert main(["judge", str(folder)]) in expected
     assert "internal error" not in capsys.readouterr().err
     assert main(["inspect", str(folder)]) in (0, 1, 3)
     assert "internal error" not in capsys.readouterr().err

@@ -87,5 +87,5 @@ def test_a_run_says_it_before_it_starts(
 def test_the_record_and_the_report_keep_it(tmp_path: Path) -> None:
     record, _ = run(tmp_path, Toy("baseline"))
     assert record.environment[UNUSED] == ", ".join(sorted(SHELL))
-    report = render(record, "md").replace("\\", "")
+    report = render(record, "details").replace("\\", "")
     assert f"| {UNUSED} | {', '.join(sorted(SHELL))} |" in report

@@ -286,7 +286,7 @@ def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
     paths = [source.path for source in check.measurement.sources]
     assert paths == [f"baseline/run{number}/training.csv" for number in numbers]
     assert set(paths) <= set(check.evidence)
-    assert all(path in str(check.measurement) for path in paths)
+    assert f"{paths[0]} and {len(paths) - 1} more" in str(check.measurement)
     assert [source.sha256 for source in check.measurement.sources] == [
         heartbeats.digest_of(f"baseline/run{number}") for number in numbers
     ]

@@ -52,7 +52,7 @@ def damaged(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, training=log)
 
 
-rows_lost = spoil.ended(LaunchStatus.COMPLETED, rows=60)
+rows_lost = spoil.ended(LaunchStatus.COMPLETED, rows=40)
 
 TRAINED = [
     name
@@ -197,7 +197,8 @@ def test_a_crash_after_a_nan_is_both() -> None:
 
 def test_sampling_noise_around_the_floor_is_no_leak_of_the_future() -> None:
     where = builder.context()
-    noise = np.random.default_rng(3).normal(0.0, 0.05, 100)
+    steps = builder.PHASES["baseline"].plan(where)[0].steps
+    noise = np.random.default_rng(3).normal(0.0, 0.05, steps)
     found = builder.evidence("baseline", where, change=loss(traces.FLOOR + noise))
     assert builder.row("baseline", "plausible", found, where).outcome is PASS
 
@@ -206,7 +207,9 @@ def test_a_source_without_a_known_floor_is_held_against_the_start_only() -> None
     where = builder.context()
 
     def falling(made: LaunchEvidence) -> LaunchEvidence:
-        return loss(np.linspace(5.5, 2.0, 100))(spoil.effective(loss_floor=None)(made))
+        return loss(np.linspace(5.5, 2.0, made.launch.steps))(
+            spoil.effective(loss_floor=None)(made)
+        )
 
     found = builder.evidence("baseline", where, change=falling)
     assert builder.row("baseline", "plausible", found, where).outcome is PASS
@@ -311,7 +314,10 @@ def flaky(made: LaunchEvidence) -> LaunchEvidence:
 )
 def test_a_second_attempt_is_told_and_limited(phase: str, profile: str, outcome: Outcome) -> None:
     where = builder.context(profile)
-    last = builder.PHASES[phase].plan(where)[-1].name
+    plan = builder.PHASES[phase].plan(where)
+    # What is said of a commit's launches is about HEAD, and about those that ran.
+    ours = [one for one in plan if not one.conditional and not one.name.endswith("reference")]
+    last = ours[-1].name
     found = builder.evidence(phase, where, change=flaky, only=[last])
     check = builder.row(phase, "completed", found, where)
     assert check.outcome is outcome
