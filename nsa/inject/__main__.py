@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from nsa.contract import did_you_mean
-from nsa.inject.hooks import Injector
+from nsa.inject.hooks import EVERY_RANK, Injector
 from nsa.inject.processes import PROCESS_KINDS
 from nsa.inject.values import VALUE_KINDS
 
@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", metavar="KIND", type=_kind, help="what goes wrong; see below")
-    parser.add_argument("rank", metavar="RANK", type=_count, help="in which rank, from 0")
+    parser.add_argument(
+        "rank", metavar="RANK", type=_rank, help="in which rank, from 0; -1: in all"
+    )
     parser.add_argument("step", metavar="STEP", type=_count, help="at which step, from 1")
     return parser
 
@@ -58,6 +60,10 @@ def _kind(text: str) -> str:
     if text not in KINDS:
         raise argparse.ArgumentTypeError(f"no fault {text!r}{did_you_mean(text, KINDS)}")
     return text
+
+
+def _rank(text: str) -> int:
+    return EVERY_RANK if text == str(EVERY_RANK) else _count(text)
 
 
 def _count(text: str) -> int:

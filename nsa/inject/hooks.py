@@ -13,7 +13,7 @@ from typing import Any
 from nsa.contract import INJECTED_JSON, RUN_DIR_VARIABLE
 
 FOREVER_S = 3600.0
-_EVERY_RANK = -1
+EVERY_RANK = -1
 
 Install = Callable[["Injector"], None]
 
@@ -26,7 +26,7 @@ class Injector:
         self.calls = 0
         self.injected = False
         mine = int(os.environ.get("RANK", "0"))
-        self.here = rank in (mine, _EVERY_RANK)
+        self.here = rank in (mine, EVERY_RANK)
         self._marks = mine == max(rank, 0)
         self.run_dir = Path(os.environ[RUN_DIR_VARIABLE])
 

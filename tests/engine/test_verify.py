@@ -16,7 +16,7 @@ from runbook.engine.journal import derive_record, read_events
 from runbook.engine.outputs import write_manifest
 from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import RunRecord, Verdict
 from tests.engine.toys import Toy, profile, run, setup
 
 PHASES = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsa.inject.__main__ import KINDS, main
+from nsa.inject.__main__ import KINDS, _parser, main
+from nsa.inject.hooks import EVERY_RANK
 
 
 def test_help_names_every_fault_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,3 +31,9 @@ def test_wrong_words_are_usage_errors(
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_all_ranks_are_a_rank_too() -> None:
+    assert _parser().parse_args(["zero_gradients", "-1", "6"]).rank == EVERY_RANK
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["zero_gradients", "-2", "6"])
