@@ -9,8 +9,8 @@ from runbook.cli._parser import Command, CommandParser
 from runbook.cli.run import RUN
 from runbook.errors import UsageError
 
-# The defaults of `runbook run`, by which it sees what was typed beside --resume.
-RUN_PHASES, AUTO = "all", "auto"
+# The default of `runbook run`, by which it sees what was typed beside --resume.
+AUTO = "auto"
 _PHASES = "all,regression"
 _PINNED = "configs/nightly.yaml"
 
@@ -20,7 +20,7 @@ def _add_arguments(parser: CommandParser) -> None:
     RUN.add_arguments(parser)
     parser.change(
         "--phase",
-        default=_PHASES,
+        default=None,
         help=f"what runs, as in `runbook run` (default: {_PHASES})",
     )
     parser.change(
@@ -46,11 +46,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with the pin and with what `runbook run` is then given."""
     from runbook.config.nightly import load_nightly
 
-    if args.resume is not None:
+    if args.resume is not None or args.failed is not None:
         # The night that goes on has its own; `run` objects to what is typed beside it.
-        args.phase = RUN_PHASES if args.phase == _PHASES else args.phase
         args.profile = args.profile or AUTO
         return list(RUN.problems(args))
+    args.phase = args.phase or _PHASES
     if not (args.profile and args.reference):
         try:
             pinned = load_nightly(args.pin)
