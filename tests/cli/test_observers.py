@@ -181,7 +181,8 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
         "    rerun  runbook run --phase baseline --profile a100x2_pcie4",
         "INCONCLUSIVE  bucket_sweep.best: only 2 of 6 rounds are valid",
         "    see    bucket_sweep/arms/training.csv",
-        "    try    run the sweep again on a machine that nothing else uses",
+        "    try    first without --set NSA_PREFILL_BATCHED=0, which was set by hand; if it comes "
+        "back: run the sweep again on a machine that nothing else uses",
         "    rerun  runbook run --phase bucket_sweep --profile a100x2_pcie4",
         f"report  {tmp_path}/report.html",
         f"report  {tmp_path}/report.md",
