@@ -162,6 +162,10 @@ def test_json_lines_hold_the_same_facts() -> None:
     assert started["command"].startswith("NSA_PREFILL_BATCHED=1 NCCL_ALGO=Ring torchrun ")
 
 
+# What a person set for this run alone is the first suspect.
+FIRST = "first without --set NSA_PREFILL_BATCHED=0, which was set by hand; if it comes back: "
+
+
 def test_the_summary_word_for_word(tmp_path: Path) -> None:
     for name in ("report.html", "report.md", "junit.xml"):
         (tmp_path / name).write_text("x")
@@ -177,12 +181,11 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
         "(23 ± 0.575 tok/s, interval 22.31 to 23.69 against >= 39 tok/s)",
         "    see    baseline/launch_0/training.csv",
         "    see    baseline/launch_0/env.json",
-        "    try    set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
+        f"    try    {FIRST}set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
         "    rerun  runbook run --phase baseline --profile a100x2_pcie4",
         "INCONCLUSIVE  bucket_sweep.best: only 2 of 6 rounds are valid",
         "    see    bucket_sweep/arms/training.csv",
-        "    try    first without --set NSA_PREFILL_BATCHED=0, which was set by hand; if it comes "
-        "back: run the sweep again on a machine that nothing else uses",
+        f"    try    {FIRST}run the sweep again on a machine that nothing else uses",
         "    rerun  runbook run --phase bucket_sweep --profile a100x2_pcie4",
         f"report  {tmp_path}/report.html",
         f"report  {tmp_path}/report.md",
