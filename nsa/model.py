@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,19 @@ from nsa.dense import Dense
 from nsa.layer import GateStats, NSAAttention
 
 __all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]
+
+
+class Recorded(Protocol):
+    """Layers that can be replayed instead of run (`nsa.train.replay`)."""
+
+    def fits(self, x: Tensor) -> bool:
+        """May this pass, whose first layer gets x [B,S,dim], be replayed?"""
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """The output of layer `number` for x [B,S,dim]."""
+
+    def run_from_host(self, passes: int = 1) -> None:
+        """Do not replay in the next forward passes."""
 
 
 class SwiGLU(nn.Module):
@@ -75,6 +89,7 @@ class NSALanguageModel(nn.Module):
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layers))
         self.norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
         self.head = nn.Linear(dim, cfg.vocab_size, bias=False)
+        self.recording: Recorded | None = None
         self._initialize()
         if cfg.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -101,8 +116,12 @@ class NSALanguageModel(nn.Module):
                 f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}: must be int64 [B,S]"
             )
         x = self.embedding(tokens)
-        for layer in self.layers:
-            if self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        recording = self.recording
+        replays = recording is not None and self.training and recording.fits(x)
+        for number, layer in enumerate(self.layers):
+            if replays and recording is not None:
+                x = recording.run(number, x)
+            elif self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, use_reentrant=False)
             else:
                 x = layer(x)

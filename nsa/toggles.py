@@ -129,6 +129,7 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
     _row("choice", "COMPILE", "off", "torch.compile of the dense parts; graphs: with CUDA graphs",
          choices=("off", "dense", "graphs"), arm=True),
+    _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs", arm=True),
     _row("bool", "LIGER", False, "RMSNorm and SwiGLU by the kernels of the package liger-kernel",
          arm=True),
     _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
@@ -269,6 +270,7 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_DDP_STATIC_GRAPH": False,
     "NSA_OPT_FUSED": False,
     "NSA_COMPILE": "off",
+    "NSA_CUDA_GRAPHS": False,
     "NSA_LIGER": False,
     "NSA_SDPA_FLASH_ONLY": False,
 }
@@ -285,6 +287,7 @@ UNAVAILABLE = {
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
     "NSA_COMPILE=graphs": "CUDA graphs need a CUDA device",
+    "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
     "NSA_LIGER=1": "its kernels need a CUDA device",
 }
 
@@ -308,6 +311,12 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
         asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
     if toggles.flag("NSA_LIGER"):
         asking.append(("NSA_LIGER", {"NSA_COMPILE": "off"}))
+    if toggles.flag("NSA_CUDA_GRAPHS"):
+        # Plain loops need the host; graphs of the compiler cannot lie inside other graphs.
+        needs: dict[str, Value] = {"NSA_SEL_RANGES_V2": True}
+        if toggles.text("NSA_COMPILE") == "graphs":
+            needs["NSA_COMPILE"] = "dense"
+        asking.append(("NSA_CUDA_GRAPHS", needs))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in asking

@@ -21,11 +21,24 @@ from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
 from nsa.contract import CMP_RANGE, SCORES_RANGE
 
+# The gradients of keys and values are sums over all queries: as one product, a small matrix made of
+# very long rows, for which a library fills few of a GPU's processors (a fifth of an H100's step).
+# So the rows are cut into pieces whose products are added: at most so many, of at least so many.
+_PIECES, _LEAST_ROWS = 32, 256
+
 
 def _rows(x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
     """Queries [start, stop) of x [B,G,S,h,D] as rows of matrices [B*G, (stop-start)*h, D]."""
     part = x[:, :, start:stop].to(dtype, memory_format=torch.contiguous_format)
     return part.reshape(x.shape[0] * x.shape[1], -1, x.shape[4])
+
+
+def _pieces(n_rows: int, device: torch.device) -> int:
+    """Into how many equal pieces rows are cut for a sum over all of them."""
+    if device.type == "cpu":
+        return 1
+    most = min(_PIECES, n_rows // _LEAST_ROWS)
+    return next((n for n in range(most, 1, -1) if n_rows % n == 0), 1)
 
 
 def _probabilities(rows: Tensor, keys: Tensor, hidden: Tensor, heads: int) -> Tensor:
@@ -37,7 +50,14 @@ def _probabilities(rows: Tensor, keys: Tensor, hidden: Tensor, heads: int) -> Te
 
 
 def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+    """Sum over rows of a [M,R,N] times b [M,R,D], added to total: [M,N,D]."""
+    pieces = _pieces(a.shape[1], a.device)
+    if pieces == 1:
+        a = a.transpose(1, 2)
+        return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+    first, second = (x.view(-1, x.shape[1] // pieces, x.shape[2]) for x in (a, b))
+    products = split_dim(torch.bmm(first.transpose(1, 2), second), 0, pieces)
+    return products.sum(1) if total is None else total.add_(products.sum(1))
 
 
 class _Compressed(torch.autograd.Function):
@@ -87,10 +107,10 @@ class _Compressed(torch.autograd.Function):
                 rows, grad = (_rows(x, start, stop, kind) for x in (q, grad_out))
                 hidden = ends > positions[start:stop, None, None]
                 p = _probabilities(rows, keys, hidden, heads)
-                dv = _add_product(dv, p.transpose(1, 2), grad)
+                dv = _add_product(dv, p, grad)
                 dp = torch.bmm(grad, values.transpose(1, 2))
                 ds = torch._softmax_backward_data(dp, p, -1, kind)
-                dk = _add_product(dk, ds.transpose(1, 2), rows)
+                dk = _add_product(dk, ds, rows)
                 torch.bmm(ds, keys, out=rows_of_dq[:, start * heads : stop * heads])
         if dk is None or dv is None:
             # No query sees a block.

@@ -57,6 +57,11 @@ def enable_nvtx(on: bool) -> None:
     _nvtx_enabled = on
 
 
+def is_counting() -> bool:
+    """Does somebody count ranges now?"""
+    return _counts is not None
+
+
 @contextmanager
 def count_ranges() -> Iterator[RangeCounts]:
     """Count the ranges entered meanwhile: proof of which code ran, without a profiler."""

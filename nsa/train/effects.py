@@ -23,6 +23,7 @@ from nsa.train import liger
 from nsa.train.cli import TOGGLE_OVERRIDES
 from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
 from nsa.train.engine import Engine
+from nsa.train.replay import REPLAYED_NODE
 
 Evidence = tuple[bool | None, Any]
 
@@ -47,7 +48,7 @@ class Seen:
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
     a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
-    toggle asks for them.
+    toggle asks for them. replayed: the same of the second step's first loss, when nothing watches.
     """
 
     engine: Engine
@@ -58,6 +59,7 @@ class Seen:
     wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
     nodes: Mapping[str, int] | None = None
+    replayed: Mapping[str, int] | None = None
 
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
@@ -302,6 +304,19 @@ def _compile(seen: Seen) -> Evidence:
     return took, evidence
 
 
+def _cuda_graphs(seen: Seen) -> Evidence:
+    """A replayed layer leaves one node in the graph that autograd keeps of the loss."""
+    if seen.replayed is None:
+        return None, "no forward pass was looked at"
+    layers = seen.engine.plan.config.model.n_layers
+    wanted = layers * seen.toggles.flag("NSA_CUDA_GRAPHS")
+    found = seen.replayed.get(REPLAYED_NODE, 0)
+    evidence: dict[str, Any] = {"replayed_layers": found, "wanted": wanted}
+    if seen.engine.replay_gap is not None:
+        evidence["furthest_off"] = str(seen.engine.replay_gap)
+    return found == wanted, evidence
+
+
 def _liger(seen: Seen) -> Evidence:
     if seen.nodes is None:
         return None, "no forward pass was looked at"
@@ -319,6 +334,7 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_OPT_FUSED": _fused,
     "NSA_DDP_BUCKET_MB": _bucket,
     "NSA_COMPILE": _compile,
+    "NSA_CUDA_GRAPHS": _cuda_graphs,
     "NSA_LIGER": _liger,
     "NSA_DDP_COMPRESS": _compress,
     "NSA_DDP_STATIC_GRAPH": _ddp_fact("static_graph", "NSA_DDP_STATIC_GRAPH"),

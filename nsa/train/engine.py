@@ -18,7 +18,7 @@ from nsa.dense import Dense, mean_loss
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
-from nsa.train import compiled, liger
+from nsa.train import compiled, liger, replay
 from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
@@ -30,6 +30,14 @@ from nsa.train.ranks import Ranks
 FINAL_LR_SHARE = 0.1
 # What the CPU's allocator says.
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
+# Toggles that a recording of the layers depends on.
+_IN_A_RECORDING = (
+    "NSA_SEL_RANGES_V2",
+    "NSA_COMPILE",
+    "NSA_LIGER",
+    "NSA_SDPA_FLASH_ONLY",
+    "NSA_SDPA_NO_FLASH",
+)
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -85,6 +93,9 @@ class Engine:
         self._made: dict[str, Dense] = {}
         self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
+        self._compiled_graphs = False
+        self._recorded: tuple[object, ...] = ()
+        self.replay_gap: replay.ReplayGap | None = None
 
     def configure(self, toggles: ToggleSet) -> None:
         """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
@@ -103,6 +114,7 @@ class Engine:
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:
             self.wrapped.take_off()
+        self._record(toggles, window)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
         train = self.plan.config.train
         if train.accumulate_grad_batches > 1:
@@ -172,10 +184,51 @@ class Engine:
         self.dense = self._made.get(mode)
         self.model.use(self.dense)
         liger.use(self.model, with_liger)
+        self._compiled_graphs = mode == "graphs"
+
+    def _record(self, toggles: ToggleSet, window: str) -> None:
+        """Record the layers where asked, and keep gradients out of the memory of graphs.
+
+        Raises Refused where a replay gives other numbers than the kernels launched one by one.
+        """
         while self._kept:
             self._kept.pop().remove()
-        if mode == "graphs":
+        wanted = toggles.flag("NSA_CUDA_GRAPHS")
+        if wanted or self._compiled_graphs:
             self._kept = compiled.keep_gradients(self.model.parameters())
+        if not wanted:
+            self.model.recording, self._recorded, self.replay_gap = None, (), None
+            return
+        if self.model.cfg.gradient_checkpointing:
+            raise compiled.Refused(
+                "NSA_CUDA_GRAPHS=1: gradient checkpointing runs layers a second time, which a "
+                "recording does not; switch one of the two off"
+            )
+        # What a recording depends on; a block that changes none of it keeps the recording.
+        asked = (window, *(toggles.values[name] for name in _IN_A_RECORDING))
+        if asked == self._recorded:
+            return
+        self.model.recording = None
+        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
+        self.model.recording = replay.Recording(self.model, tokens, self.autocast)
+        self._recorded = asked
+        self.replay_gap = self.compare_replay()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()  # the comparison is no part of the training
+        if self.ranks.any(self.replay_gap.too_wide):
+            gap = self.replay_gap if self.replay_gap.too_wide else ELSEWHERE
+            raise compiled.Refused(
+                f"NSA_CUDA_GRAPHS=1: does not give what the host gives ({gap}); set it to 0"
+            )
+
+    def compare_replay(self) -> replay.ReplayGap:
+        """A replayed pass held against the same pass launched by the host."""
+        return replay.replay_gap(
+            self.model,
+            lambda tokens: self.loss(tokens, wrapped=False),
+            (self.plan.per_rank_batch, self.plan.config.train.seq_len),
+            _AUTOCAST.get(self.plan.config.runtime.precision),
+        )
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""
@@ -191,7 +244,7 @@ class Engine:
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
         call = self.wrapped if wrapped and self.wrapped is not None else self.model
-        if self._kept:
+        if self._compiled_graphs:
             compiled.begin_micro_batch()
         with self.autocast():
             logits = call(tokens[:, :-1])

@@ -162,6 +162,7 @@ class BlockEvidence:
         self._audit: KernelAudit | None = None
         self._steps, self.emitted = 0, False
         self._nodes: Counter[str] | None = None
+        self._replayed: Counter[str] | None = None
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
         busy = profiler is not None and profiler.active
@@ -169,8 +170,27 @@ class BlockEvidence:
             self._audit = KernelAudit(engine.device.type)
 
     def watch(self) -> AbstractContextManager[None]:
-        """Around the first forward pass of a step; only the block's first one is looked at."""
-        return nullcontext() if self._steps else self._first()
+        """Around the first forward pass of a step: only those of the block's first two are seen.
+
+        In the first one everything is counted, which no replay would show; the second is a step
+        like all others.
+        """
+        if self._steps == 0:
+            return self._first()
+        if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
+            return self._second()
+        return nullcontext()
+
+    @contextmanager
+    def _second(self) -> Iterator[None]:
+        self.engine.on_loss = self._look_at_replays
+        try:
+            yield
+        finally:
+            self.engine.on_loss = None
+
+    def _look_at_replays(self, loss: Tensor) -> None:
+        self._replayed = backward_nodes(loss)
 
     @contextmanager
     def _first(self) -> Iterator[None]:
@@ -247,6 +267,7 @@ class BlockEvidence:
             wire=wire,
             running=self.running,
             nodes=self._nodes,
+            replayed=self._replayed,
         )
 
     def _bucket_sizes(self) -> list[float] | None:

@@ -17,10 +17,12 @@ def other_kernels(toggles: ToggleSet) -> bool:
 
 
 def why_not(toggles: ToggleSet, device: str) -> str | None:
-    """Why the dense parts cannot run as asked, with the remedy, or None.
+    """Why the layers cannot run as asked, with the remedy, or None.
 
     device: cuda, cpu, or auto while that is not known yet.
     """
+    if toggles.flag("NSA_CUDA_GRAPHS") and device == "cpu":
+        return f"NSA_CUDA_GRAPHS=1: {NEEDS_CUDA['NSA_CUDA_GRAPHS=1']}, this is cpu; set it to 0"
     if toggles.flag("NSA_LIGER"):
         return _why_no_liger(device)
     mode = toggles.text("NSA_COMPILE")

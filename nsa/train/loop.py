@@ -219,6 +219,9 @@ class Loop:
         self._memory_dump("pre")
         if self.profiler and self.profiler.before_step():
             beat.write(Event.PROFILER, active=True)
+            if self.engine.model.recording is not None:
+                # The trace names the ranges of one pass; all others are replays, as in any step.
+                self.engine.model.recording.run_from_host()
             clock.restart()
         with clock.part("fetch"):
             batches = self._fetch()
@@ -336,11 +339,21 @@ class Loop:
         self.tables.sync()
         beat.sync()
 
+    def _replay_again(self) -> None:
+        """Do replays still give what the host gives? If not, the toggle had no good effect."""
+        if self.engine.model.recording is None:
+            return
+        gap = self.engine.compare_replay()
+        if gap.too_wide:
+            block = self.plan.blocks[-1]
+            self.log.effect(block, "NSA_CUDA_GRAPHS", False, {"after_the_last_step": str(gap)})
+
     def _finish(self, end: End) -> End:
         """The last proof and checkpoint, where the weights are worth it and one was asked for."""
         if end.code == ExitCode.SUCCESS and self._last is not None:
             # What was right before the first step may have gone wrong since.
             self._last_proof = first_pass(self.engine, self._last)
+            self._replay_again()
         asked = self.plan.flags.save or (
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )

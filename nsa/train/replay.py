@@ -1,0 +1,179 @@
+"""The layers of a model as CUDA graphs: recorded once, replayed in every micro-batch.
+
+A layer is some hundred small kernels, which a host launches more slowly than a large GPU runs them.
+A recording holds all launches of a layer's forward or backward pass, and a replay is one launch of
+the same kernels on the same memory. torch records and replays (`torch.cuda.make_graphed_callables`,
+made for this use under DDP); this module says when, and shows that the numbers are the same.
+
+What watches a layer from Python (hooks, counted ranges, operator modes) would see nothing of a
+replay. While anything watches, the layers run from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa.attention.tracing import is_counting
+from nsa.model import Layer, NSALanguageModel
+
+# What autograd calls the backward pass of a layer that was replayed.
+REPLAYED_NODE = "GraphedBackward"
+# Kernels choose their algorithms, and caches fill, in runs before the recording.
+_REHEARSALS = 3
+_SEED = 20_240_917
+# Furthest that a replay may be from the same kernels launched by the host, as a share of a root
+# mean square: some kernels add in no fixed order, so a rounding of the type may differ.
+_BOUND = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 1e-5}
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+class _Watched(nn.Module):
+    """A layer that also gives what is read from it later: x to output, gates, chosen blocks."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x [B,S,dim] to [B,S,dim], gates and blocks as the attention keeps them."""
+        out: Tensor = self.layer(x)
+        return out, self.layer.attention.last_gates, self.layer.attention.last_blocks
+
+
+class Recording:
+    """All layers of a model, recorded for inputs [B,S,dim] of one shape and type."""
+
+    def __init__(
+        self, model: NSALanguageModel, tokens: tuple[int, int], autocast: Autocast
+    ) -> None:
+        self._layers = [layer for layer in model.layers if isinstance(layer, Layer)]
+        self._modules = [module for layer in self._layers for module in layer.modules()]
+        device = model.embedding.weight.device
+        generator = torch.Generator(device).manual_seed(_SEED)
+        shape = (*tokens, model.cfg.attention.dim)
+        # Each layer keeps its own input for its backward pass.
+        inputs = [
+            (torch.randn(shape, generator=generator, device=device, requires_grad=True),)
+            for _ in self._layers
+        ]
+        self._shape, self._dtype = inputs[0][0].shape, inputs[0][0].dtype
+        self._from_host = 0
+        with autocast():
+            self._half = _autocast_dtype(device.type)
+            # A cast weight that autocast keeps would be the weight of the recording for ever.
+            kept = torch.is_autocast_cache_enabled()
+            torch.set_autocast_cache_enabled(False)
+            try:
+                self._replayed: Any = torch.cuda.make_graphed_callables(
+                    tuple(_Watched(layer) for layer in self._layers),
+                    tuple(inputs),
+                    num_warmup_iters=_REHEARSALS,
+                )
+            finally:
+                torch.set_autocast_cache_enabled(kept)
+        # Replays read the rotations where they lay, also after a longer sequence made others.
+        self._turns = [layer.attention._turns for layer in self._layers]
+
+    def fits(self, x: Tensor) -> bool:
+        """May the layers be replayed for x, or does it differ, or does something watch them?"""
+        if self._from_host:
+            self._from_host -= 1
+            return False
+        return (
+            x.shape == self._shape
+            and x.dtype == self._dtype
+            and self._half == _autocast_dtype(x.device.type)
+            and torch.is_grad_enabled()
+            and not is_counting()
+            and not torch._C._len_torch_dispatch_stack()
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+        )
+
+    def run_from_host(self, passes: int = 1) -> None:
+        """Launch the next forward passes from the host, so that a profiler sees their ranges."""
+        self._from_host = passes
+
+    def run(self, number: int, x: Tensor) -> Tensor:
+        """Replay layer `number`."""
+        out, gates, blocks = self._replayed[number](x)
+        attention = self._layers[number].attention
+        attention.last_gates, attention.last_blocks = gates.detach(), blocks
+        return out  # type: ignore[no-any-return]
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayGap:
+    """The value furthest from the host's: its difference as a share of a root mean square."""
+
+    what: str
+    error: float
+    bound: float
+
+    @property
+    def too_wide(self) -> bool:
+        """Is it beyond the bound? A number that is not finite is."""
+        return not self.error <= self.bound
+
+    def __str__(self) -> str:
+        return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.bound:.3g}"
+
+
+def replay_gap(
+    model: NSALanguageModel,
+    loss: Callable[[Tensor], Tensor],
+    tokens: tuple[int, int],
+    half: torch.dtype | None,
+) -> ReplayGap:
+    """Hold a replayed pass against the same pass launched by the host, loss and all gradients.
+
+    loss: mean loss of tokens [B, S+1]. Other tokens are replayed in between, so that a replay which
+    reads what lay there before is seen. Leaves no gradient.
+    """
+    recording = model.recording
+    if recording is None:
+        raise RuntimeError("nothing is recorded: Engine.configure() comes first")
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(_SEED)
+    drawn = [
+        torch.randint(
+            model.cfg.vocab_size, (tokens[0], tokens[1] + 1), generator=generator, device=device
+        )
+        for _ in range(2)
+    ]
+    parameters = dict(model.named_parameters())
+
+    def run(one: Tensor) -> dict[str, Tensor]:
+        value = loss(one)
+        grads = torch.autograd.grad(value, list(parameters.values()))
+        named = zip(parameters, grads, strict=True)
+        return {"loss": value.detach()} | {f"gradient of {name}": grad for name, grad in named}
+
+    recording.run_from_host()
+    right = {name: value.clone() for name, value in run(drawn[0]).items()}
+    run(drawn[1])
+    replayed = run(drawn[0])
+    bound = _BOUND[half or torch.float32]
+    shares = {name: _share(replayed[name], value) for name, value in right.items()}
+    worst = max(shares, key=lambda name: _order(shares[name]))
+    return ReplayGap(what=worst, error=shares[worst], bound=bound)
+
+
+def _order(share: float) -> float:
+    return float("inf") if share != share else share
+
+
+def _share(got: Tensor, right: Tensor) -> float:
+    scale = float(right.double().square().mean().sqrt())
+    error = float((got.double() - right.double()).square().mean().sqrt())
+    return error / scale if scale > 0 else error
