@@ -35,15 +35,20 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 class _Watched(nn.Module):
-    """A layer that also gives what is read from it later: x to output, gates, chosen blocks."""
+    """A layer that also gives what is read from it later: x to output, gates, chosen blocks.
 
-    def __init__(self, layer: Layer) -> None:
+    It enters autocast itself: torch records the backward pass where the recording is asked for, and
+    no backward pass runs under autocast.
+    """
+
+    def __init__(self, layer: Layer, autocast: Autocast) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.autocast = layer, autocast
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """x [B,S,dim] to [B,S,dim], gates and blocks as the attention keeps them."""
-        out: Tensor = self.layer(x)
+        with self.autocast():
+            out: Tensor = self.layer(x)
         return out, self.layer.attention.last_gates, self.layer.attention.last_blocks
 
 
@@ -67,17 +72,17 @@ class Recording:
         self._from_host = 0
         with autocast():
             self._half = _autocast_dtype(device.type)
-            # A cast weight that autocast keeps would be the weight of the recording for ever.
-            kept = torch.is_autocast_cache_enabled()
-            torch.set_autocast_cache_enabled(False)
-            try:
-                self._replayed: Any = torch.cuda.make_graphed_callables(
-                    tuple(_Watched(layer) for layer in self._layers),
-                    tuple(inputs),
-                    num_warmup_iters=_REHEARSALS,
-                )
-            finally:
-                torch.set_autocast_cache_enabled(kept)
+        # A cast weight that autocast keeps would be the weight of the recording for ever.
+        kept = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            self._replayed: Any = torch.cuda.make_graphed_callables(
+                tuple(_Watched(layer, autocast) for layer in self._layers),
+                tuple(inputs),
+                num_warmup_iters=_REHEARSALS,
+            )
+        finally:
+            torch.set_autocast_cache_enabled(kept)
         # Replays read the rotations where they lay, also after a longer sequence made others.
         self._turns = [layer.attention._turns for layer in self._layers]
 

@@ -35,9 +35,19 @@ def model_of() -> NSALanguageModel:
     return NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=SHAPE))
 
 
-def as_they_are(callables: tuple[nn.Module, ...], *_: Any, **__: Any) -> tuple[nn.Module, ...]:
-    """In the place of torch's recorder, where there is no CUDA: the layers run as they are."""
-    return callables
+def as_they_are(
+    modules: tuple[nn.Module, ...], inputs: tuple[tuple[Tensor], ...], *, num_warmup_iters: int
+) -> tuple[nn.Module, ...]:
+    """In the place of torch's recorder, where there is no CUDA: its rehearsals, then no recording.
+
+    Like it, outputs are differentiated by the input and by all parameters, where it is called.
+    """
+    assert num_warmup_iters > 0
+    for module, (x,) in zip(modules, inputs, strict=True):
+        outputs = [out for out in module(x) if out.requires_grad]
+        wanted = [x, *module.parameters()]
+        torch.autograd.grad(outputs, wanted, [torch.empty_like(out) for out in outputs])
+    return modules
 
 
 @pytest.fixture
@@ -51,6 +61,26 @@ def model(monkeypatch: pytest.MonkeyPatch) -> NSALanguageModel:
 def recording_of(model: NSALanguageModel) -> Recording:
     assert isinstance(model.recording, Recording)
     return model.recording
+
+
+def test_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward pass in bf16 without kept casts, the backward pass outside of autocast."""
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", as_they_are)
+    found, kept = model_of(), []
+    for layer in found.layers:
+        layer.attention.force_sdpa = True  # type: ignore[union-attr]
+
+    def autocast() -> torch.autocast:
+        kept.append(torch.is_autocast_cache_enabled())
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    recording = Recording(found, TOKENS, autocast)
+    assert kept == [True, False, False]
+    assert torch.is_autocast_cache_enabled()
+    x = torch.zeros(*TOKENS, SHAPE.dim)
+    assert not recording.fits(x)
+    with autocast():
+        assert recording.fits(x)
 
 
 class TestWhatMayBeReplayed:
@@ -90,7 +120,12 @@ class TestWhatMayBeReplayed:
         ran: list[int] = []
         recording = recording_of(model)
         replay = recording.run
-        recording.run = lambda number, x: (ran.append(number), replay(number, x))[1]  # type: ignore[method-assign]
+
+        def noting(number: int, x: Tensor) -> Tensor:
+            ran.append(number)
+            return replay(number, x)
+
+        recording.run = noting  # type: ignore[method-assign]
         tokens = torch.randint(11, TOKENS)
         model(tokens)
         assert ran == [0, 1]
@@ -112,7 +147,8 @@ class _Stale(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.kept = module, None
+        self.module = module
+        self.kept: Tensor | None = None
 
     def forward(self, x: Tensor) -> Any:
         before, self.kept = self.kept, x.detach()
