@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from nsa.attention import PathChoice, choose_window
+from nsa.attention.compression import full_float32
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch, Source
 from nsa.dense import Dense, mean_loss
@@ -223,12 +224,28 @@ class Engine:
 
     def compare_replay(self) -> replay.ReplayGap:
         """A replayed pass held against the same pass launched by the host."""
-        return replay.replay_gap(
-            self.model,
-            lambda tokens: self.loss(tokens, wrapped=False),
-            (self.plan.per_rank_batch, self.plan.config.train.seq_len),
-            _AUTOCAST.get(self.plan.config.runtime.precision),
-        )
+        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
+
+        def loss(of: Tensor) -> Tensor:
+            return self.loss(of, wrapped=False)
+
+        self.model.use(None)  # one sequence in float32 is nothing that is worth compiling
+        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens)
+        self.model.use(self.dense)
+        return replay.replay_gap(self.model, loss, rounding, tokens)
+
+    def _exact_loss(self, tokens: Tensor) -> Tensor:
+        """The loss in float32 throughout: window by masks, no autocast, no TF32."""
+        attentions = [m for m in self.model.modules() if isinstance(m, NSAAttention)]
+        windows = [layer.window for layer in attentions]
+        for layer in attentions:
+            layer.window = "masked"
+        try:
+            with full_float32():
+                return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
+        finally:
+            for layer, window in zip(attentions, windows, strict=True):
+                layer.window = window
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""

@@ -11,7 +11,7 @@ replay. While anything watches, the layers run from the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +21,15 @@ from torch import Tensor, nn
 
 from nsa.attention.tracing import is_counting
 from nsa.model import Layer, NSALanguageModel
+from nsa.train.agreement import LEAST, TIMES_OURS
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"
 # Kernels choose their algorithms, and caches fill, in runs before the recording.
 _REHEARSALS = 3
 _SEED = 20_240_917
-# Furthest that a replay may be from the same kernels launched by the host, as a share of a root
-# mean square: some kernels add in no fixed order, so a rounding of the type may differ.
-_BOUND = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 1e-5}
 
+Loss = Callable[[Tensor], Tensor]
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -119,63 +118,89 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayGap:
-    """The value furthest from the host's: its difference as a share of a root mean square."""
+    """The value furthest from the host's, as shares of its root mean square.
+
+    error: between the replay and the host. rounding: between the host and the same in float32.
+    """
 
     what: str
     error: float
-    bound: float
+    rounding: float
 
     @property
     def too_wide(self) -> bool:
-        """Is it beyond the bound? A number that is not finite is."""
-        return not self.error <= self.bound
+        """Is it beyond what rounding does? A number that is not finite is."""
+        return not self.error <= self.allowed
+
+    @property
+    def allowed(self) -> float:
+        """Two roundings of the same sums may be as far apart as each is from the sums."""
+        return max(TIMES_OURS * self.rounding, LEAST)
 
     def __str__(self) -> str:
-        return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.bound:.3g}"
+        return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.allowed:.3g}"
+
+
+def roundings(
+    model: NSALanguageModel, loss: Loss, exact: Loss, tokens: tuple[int, int]
+) -> dict[str, float]:
+    """How far loss and gradients of one sequence are from the same in float32, as shares.
+
+    loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32.
+    """
+    if model.recording is not None:
+        model.recording.run_from_host(2)
+    one = _drawn(model, tokens)[0][:1]
+    plain, wide = _values(model, loss, one), _values(model, exact, one)
+    return {name: _share(plain[name], value) for name, value in wide.items()}
 
 
 def replay_gap(
-    model: NSALanguageModel,
-    loss: Callable[[Tensor], Tensor],
-    tokens: tuple[int, int],
-    half: torch.dtype | None,
+    model: NSALanguageModel, loss: Loss, rounding: Mapping[str, float], tokens: tuple[int, int]
 ) -> ReplayGap:
     """Hold a replayed pass against the same pass launched by the host, loss and all gradients.
 
-    loss: mean loss of tokens [B, S+1]. Other tokens are replayed in between, so that a replay which
-    reads what lay there before is seen. Leaves no gradient.
+    A library may choose other kernels while it is recorded, so the two agree as roundings do.
+    Other tokens are replayed in between, so that a replay that reads what lay there before is
+    seen. Leaves no gradient.
     """
     recording = model.recording
     if recording is None:
         raise RuntimeError("nothing is recorded: Engine.configure() comes first")
+    first, other = _drawn(model, tokens)
+    recording.run_from_host()
+    right = _values(model, loss, first)
+    _values(model, loss, other)
+    replayed = _values(model, loss, first)
+    gaps = [
+        ReplayGap(what=name, error=_share(replayed[name], value), rounding=rounding[name])
+        for name, value in right.items()
+    ]
+    return max(gaps, key=_beyond)
+
+
+def _drawn(model: NSALanguageModel, tokens: tuple[int, int]) -> tuple[Tensor, Tensor]:
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(_SEED)
-    drawn = [
-        torch.randint(
-            model.cfg.vocab_size, (tokens[0], tokens[1] + 1), generator=generator, device=device
-        )
-        for _ in range(2)
-    ]
+    shape = (2, tokens[0], tokens[1] + 1)
+    first, other = torch.randint(
+        model.cfg.vocab_size, shape, generator=generator, device=device
+    ).unbind()
+    return first, other
+
+
+def _values(model: NSALanguageModel, loss: Loss, tokens: Tensor) -> dict[str, Tensor]:
+    """The loss and the gradient of every parameter, by name; no view of a graph's memory."""
     parameters = dict(model.named_parameters())
-
-    def run(one: Tensor) -> dict[str, Tensor]:
-        value = loss(one)
-        grads = torch.autograd.grad(value, list(parameters.values()))
-        named = zip(parameters, grads, strict=True)
-        return {"loss": value.detach()} | {f"gradient of {name}": grad for name, grad in named}
-
-    recording.run_from_host()
-    right = {name: value.clone() for name, value in run(drawn[0]).items()}
-    run(drawn[1])
-    replayed = run(drawn[0])
-    bound = _BOUND[half or torch.float32]
-    shares = {name: _share(replayed[name], value) for name, value in right.items()}
-    worst = max(shares, key=lambda name: _order(shares[name]))
-    return ReplayGap(what=worst, error=shares[worst], bound=bound)
+    value = loss(tokens)
+    grads = torch.autograd.grad(value, list(parameters.values()))
+    named = zip(parameters, grads, strict=True)
+    return {"loss": value.detach()} | {f"gradient of {n}": g.clone() for n, g in named}
 
 
-def _order(share: float) -> float:
-    return float("inf") if share != share else share
+def _beyond(gap: ReplayGap) -> float:
+    share = gap.error / gap.allowed
+    return share if share == share else float("inf")
 
 
 def _share(got: Tensor, right: Tensor) -> float:

@@ -23,7 +23,7 @@ from nsa.train.engine import Engine
 from nsa.train.kernels import why_not
 from nsa.train.launch import plan_launch
 from nsa.train.ranks import Ranks
-from nsa.train.replay import REPLAYED_NODE, Recording, ReplayGap, replay_gap
+from nsa.train.replay import REPLAYED_NODE, Recording, ReplayGap, replay_gap, roundings
 from tests.attention.test_step_on_cuda import PRODUCTION
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
@@ -173,7 +173,15 @@ class TestTheComparison:
         def loss(tokens: Tensor) -> Tensor:
             return mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
 
-        return replay_gap(model, loss, TOKENS, None)
+        rounding = roundings(model, loss, loss, TOKENS)
+        assert set(rounding.values()) == {0.0}
+        return replay_gap(model, loss, rounding, TOKENS)
+
+    def test_what_rounding_does_is_allowed_twice(self) -> None:
+        one = ReplayGap(what="loss", error=0.02, rounding=0.01)
+        assert not one.too_wide and one.allowed == 0.02
+        assert ReplayGap(what="loss", error=0.021, rounding=0.01).too_wide
+        assert ReplayGap(what="loss", error=2e-5, rounding=0.0).too_wide
 
     def test_the_same_is_no_gap(self, model: NSALanguageModel) -> None:
         assert self.gap(model).error == 0.0
