@@ -1,4 +1,4 @@
-"""Real A/A of the fused arms: python benchmarks/aa_fused.py [--runs 60] [--out aa_fused]
+"""Real A/A of the fused arms: python -m benchmarks.aa_fused [--runs 60] [--out aa_fused]
 
 Runs `runbook run --phase fused_adamw --aa --profile cpu` so often, every second time beside a
 neighbor: a busy loop on one core that comes and goes, 0.5 to 20 s at a time. Both arms are the same

@@ -1,6 +1,6 @@
 """Error rates of the comparisons with earlier runs, as docs/statistics.md has them.
 
-`python benchmarks/accepted_runs.py` prints the tables; half a minute on one core. Half of the
+`python -m benchmarks.accepted_runs` prints the tables; half a minute on one core. Half of the
 variance of a launch is that of its night, as on the simulated machines of that page.
 """
 

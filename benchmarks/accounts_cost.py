@@ -1,6 +1,6 @@
 """What the second sources cost in a step, in CPU time: digest, count and sums of the tokens.
 
-    python benchmarks/accounts_cost.py [--rounds 40]
+    python -m benchmarks.accounts_cost [--rounds 40]
 
 Alternates a batch that is measured with one that is only embedded (A B A B), at the shapes of the
 CPU profile and of the production config, and prints the median difference for one step. The budget

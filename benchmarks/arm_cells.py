@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-from cells import (
+
+from benchmarks.cells import (
     BLOCK_STEPS,
     BLOCK_WARMUP,
     LAUNCH_STEPS,
@@ -16,8 +17,8 @@ from cells import (
     Result,
     count,
 )
-from documented_rules import keep_fused, last_50
-from noise_model import (
+from benchmarks.documented_rules import keep_fused, last_50
+from benchmarks.noise_model import (
     CALM,
     NEIGHBORS,
     NOISES,
@@ -29,8 +30,7 @@ from noise_model import (
     launch_effects,
     rates,
 )
-from noise_model import launches as simulate
-
+from benchmarks.noise_model import launches as simulate
 from runbook.config import load_profile
 from runbook.stats import non_inferiority
 from runbook.stats.arms import judge_rounds_so_far

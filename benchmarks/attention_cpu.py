@@ -1,6 +1,6 @@
 """One attention layer on a CPU: Native Sparse Attention against dense causal attention.
 
-    python benchmarks/attention_cpu.py [--lengths 512,1024,2048,4096,8192] [--repeats 5]
+    python -m benchmarks.attention_cpu [--lengths 512,1024,2048,4096,8192] [--repeats 5]
         [--threads 1] [--json FILE] [--peer module:callable ...]
 
 Layer with projections at the production shape (dim 768, 12 query heads, 2 groups, 64), float32,
@@ -138,7 +138,15 @@ def peak_bytes(layer: nn.Module, seq_len: int) -> int:
 
 def peak_in_fresh_process(name: str, seq_len: int, args: argparse.Namespace) -> int:
     """Peak growth in bytes of one layer, alone in a process."""
-    command = [sys.executable, __file__, "--peak-of", name, "--lengths", str(seq_len)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.attention_cpu",
+        "--peak-of",
+        name,
+        "--lengths",
+        str(seq_len),
+    ]
     command += ["--threads", str(args.threads)]
     for peer in args.peer:
         command += ["--peer", peer]

@@ -1,6 +1,6 @@
 """Attention forward and backward on a device: Native Sparse Attention beside dense causal kernels.
 
-    python benchmarks/attention_gpu.py --out DIR [--lengths 1024,...,32768] [--rounds 9]
+    python -m benchmarks.attention_gpu --out DIR [--lengths 1024,...,32768] [--rounds 9]
         [--device cuda|cpu] [--left-s 480]
 
 The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,

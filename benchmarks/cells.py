@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from noise_model import Noise
 
+from benchmarks.noise_model import Noise
 from runbook.stats import Decided, Decision
 from runbook.stats.plans import Plan
 

@@ -1,6 +1,6 @@
 """False-decision rates of our rules and of the hand-written runbook's, side by side.
 
-    python benchmarks/decisions.py --runs 4000 --json decisions.json --write docs/statistics.md
+    python -m benchmarks.decisions --runs 4000 --json decisions.json --write docs/statistics.md
 
 Exit status 1 if a published figure is missed. One core, a few minutes.
 """
@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from decision_cells import Cell, Result, all_cells
 
+from benchmarks.decision_cells import Cell, Result, all_cells
 from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
 
 CHUNK = 500

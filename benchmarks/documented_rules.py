@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from noise_model import FloatArray
+
+from benchmarks.noise_model import FloatArray
 
 __all__ = ["halves_differ", "keep_fused", "last_50", "level_memory", "single_above_ddp"]
 

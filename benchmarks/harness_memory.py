@@ -1,4 +1,4 @@
-"""The harness's memory while it watches a long run: python benchmarks/harness_memory.py [STEPS]
+"""The harness's memory while it watches a long run: python -m benchmarks.harness_memory [STEPS]
 
 Writes what two ranks write in each step (heartbeats, training.csv, gates.csv) a piece at a time,
 and after each piece does what the launcher does: follow the heartbeats, look at the numbers,

@@ -1,7 +1,7 @@
 """Mutants of the code that judges, and how many of them the tests kill.
 
     pip install -e '.[dev,mutants]'
-    python benchmarks/judging_mutants.py --seed 1 --sample 150 --results DIR
+    python -m benchmarks.judging_mutants --seed 1 --sample 150 --results DIR
 
     --list         the mutants of this sample; runs nothing
     --results DIR  the coverage and what was killed are kept here, and not run again
@@ -352,7 +352,7 @@ def _killed_before(kept: Path, wanted: set[tuple[str, str, str]]) -> list[Mutant
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks/judging_mutants.py")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judging_mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=150)
     parser.add_argument("--workers", type=int, default=2)

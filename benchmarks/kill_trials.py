@@ -1,4 +1,4 @@
-"""kill -9 at random times: python benchmarks/kill_trials.py [TRIALS] [AT_A_TIME] [VICTIM...]
+"""kill -9 at random times: python -m benchmarks.kill_trials [TRIALS] [AT_A_TIME] [VICTIM...]
 
 A plan of three launches in two phases, each with a grandchild in a session of its own, over the
 small fake trainer of the tests. Killed are in turn the harness, the launches' parent and a rank.

@@ -1,6 +1,6 @@
 """Real nights on this machine: the reference against itself, and against a commit that is slower.
 
-    python benchmarks/nights.py --nights 20 --slower-nights 3 --until-s 3600
+    python -m benchmarks.nights --nights 20 --slower-nights 3 --until-s 3600
 
 The repository is cloned into a temporary folder, where a commit on a branch of its own burns some
 more processor time in every step. Each night is one `runbook run --phase regression` on the CPU

@@ -1,4 +1,4 @@
-"""Defects injected one at a time into a copy, each run for real: python benchmarks/planted.py
+"""Defects injected one at a time into a copy, each run for real: python -m benchmarks.planted
 
     --list             names, phases and what must notice; runs nothing
     --only NAME        this defect (repeatable)
@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from planted_copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
+from benchmarks.planted_copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
 
 DEFECTS = load_all()
 (EIGHT,) = load(ALL_AT_ONCE)
@@ -175,7 +175,7 @@ def show(defects: Sequence[Defect]) -> None:
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks/planted.py")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planted")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--json", action="store_true")

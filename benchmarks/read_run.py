@@ -1,6 +1,6 @@
 """Reading, judging and rendering a run of a million rows and a million heartbeats: CPU and memory.
 
-    python benchmarks/read_run.py [--rows N] [--heartbeats N] [--keep DIR]
+    python -m benchmarks.read_run [--rows N] [--heartbeats N] [--keep DIR]
 
 Writes such a run directory (not timed), then in a fresh process: reads it as evidence, takes the
 long run's statistics (last-50, typical, effective, time lost, steady, memory plateau) and renders a
@@ -149,7 +149,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         root = options.keep or Path(temporary)
         write_run(root / "long_run" / "run", options.rows, options.heartbeats)
-        command = [sys.executable, __file__, "--child", str(root)]
+        command = [sys.executable, "-m", "benchmarks.read_run", "--child", str(root)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     print(f"rows {options.rows}, heartbeats {options.heartbeats}")

@@ -1,7 +1,7 @@
 """What one micro-batch of the production model costs a host that feeds a CUDA device.
 
-    PYTHONPATH=. python benchmarks/step_calls.py [--lengths 2048] [--layers 12] [--operators N]
-    PYTHONPATH=. python benchmarks/step_calls.py --kernels
+    python -m benchmarks.step_calls [--lengths 2048] [--layers 12] [--operators N]
+    python -m benchmarks.step_calls --kernels
 
 Counts the operator calls that are not views (each is at least one launch), forward and backward, of
 the path that a CUDA device takes, in bf16 autocast, and the most bytes that are alive at a time,

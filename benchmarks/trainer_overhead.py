@@ -1,7 +1,7 @@
 """What the trainer adds to a step: its own loop against a bare one, in turns, on the same model.
 
-    python benchmarks/trainer_overhead.py --config configs/cpu_smoke.yaml
-    torchrun --standalone --nproc_per_node=2 benchmarks/trainer_overhead.py --config ...
+    python -m benchmarks.trainer_overhead --config configs/cpu_smoke.yaml
+    torchrun --standalone --nproc_per_node=2 -m benchmarks.trainer_overhead --config ...
 
 The bare loop is forward, backward, clipping and AdamW on a second copy of the model (under DDP
 with the same options where there are several ranks), on batches made beforehand: no data source,

@@ -174,6 +174,10 @@ BY_TOPIC: dict[str, str] = {
         "let torch see the GPU (row preflight.cuda), then run the phase again: on a CPU these "
         "tests run other kernels than training does"
     ),
+    "unnamed_device": (
+        "run the phase again by its own command, whose plugin nsa.tests.told_device records each "
+        "test's device in junit.xml; look there at who wrote the file"
+    ),
     "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
     "hardware": "choose the profile of this machine (runbook profiles), or run on the right one",
     "cuda": (

@@ -29,7 +29,7 @@ from nsa.train.heartbeat import Heartbeat
 from nsa.train.kernels import other_kernels
 from nsa.train.launch import AUDITED
 from nsa.train.output import say, write_json
-from nsa.train.profiling import StepProfiler
+from nsa.train.profiling import StepProfiler, torch_profiler
 
 _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.
@@ -58,14 +58,9 @@ class KernelAudit:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Profile the enclosed work; afterwards `branches` tells what ran."""
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if self._device_type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities) as profiler:
+        with torch_profiler(self._device_type) as profiler:
             yield
-        self.ops = operators_by_branch(profiler.events())
+        self.ops = operators_by_branch(profiler.function_events)
 
     def branches(self) -> dict[str, dict[str, Any]]:
         """For each branch the kernel and the operators with their counts."""

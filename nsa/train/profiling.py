@@ -27,6 +27,18 @@ _COPY_BYTES = 1 << 20
 _SETTLE_S = 0.1
 
 
+def torch_profiler(device_type: str) -> Any:
+    """torch's profiler of the host's operators and of a device's work, for one `with`.
+
+    It is the one below `torch.profiler.profile`, which adds cycles: that one warns in torch 2.11
+    that events are cleared between cycles, even where there is one, and the `acc_events` that
+    would silence it builds a Python list of all events at the end, which takes minutes.
+    """
+    from torch.autograd.profiler import profile
+
+    return profile(use_kineto=True, use_device="cuda" if device_type == "cuda" else None)
+
+
 class StepProfiler:
     """Watches the steps of rank 0: N under torch's profiler, then one under Python's.
 
@@ -50,12 +62,7 @@ class StepProfiler:
     def before_step(self) -> bool:
         """Start a profiler if its steps begin now; says whether that took time."""
         if self._done == PROFILE_WARMUP_STEPS:
-            from torch.profiler import ProfilerActivity, profile
-
-            activities = [ProfilerActivity.CPU]
-            if self.device_type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self._torch = profile(activities=activities)
+            self._torch = torch_profiler(self.device_type)
             self._torch.__enter__()
             return True
         if self._done == PROFILE_WARMUP_STEPS + self.steps:
@@ -105,8 +112,8 @@ class Recorded:
 def recorded(profiler: Any) -> list[Recorded]:
     """What the profiler recorded, as Kineto has it.
 
-    torch's own list of the same events (`profiler.events()`) is built in Python, 0.1 ms for each
-    of them: minutes for ten steps of many small operators.
+    torch's own list of the same events (`profiler.function_events`) is built in Python, 0.1 ms for
+    each of them: minutes for ten steps of many small operators.
     """
     return [
         Recorded(
@@ -115,7 +122,7 @@ def recorded(profiler: Any) -> list[Recorded]:
             name=event.name(),
             kind=_kind(event),
         )
-        for event in profiler.profiler.kineto_results.events()
+        for event in profiler.kineto_results.events()
     ]
 
 

@@ -122,13 +122,24 @@ def _without_evidence(end: Finding) -> Finding:
 
 
 def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase], bool]) -> Finding:
-    """PASS only if at least one such test ran, all of them passed, and on the profile's device."""
+    """PASS only if at least one such test ran, all of them passed, and on the profile's device.
+
+    A test that passed on a device that it does not name proves nothing, on any machine.
+    """
     report = report_of(case, launch)
     tests = [test for test in report.cases if wanted(test)]
     if not tests:
         reason = f"{launch}: no test of {what} was collected"
         return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=(report.path,))
-    elsewhere = sorted({device for test in tests if (device := _other_device(test))})
+    if any(test.status == "passed" and not test.properties.get("device") for test in tests):
+        return invalid(
+            Reason.NOT_PLAUSIBLE,
+            f"the tests of {what} passed on a device that {report.path} does not name",
+            evidence=(report.path,),
+            topic="unnamed_device",
+        )
+    devices = {test.properties.get("device", "") for test in tests} - {""}
+    elsewhere = sorted(device for device in devices if not device.startswith("cuda"))
     if case.profile.has_gpu and elsewhere:
         reason = f"the tests of {what} ran on {', '.join(elsewhere)}, not on the GPU"
         return invalid(
@@ -150,13 +161,6 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     value = _count(report, "tests_passed", len(tests), n=len(tests))
     plural = "" if len(tests) == 1 else "s"
     return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
-
-
-def _other_device(test: JUnitCase) -> str:
-    """Where a test ran if not on a GPU; a test that could not even begin names no device."""
-    unnamed = "a device that they do not name" if test.status == "passed" else ""
-    device = test.properties.get("device", unnamed)
-    return "" if device.startswith("cuda") else device
 
 
 def _skipped(

@@ -136,8 +136,9 @@ def _pytest_options() -> tuple[str, ...]:
     """Options that keep out the settings of whatever project the current folder belongs to.
 
     The root is where the nsa package lies, so that JUnit names the tests by their module; no
-    conftest.py and no ini file of anybody else has a say. Without an ini file nobody declares the
-    marks of the shipped tests, so that pytest would warn of each.
+    conftest.py and no ini file has a say. Without an ini file nobody declares the marks of the
+    shipped tests, so that pytest would warn of each. The plugin records the device of each test as
+    a property, for which only the family xunit1 has a place.
     """
     spec = importlib.util.find_spec("nsa")
     if spec is None or spec.origin is None:
@@ -145,6 +146,7 @@ def _pytest_options() -> tuple[str, ...]:
     root = Path(spec.origin).resolve().parent.parent
     return (
         *("-c", os.devnull, f"--rootdir={root}", "--noconftest", "-p", "no:cacheprovider"),
+        *("-p", "nsa.tests.told_device", "-o", "junit_family=xunit1"),
         *("-W", "ignore::pytest.PytestUnknownMarkWarning"),
     )
 

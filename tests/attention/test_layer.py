@@ -16,6 +16,7 @@ from nsa.contract import NSAError
 from nsa.layer import BlockCompressor
 from nsa.model import NSALanguageModel
 from nsa.projection import PARTS, Columns
+from nsa.train.profiling import torch_profiler
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
@@ -192,7 +193,7 @@ def test_profiler_ranges_appear() -> None:
     layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
     for version in ("v1", "v2"):
         layer.selection_ranges = version
-        with torch.profiler.profile() as seen, profile_range("outer"):
+        with torch_profiler("cpu") as seen, profile_range("outer"):
             layer(x)
         names = {event.key for event in seen.key_averages()}
         wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}

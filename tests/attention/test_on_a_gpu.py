@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 from torch import Tensor
@@ -87,6 +91,37 @@ def production() -> Engine:
     return Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
 
 
+@contextmanager
+def every_wait_raises() -> Iterator[None]:
+    """CUDA raises at each synchronization. torch warns, once, that it may overlook some."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_mode_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch warns at the first change of the mode, and here a warning is an error."""
+    modes = []
+
+    def as_torch_does(mode: str) -> None:
+        if not modes:
+            warnings.warn(
+                "Synchronization debug mode is a prototype feature and does not yet detect all "
+                "synchronizing operations",
+                stacklevel=2,
+            )
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", as_torch_does)
+    with pytest.raises(RuntimeError, match="a wait"), every_wait_raises():
+        raise RuntimeError("a wait")
+    assert modes == ["error", "default"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_real_step_never_waits(window: Window) -> None:
@@ -99,10 +134,9 @@ def test_a_real_step_never_waits(window: Window) -> None:
     clock = StepClock(engine.device)
     batches = [Batch(tokens=torch.randint(256, (1, 2049)).pin_memory()) for _ in range(2)]
     try:
-        for number, mode in ((1, "default"), (2, "error")):
-            torch.cuda.set_sync_debug_mode(mode)
-            engine.compute(batches, clock)
-            engine.update(number, clock)
+        for number, mode in ((1, nullcontext), (2, every_wait_raises)):
+            with mode():
+                engine.compute(batches, clock)
+                engine.update(number, clock)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
         torch.set_float32_matmul_precision(precision)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
 from nsa.attention import KVCache, chunks, decode_step, nsa_attention, select_blocks
@@ -65,13 +65,27 @@ def only(x: dict[str, Tensor], branch: int) -> dict[str, Tensor]:
 
 
 def dense(x: dict[str, Tensor], branch: str, cfg: nsa.NSAConfig) -> Tensor:
-    """Dense causal attention with a branch's keys and values."""
+    """Dense causal attention with a branch's keys and values, written out.
+
+    By no kernel, so that it is the same whichever kernels SDPA may take.
+    """
     q = x["q"].transpose(1, 2)
     k, v = (
         x[f"{kind}_{branch}"].repeat_interleave(cfg.heads_per_group, 2).transpose(1, 2)
         for kind in "kv"
     )
-    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(future, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("only_one", [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+def test_the_dense_truth_is_computed_by_no_kernel(only_one: SDPBackend) -> None:
+    """Neither takes float64: what is held against one of them must not need it."""
+    x = inputs(SMALL, 9)
+    with sdpa_kernel([only_one]):
+        found = dense(x, "win", SMALL)
+    assert gap(found[:, 0], x["v_win"][:, 0].repeat_interleave(SMALL.heads_per_group, 1)) <= 1e-12
 
 
 def gap(a: Tensor, b: Tensor) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.launch import Budgets
 from runbook.launch.command import build_command, free_port, pasteable
@@ -171,6 +172,8 @@ def test_a_pasted_test_run_collects_and_passes_the_same(
     junit = read_launch(tmp_path, launch, result).junit
     assert result.ok and junit is not None
     assert {case.status for case in junit.cases} == {"passed"}
+    # The rows that judge these tests ask where each ran, and take no guess.
+    assert {case.properties.get("device") for case in junit.cases} == {str(maths.device())}
     done = paste(launch, tmp_path)
     assert done.returncode == 0, done.stdout
     assert f"{len(junit.cases)} passed" in done.stdout

@@ -131,24 +131,31 @@ def on_device(device: str) -> spoil.Change:
     return change
 
 
-@pytest.mark.parametrize(
-    ("phase", "what"),
-    [
-        ("v2_parity", "parity"),
-        ("v2_parity", "gaps"),
-        ("preflight", "equivalence"),
-        ("preflight", "group_consistency"),
-        ("preflight", "whole_model"),
-    ],
-)
-@pytest.mark.parametrize("device", ["cpu", ""])
-def test_tests_that_fell_back_to_the_cpu_say_nothing_about_a_gpu(
-    phase: str, what: str, device: str
-) -> None:
-    check = row(phase, what, on_device(device))
+TESTED = [
+    ("v2_parity", "parity"),
+    ("v2_parity", "gaps"),
+    ("preflight", "equivalence"),
+    ("preflight", "group_consistency"),
+    ("preflight", "whole_model"),
+]
+
+
+@pytest.mark.parametrize(("phase", "what"), TESTED)
+def test_tests_that_fell_back_to_the_cpu_say_nothing_about_a_gpu(phase: str, what: str) -> None:
+    check = row(phase, what, on_device("cpu"))
     assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
     assert "not on the GPU" in check.reason and "preflight.cuda" in check.remedy
     assert row(phase, what, on_device("cpu"), builder.context("cpu")).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("profile", ["cpu", "h100x1"])
+@pytest.mark.parametrize(("phase", "what"), TESTED)
+def test_a_test_that_names_no_device_proves_nothing_on_any_machine(
+    phase: str, what: str, profile: str
+) -> None:
+    check = row(phase, what, on_device(""), builder.context(profile))
+    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    assert "told_device" in check.remedy and check.follows == ""
 
 
 def test_a_test_that_could_not_begin_failed_wherever_it_was() -> None:

@@ -9,11 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import planted
 import pytest
-from planted import EIGHT, HEALTHY, Bench, healthy, judge
-from planted_copy import ROOT, AnchorError, Copy, Defect, Edit, broken_anchors, load, load_all
 
+from benchmarks import planted
+from benchmarks.planted import EIGHT, HEALTHY, Bench, healthy, judge
+from benchmarks.planted_copy import (
+    ROOT,
+    AnchorError,
+    Copy,
+    Defect,
+    Edit,
+    broken_anchors,
+    load,
+    load_all,
+)
 from runbook.config import load_profile
 from runbook.registry import known_checks
 

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import aa_fused
 import pytest
+
+from benchmarks import aa_fused
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import decision_cells
 import numpy as np
 import pytest
-from decision_cells import Cell, Claim, all_cells
-from decisions import main, merge, percent, simulate
-from documented_rules import halves_differ, last_50
-from noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
 from scipy.stats import binom
 
+from benchmarks import decision_cells
+from benchmarks.decision_cells import Cell, Claim, all_cells
+from benchmarks.decisions import main, merge, percent, simulate
+from benchmarks.documented_rules import halves_differ, last_50
+from benchmarks.noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
 from runbook.stats import (
     FUSED_PLAN,
     Decided,
@@ -140,7 +140,7 @@ def test_a_claim_that_is_missed_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     impossible = Claim("TIE", 0.0)
     cell = CELLS["best arm, blocks | calm | all equal"]
     wrong = Cell(cell.question, cell.noise, cell.truth, cell.run, (impossible,))
-    monkeypatch.setattr("decisions.all_cells", lambda: [wrong])
+    monkeypatch.setattr("benchmarks.decisions.all_cells", lambda: [wrong])
     monkeypatch.setattr("sys.argv", ["decisions.py", "--runs", "20"])
     assert main() == 1
 

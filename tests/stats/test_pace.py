@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from noise_model import NEIGHBORS, block_times, rates
 
+from benchmarks.noise_model import NEIGHBORS, block_times, rates
 from runbook.stats import FUSED_PLAN, Decided, best_arm_sequential, non_inferiority
 from runbook.stats.decision import FloatArray
 from runbook.stats.pace import pace_of

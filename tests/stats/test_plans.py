@@ -8,12 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import decision_cells
-import decisions
 import numpy as np
 import pytest
 
 import runbook.stats
+from benchmarks import decision_cells, decisions
 from nsa.tests import test_performance_guards
 from runbook import registry
 from runbook.config import load_profile

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nsa.train.evidence import kernel_name, operators_by_branch
+from nsa.train.profiling import torch_profiler
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,10 @@ def test_two_kernels_in_one_branch_are_both_named() -> None:
 
 def test_operators_outside_a_branch_are_not_counted() -> None:
     x = torch.randn(1, 1, 4, 8)
-    with torch.profiler.profile() as profiler:
+    with torch_profiler("cpu") as profiler:
         torch.nn.functional.scaled_dot_product_attention(x, x, x)
         with torch.profiler.record_function("nsa.win"):
             x.softmax(-1)
-    ops = operators_by_branch(profiler.events())
+    ops = operators_by_branch(profiler.function_events)
     assert kernel_name(ops["win"]) == "explicit_softmax"
     assert kernel_name(ops["sel"]) == "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from torch.autograd import DeviceType
 
 from nsa.contract import TRACE_FILE
+from nsa.train.evidence import KernelAudit
 from nsa.train.profiling import (
     DEVICE_RANGE,
     HOST,
@@ -24,6 +26,7 @@ from nsa.train.profiling import (
     recorded,
     save_trace,
     summarize,
+    torch_profiler,
 )
 
 
@@ -77,7 +80,7 @@ def test_what_the_device_waits_for() -> None:
 
 
 def test_a_real_trace_is_kept_and_read(tmp_path: Path) -> None:
-    with torch.profiler.profile() as profiler:
+    with torch_profiler("cpu") as profiler:
         for _ in range(3):
             with torch.profiler.record_function("nsa.win"):
                 torch.ones(3).add(1)
@@ -101,10 +104,10 @@ ON_DEVICE = {
 
 def kinds(device: str) -> set[str]:
     """Kinds that were found, each held against Kineto's word for the event, where torch has it."""
-    with torch.profiler.profile() as profiler, torch.profiler.record_function("nsa.win"):
+    with torch_profiler(device) as profiler, torch.profiler.record_function("nsa.win"):
         torch.ones(64, device=device).add(1).sum().item()
     found = recorded(profiler)
-    for row, own in zip(found, profiler.profiler.kineto_results.events(), strict=True):
+    for row, own in zip(found, profiler.kineto_results.events(), strict=True):
         if hasattr(own, "activity_type"):
             assert row.kind == ON_DEVICE.get(own.activity_type(), HOST), own.activity_type()
     return {row.kind for row in found}
@@ -153,14 +156,13 @@ class KinetoEvent:
 )
 def test_the_kind_of_an_event(device: DeviceType, annotation: bool, kind: str) -> None:
     results = SimpleNamespace(events=lambda: [KinetoEvent(device, annotation)])
-    profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
-    (found,) = recorded(profiler)
+    (found,) = recorded(SimpleNamespace(kineto_results=results))
     assert (found.kind, found.begin_us, found.end_us) == (kind, 1.0, 3.0)
 
 
 def test_many_events_do_not_take_minutes(tmp_path: Path) -> None:
     """torch's own list of the events takes 0.1 ms for each, in a step of 140,000 events."""
-    with torch.profiler.profile() as profiler:
+    with torch_profiler("cpu") as profiler:
         one = torch.ones(2)
         for _ in range(20_000):
             one.add(1)
@@ -170,6 +172,25 @@ def test_many_events_do_not_take_minutes(tmp_path: Path) -> None:
     summarize(events, 1)
     assert len(events) >= 20_000
     assert (time.process_time() - began) / len(events) < 40e-6
+
+
+def test_a_profile_without_cycles_is_not_warned_of_cycles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.11 warns at every start of `torch.profiler.profile`, with cycles or without."""
+
+    def warns(self: object) -> None:
+        warnings.warn("Profiler clears events at the end of each cycle", stacklevel=2)
+
+    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warns)
+    profiler, audit = StepProfiler(tmp_path, 1, "cpu"), KernelAudit("cpu")
+    while not profiler.complete:
+        profiler.before_step()
+        torch.ones(2).add(1)
+        profiler.after_step()
+    with audit.watch(), torch.profiler.record_function("nsa.win"):
+        torch.ones(2).softmax(0)
+    assert (tmp_path / TRACE_FILE).is_file() and audit.kernels()["win"] == "explicit_softmax"
 
 
 def test_the_end_of_the_profiled_steps_is_announced(tmp_path: Path) -> None:

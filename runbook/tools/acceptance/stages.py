@@ -20,7 +20,7 @@ from runbook.records.measurement import Record
 STAGES_FILE = "acceptance/stages.yaml"
 # What a stage's program exits with when its time is over and it can go on: EX_TEMPFAIL of sysexits.
 TO_BE_CONTINUED = 75
-_WORDS = ("python", "out", "checkout", "profile", "left_s")
+_WORDS = ("python", "out", "profile", "left_s")
 _NEEDS = ("gpu", "checkout", "module:", "program:")
 
 
@@ -136,7 +136,6 @@ class Place:
         return {
             "python": sys.executable,
             "out": str(out),
-            "checkout": str(self.checkout or "(no checkout)"),
             "profile": self.profile,
             "left_s": f"{left_s:.0f}",
         }

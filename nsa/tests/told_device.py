@@ -1,4 +1,8 @@
-"""Each shipped test says in the JUnit file on which device it ran."""
+"""Each shipped test says in the JUnit file on which device it ran.
+
+A plugin (`-p nsa.tests.told_device`) and no conftest.py: a launch of these tests reads nobody's
+conftest.py, so that no other project has a say in them.
+"""
 
 from __future__ import annotations
 
