@@ -211,7 +211,11 @@ class Engine:
             return
         self.model.recording = None
         tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
-        self.model.recording = replay.Recording(self.model, tokens, self.autocast)
+        try:
+            self.model.recording = replay.Recording(self.model, tokens, self.autocast)
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise compiled.Refused(f"NSA_CUDA_GRAPHS=1: cannot be recorded: {text}") from error
         self._recorded = asked
         self.replay_gap = self.compare_replay()
         torch.cuda.empty_cache()
