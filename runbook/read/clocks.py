@@ -88,7 +88,9 @@ def step_clock(
     total = float(clock.sum())
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
     off = abs(float(apart.median())) > allowed
-    if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S:
+    # A block begins with host and device side by side, and ends with the host up to `lag` ahead.
+    ahead = lag * float(both["dt_s"].median()) * both["run"].nunique()
+    if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S + ahead:
         share = float(both["dt_s"].sum()) / total if total else math.nan
         return [
             f"dt_s sums to {share:.3f} of what rank {rank.rank}'s clock shows for the same "
@@ -104,8 +106,7 @@ def _step_by_step(both: pd.DataFrame, lag: int) -> list[str]:
     # Behind a device the host may note a step anywhere between the ends of that one and the last.
     if not lag and typical > STEP_TOLERANCE * usual + STEP_S:
         return [f"dt_s is {typical:.4f} s off a typical step of {usual:.4f} s by rank 0's clock"]
-    runs = both.groupby((both["step"].diff() != 1).cumsum())
-    for _, steps in runs:
+    for _, steps in both.groupby("run"):
         moved = out_of_place_s(steps, lag)
         allowed = PLACE_STEPS * usual + PLACE_S + PLACE_DRIFT * float(steps["clock_s"].sum())
         if moved > allowed:
@@ -145,8 +146,9 @@ def clocked_steps(
 ) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
-    Left out are the first step of an arm's block, and steps in whose time something else happened
-    on any rank: the others wait for it then or in the step after.
+    `run` numbers the stretches without a gap. Left out are the first step of an arm's block, and
+    steps in whose time something else happened on any rank: the others wait for it then or in the
+    step after.
     """
     if rank.steps is None or "dt_s" not in frame:
         return None
@@ -156,7 +158,7 @@ def clocked_steps(
     both = both.merge(clock[["step", "clock_s"]], on="step")
     busy = _busy_steps(rank.rank, ranks)
     kept: pd.DataFrame = both[both["inside"] & ~both["step"].isin(busy) & both["clock_s"].notna()]
-    return kept
+    return kept.assign(run=(kept["step"].diff() != 1).cumsum())
 
 
 def _busy_steps(number: int, ranks: Sequence[RankLog]) -> set[int]:

@@ -25,9 +25,7 @@ def test_the_sum_over_rows_does_not_depend_on_the_pieces(
     """Two chunks of rows, the second added to the first, against an explicit sum in float64."""
     monkeypatch.setattr(compressed, "_pieces", lambda *_: pieces)
     generator = torch.Generator().manual_seed(0)
-    a, b = (
-        torch.randn(3, 24, width, generator=generator, dtype=torch.float64) for width in (5, 4)
-    )
+    a, b = (torch.randn(3, 24, width, generator=generator, dtype=torch.float64) for width in (5, 4))
     first = compressed._add_product(None, a, b)
     both = compressed._add_product(first.clone(), a, 2 * b)
     right = (a[..., None] * b[:, :, None]).sum(1)

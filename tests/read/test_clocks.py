@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 
 from runbook.read import accounts, clocks
 from runbook.records import RankExit
+from runbook.records.evidence import RankLog
 from runbook.stats import steady
 from tests.read.launches import RANKS, WORK, all_accounts, honest, rank, steps_of
 
@@ -179,3 +181,41 @@ def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
     ahead = steps_of(ranks, 0, mono=noted)
     assert clocks.step_clock(table, ahead[0], ahead, lag=1) == []
     assert clocks.step_clock(table, ahead[0], ahead) != []
+
+
+# Of a launch on an NVIDIA H100 whose layers are replayed: twelve blocks of two arms, by dt_s (the
+# device's ends) and by the host's heartbeats.
+REAL = Path(__file__).parent / "fixtures/steps_h100_two_arms.csv"
+
+
+def real_steps() -> tuple[pd.DataFrame, tuple[RankLog, ...]]:
+    table = pd.read_csv(REAL)
+    alone = table["alone"].astype(bool)
+    ranks = steps_of((rank(0, table),), 0, mono=table["mono"], alone=alone)
+    return table.drop(columns=["mono", "alone"]), ranks
+
+
+def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
+    """Each block begins side by side and ends with the host up to a step ahead: 3 % in all."""
+    table, ranks = real_steps()
+    assert table.groupby(["block", "arm"]).ngroups == 12
+    assert clocks.step_clock(table, ranks[0], ranks, lag=1) == []
+    (problem,) = clocks.step_clock(table, ranks[0], ranks)
+    assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_twentieth_more_or_less_is_fraud_all_the_same(factor: float) -> None:
+    table, ranks = real_steps()
+    lied = table.assign(dt_s=table["dt_s"] * factor)
+    assert len(clocks.step_clock(lied, ranks[0], ranks, lag=1)) == 1
+
+
+def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
+    """0.2 s in one step of a block, which is more than being ahead explains."""
+    table, ranks = real_steps()
+    steps = ranks[0].steps
+    assert steps is not None
+    stalled = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] >= 113, 0.2, 0.0))
+    (problem,) = clocks.step_clock(table, stalled[0], stalled, lag=1)
+    assert "moves step ends by" in problem
