@@ -258,6 +258,10 @@ def _exact(end: End, flights: dict[int, Flight], run_dir: Path, console: Sequenc
         culprit = end.culprit_rank if desync.rank is None else desync.rank
         cause = f"{desync.text()} ({end.cause})"
         return replace(end, cause=cause, culprit_rank=culprit, kind=Kind.DESYNC)
+    told = said_by_watchdog(console, None) if end.status is LaunchStatus.HUNG else ""
+    if told:
+        # NCCL gave up, but its abort waits for the device too: the process stays until it is ended.
+        end = replace(end, cause=f"{end.cause}; NCCL's watchdog: {told}")
     if said_by_watchdog([end.cause], None):
         return _waited_for(end, flights)
     said = next((m for line in console if (m := _TOO_LARGE.search(line))), None)

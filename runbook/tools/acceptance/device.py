@@ -85,6 +85,12 @@ def unread_fields(gpu: GpuState) -> list[str]:
     return [name for name in _READ if getattr(gpu, name) in (None, "")]
 
 
+def _fields_row(gpu: GpuState) -> tuple[str, str]:
+    unread = unread_fields(gpu)
+    told = f"{len(_READ) - len(unread)} of {len(_READ)}"
+    return f"fields read of GPU {gpu.index}", f"{told}; not {', '.join(unread)}" if unread else told
+
+
 def main(argv: Sequence[str]) -> int:
     """0 if everything that is needed was told and could be read, 1 if not."""
     program = Program(__doc__)
@@ -104,8 +110,7 @@ def main(argv: Sequence[str]) -> int:
         smi, text = _read(args.out, problems)
         summary = text
         found = {"driver": smi.driver, "cuda": smi.cuda} if smi else {}
-        rows += [(f"GPU {gpu.index}: not told", ", ".join(unread_fields(gpu)) or "nothing")
-                 for gpu in (smi.gpus if smi else ())]  # fmt: skip
+        rows += [_fields_row(gpu) for gpu in (smi.gpus if smi else ())]
     summary = "; ".join([summary, *problems])
     program.write(summary, markdown_table(("file", "told"), rows), {**found, "problems": problems})
     return 1 if problems else 0

@@ -4,6 +4,9 @@
 
 On a GPU a rank falls asleep in a step, and then work on the device never ends, so that NCCL's own
 watchdog gives up and dumps its last collectives. Without one two gloo ranks take their place.
+
+A rank alone waits for nobody and keeps no record of its collectives (`nsa/train/flight.py`): of it
+the stack, the heartbeats and the silence are wanted, and of NCCL's watchdog its dump.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa.contract import FLIGHTS, STACKDUMPS
+from nsa.contract import FLIGHTS, HEARTBEATS, STACKDUMPS
 from runbook.config import Profile, load_profile
 from runbook.files import write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch, set_aside, stop_on_signals
+from runbook.launch.classify import said_by_watchdog
 from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
@@ -130,9 +134,10 @@ def flight_rows(folder: Path) -> dict[str, int]:
     return found
 
 
-def judge(hang: Hang, result: LaunchResult, folder: Path) -> list[str]:
-    """What is missing of what such a hang has to leave."""
-    stacks = list(folder.glob(STACKDUMPS.glob()))
+def judge(hang: Hang, result: LaunchResult, folder: Path, *, ranks: int) -> list[str]:
+    """What is missing of what such a hang of so many ranks has to leave."""
+    stacks = [path for path in folder.glob(STACKDUMPS.glob()) if path.stat().st_size]
+    beats = HEARTBEATS.found_in(folder)
     flights = flight_rows(folder)
     dumps = [name for name, rows in flights.items() if rows and name in _nccl_names(folder)]
     own = [name for name, rows in flights.items() if rows and name not in _nccl_names(folder)]
@@ -141,8 +146,15 @@ def judge(hang: Hang, result: LaunchResult, folder: Path) -> list[str]:
         f"ended as {result.status}, wanted {wanted}": result.status not in hang.statuses,
         "the hang was never injected": injected_at(folder) is None,
         "no stack dump": not stacks and not hang.wants_nccl_dump,
-        "no flight record with a collective": not own and not hang.wants_nccl_dump,
+        "no heartbeat of every rank": len(beats) < ranks,
+        "no silence in the cause": (
+            result.status is LaunchStatus.HUNG and "silent for" not in result.cause
+        ),
+        "no flight record with a collective": not (own or hang.wants_nccl_dump or ranks == 1),
         "no dump of NCCL's watchdog that can be read": hang.wants_nccl_dump and not dumps,
+        "no word of NCCL's watchdog in the cause": (
+            hang.wants_nccl_dump and not said_by_watchdog([result.cause], None)
+        ),
         "processes were left alive": bool(result.run_token and carriers(result.run_token)),
     }
     return [text for text, wrong in found.items() if wrong]
@@ -207,7 +219,7 @@ def main(argv: Sequence[str]) -> int:
                     "seconds": round(time.monotonic() - begun, 1),
                     "collectives": flight_rows(folder),
                     "fixtures": keep_fixtures(folder, args.out / "fixtures" / hang.name),
-                    "problems": judge(hang, result, folder),
+                    "problems": judge(hang, result, folder, ranks=profile.ranks),
                 }
             )
             _write(program, rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.collect.nvidia import parse_nvidia_smi
-from runbook.tools.acceptance.device import anonymous, main, unread_fields
+from runbook.tools.acceptance.device import _fields_row, anonymous, main, unread_fields
 from runbook.tools.acceptance.state import read_result
 from tests.tools.acceptance.made import fake_smi
 
@@ -50,6 +50,15 @@ def test_what_a_driver_does_not_say_is_named() -> None:
     gpu = parse_nvidia_smi(XML).gpus[0]
     assert {"memory_total_mib", "mig", "pcie_gen"} <= set(unread_fields(gpu))
     assert "name" not in unread_fields(gpu)
+
+
+def test_the_table_says_how_much_of_a_card_was_told() -> None:
+    whole = parse_nvidia_smi((FIXTURES[0]).read_text()).gpus[0]
+    assert unread_fields(whole) == []
+    name, told = _fields_row(whole)
+    assert (name, told) == ("fields read of GPU 0", "11 of 11")
+    _, some = _fields_row(parse_nvidia_smi(XML).gpus[0])
+    assert "of 11; not " in some and "memory_total_mib" in some
 
 
 @pytest.mark.slow

@@ -21,8 +21,10 @@ from runbook.tools.acceptance.provoke import (
 )
 
 ASLEEP, STUCK = ON_GPU
-HUNG = LaunchResult(status=LaunchStatus.HUNG)
-CRASHED = LaunchResult(status=LaunchStatus.CRASHED)
+GAVE_UP = "NCCL's watchdog: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)"
+SILENT = "hang: rank 0 silent for 5.6 s in phase step at step 6 (budget 5 s)"
+HUNG = LaunchResult(status=LaunchStatus.HUNG, cause=f"{SILENT}; {GAVE_UP}")
+CRASHED = LaunchResult(status=LaunchStatus.CRASHED, cause=GAVE_UP)
 
 
 @pytest.fixture
@@ -30,6 +32,7 @@ def left(tmp_path: Path) -> Path:
     """What both hangs together would leave of one rank."""
     (tmp_path / "injected.json").write_text(json.dumps({"mono": 1.0}))
     (tmp_path / "stackdump_rank0_77.txt").write_text(f"File {tmp_path}/a.py\n")
+    (tmp_path / "heartbeat_rank0.jsonl").write_text("{}\n")
     (tmp_path / "flight_rank0.json").write_text(json.dumps({"entries": [[1, "all_reduce"]]}))
     entry = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "input_sizes": [[4]]}
     (tmp_path / "nccl_flight_rank0").write_bytes(pickle.dumps({"entries": [entry]}))
@@ -37,8 +40,23 @@ def left(tmp_path: Path) -> Path:
 
 
 def test_all_of_it(left: Path) -> None:
-    assert judge(ASLEEP, HUNG, left) == []
-    assert judge(STUCK, CRASHED, left) == []
+    assert judge(ASLEEP, HUNG, left, ranks=1) == []
+    assert judge(STUCK, CRASHED, left, ranks=1) == []
+
+
+def test_a_rank_alone_keeps_no_record_of_collectives_and_two_have_to(left: Path) -> None:
+    (left / "flight_rank0.json").unlink()
+    assert judge(ASLEEP, HUNG, left, ranks=1) == []
+    (left / "heartbeat_rank1.jsonl").write_text("{}\n")
+    assert judge(ASLEEP, HUNG, left, ranks=2) == ["no flight record with a collective"]
+
+
+def test_the_cause_has_to_say_what_was_seen(left: Path) -> None:
+    wordless = LaunchResult(status=LaunchStatus.HUNG, cause="a hang")
+    assert judge(ASLEEP, wordless, left, ranks=1) == ["no silence in the cause"]
+    assert judge(STUCK, wordless.model_copy(update={"cause": SILENT}), left, ranks=1) == [
+        "no word of NCCL's watchdog in the cause"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,24 +64,24 @@ def test_all_of_it(left: Path) -> None:
     [
         (ASLEEP, "injected.json", "the hang was never injected"),
         (ASLEEP, "stackdump_rank0_77.txt", "no stack dump"),
-        (ASLEEP, "flight_rank0.json", "no flight record with a collective"),
+        (ASLEEP, "heartbeat_rank0.jsonl", "no heartbeat of every rank"),
         (STUCK, "nccl_flight_rank0", "no dump of NCCL's watchdog that can be read"),
     ],
 )
 def test_one_is_missing(left: Path, hang: Hang, name: str, said: str) -> None:
     (left / name).unlink()
-    assert said in judge(hang, HUNG, left)
+    assert said in judge(hang, HUNG, left, ranks=1)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x05", pickle.dumps({"entries": []})])
 def test_a_dump_that_says_nothing(left: Path, content: bytes) -> None:
     (left / "nccl_flight_rank0").write_bytes(content)
-    assert judge(STUCK, CRASHED, left) == ["no dump of NCCL's watchdog that can be read"]
+    assert judge(STUCK, CRASHED, left, ranks=1) == ["no dump of NCCL's watchdog that can be read"]
 
 
 def test_a_launch_that_ended_well_was_no_hang(left: Path) -> None:
     done = LaunchResult(status=LaunchStatus.COMPLETED)
-    assert judge(ASLEEP, done, left) == ["ended as completed, wanted hung"]
+    assert judge(ASLEEP, done, left, ranks=1) == ["ended as completed, wanted hung"]
 
 
 def test_fixtures_name_no_place(left: Path, tmp_path: Path) -> None:

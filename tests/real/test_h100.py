@@ -1,0 +1,191 @@
+"""Every reader of what a GPU, its driver and torch say, against what an H100 really said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa.train.evidence import kernel_name, operators_by_branch
+from nsa.train.profiling import HOST, WORK, Recorded, summarize
+from runbook.collect.device_counters import counters_of_xml
+from runbook.collect.gpu_facts import gpu_drafts
+from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
+from runbook.config import load_profile
+from runbook.launch import gpu
+from runbook.launch.classify import End
+from runbook.launch.incident import bundle
+from runbook.launch.nccl_flight import read_nccl_rows
+from runbook.read.documents import GPU_SAMPLES, read_console
+from runbook.read.rows import read_rows
+from runbook.records import LaunchResult, LaunchStatus
+from runbook.tools.acceptance.device import unread_fields
+from runbook.tools.acceptance.provoke import ON_GPU, judge
+from tests.real import H100
+
+SMI = (H100 / "nvidia_smi.xml").read_text()
+DEVICES = json.loads((H100 / "devices_before.json").read_text())
+
+
+def test_nvidia_smi_tells_everything_that_is_asked() -> None:
+    smi = parse_nvidia_smi(SMI)
+    (card,) = smi.gpus
+    assert (smi.driver, smi.cuda, card.name) == ("580.159.04", "13.0", "NVIDIA H100 80GB HBM3")
+    assert unread_fields(card) == []
+
+
+def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
+    links = parse_topology((H100 / "topology.txt").read_text())
+    assert links == {}, "one GPU has no other"
+    found = {draft.name: draft.value for draft in gpu_drafts(parse_nvidia_smi(SMI), links)}
+    assert found == {
+        "gpu.count": 1,
+        "gpu.installed": 1,
+        "gpu.names": "NVIDIA H100 80GB HBM3",
+        "gpu.driver": "580.159.04",
+        "gpu.pcie_gen": 5,
+        "gpu.pcie_gen_max": 5,
+        "gpu.pcie_width": 16,
+        "gpu.pcie_width_max": 16,
+        "gpu.link_idle": False,
+        "gpu.processes": 0,
+        "gpu.memory_used_mib": 0,
+        "gpu.memory_total_mib": 81559,
+        "gpu.nvlink": False,
+        "gpu.ecc_uncorrected": 0,
+        "gpu.remap_pending": False,
+        "gpu.remap_failure": False,
+        "gpu.throttle": "",
+        "gpu.caps": "",
+        "gpu.power_limit": 1.0,
+        "gpu.mig": False,
+    }
+
+
+def test_the_matrix_is_read_behind_its_escape_codes() -> None:
+    text = (H100 / "topology.txt").read_text()
+    assert "\x1b[4mGPU0" in text
+    two = text.replace("\x1b[4mGPU0", "\x1b[4mGPU0\tGPU1").replace("GPU0\t X ", "GPU0\t X \tNV18")
+    assert parse_topology(two) == {(0, 1): "NV18"}
+
+
+def test_the_xml_and_nvml_tell_the_same_counters() -> None:
+    (by_smi,) = counters_of_xml(SMI)["gpus"]
+    (by_nvml,) = DEVICES["gpus"]
+    for name, value in by_nvml["counters"].items():
+        if not name.endswith("_violation_s"):  # times, which the XML does not have
+            assert by_smi["counters"][name] == value, name
+    assert by_smi["link"] == by_nvml["link"] and by_smi["power"] == by_nvml["power"]
+    assert (by_smi["pci"], by_smi["mig"]) == (by_nvml["pci"], by_nvml["mig"])
+
+
+def test_samples_of_nvml() -> None:
+    read = read_rows(H100 / "gpu_samples.csv", GPU_SAMPLES)
+    assert (read.problems, read.dropped, read.damaged) == ([], 0, False)
+    frame = read.frame
+    assert set(frame["source"]) == {"nvml"} and set(frame["uuid"]) == {DEVICES["gpus"][0]["uuid"]}
+    assert frame["memory_total_mib"].eq(81559).all() and frame["pcie_gen"].eq(5).all()
+    # What the driver keeps for itself is counted as used by NVML, and not by nvidia-smi.
+    assert frame["memory_used_mib"].min() == 480
+    alone = frame["own_processes"] == 0
+    assert alone.any() and not alone.all()
+    assert frame["other_processes"].eq(0).all() and frame["unknown_processes"].eq(0).all()
+    assert frame.loc[alone, "utilization_percent"].max() == 0
+    assert frame.loc[~alone, "utilization_percent"].max() > 40
+    assert frame.loc[alone, "throttle_reasons"].eq("0x0000000000000001").any(), "idle"
+
+
+def test_every_field_that_nvidia_smi_is_asked_for_is_in_its_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat '{H100}/query_help.txt'\n")
+    script.chmod(0o755)
+    known = (H100 / "query_help.txt").read_text()
+    fields = gpu.query_fields(str(script))
+    assert [name for name in fields if f'"{name}"' not in known] == []
+    answer = (H100 / "gpu_query.csv").read_text().strip().split(", ")
+    assert len(answer) == len(fields)
+    assert dict(zip(fields, answer, strict=True))["memory.total"] == "81559"
+
+
+@dataclass
+class Nested:
+    """A host event of the profiler, with what encloses it."""
+
+    name: str
+    begin: float
+    end: float
+    cpu_parent: Nested | None = None
+
+
+def _trace() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((H100 / "trace_of_one_layer.json").read_text())
+    return document
+
+
+def _host_events() -> list[Nested]:
+    open_: list[Nested] = []
+    found = []
+    for begin, end, name, kind in sorted(_trace()["events"], key=lambda row: (row[0], -row[1])):
+        if kind != HOST:
+            continue
+        while open_ and open_[-1].end < end:
+            open_.pop()
+        event = Nested(name, begin, end, open_[-1] if open_ else None)
+        open_.append(event)
+        found.append(event)
+    return found
+
+
+def test_the_kernel_of_each_branch_is_the_one_that_the_device_ran() -> None:
+    found = {b: kernel_name(ops) for b, ops in operators_by_branch(_host_events()).items()}
+    assert found == {"cmp": "explicit_softmax", "sel": "cudnn", "win": "flash"}
+    expected = load_profile("h100x1").kernels
+    assert all(kernel in expected[branch] for branch, kernel in found.items())
+    on_device = [row[2] for row in _trace()["events"] if row[3] == WORK]
+    assert any(name.startswith("cudnn_generated_fort_native_sdpa_sm90_flash") for name in on_device)
+    assert any("pytorch_flash::flash_fwd_kernel" in name for name in on_device)
+    assert sum("softmax_warp_forward" in name for name in on_device) == 1
+
+
+def test_the_profile_of_a_layer_has_its_ranges_on_both_timelines() -> None:
+    events = [
+        Recorded(begin_us=begin, end_us=end, name=name, kind=kind)
+        for begin, end, name, kind in _trace()["events"]
+    ]
+    found = summarize(events, 1)
+    assert {name: row["count"] for name, row in found["ranges"].items()} == {
+        "nsa.cmp": 1, "nsa.sel.attend": 1, "nsa.win": 1,
+    }  # fmt: skip
+    assert all(row["cpu_us"] > 0 and row["cuda_us"] > 0 for row in found["ranges"].values())
+    assert found["gpu"] is not None and 0 < found["gpu"]["busy_us"] < found["gpu"]["window_us"]
+
+
+def test_the_dump_of_nccls_own_watchdog() -> None:
+    folder = H100 / "evidence" / "nccl_timeout"
+    rows = read_nccl_rows((folder / "nccl_flight_rank0").read_bytes())
+    assert rows == json.loads((folder / "nccl_flight_rank0.json").read_text())
+    assert [row[0] for row in rows or []] == list(range(1, 13))
+    assert (rows or [])[-1][1:4] == ["all_reduce", [[13231944]], ["BFloat16"]]
+
+
+@pytest.mark.parametrize("hang", ON_GPU, ids=lambda hang: hang.name)
+def test_one_rank_that_hung_left_what_it_has_to(hang: Any, tmp_path: Path) -> None:
+    folder = tmp_path / hang.name
+    shutil.copytree(H100 / "evidence" / hang.name, folder)
+    kept = LaunchResult.model_validate_json((folder / "result.json").read_bytes())
+    lines, _ = read_console(folder / "console.log")
+    end = End(status=kept.status, cause=kept.cause, culprit_rank=kept.culprit_rank)
+    told, _, _ = bundle(folder, [], end, token=kept.run_token, console=lines)
+    assert told.status is LaunchStatus.HUNG and told.cause.startswith("hang: rank 0 silent for")
+    result = kept.model_copy(update={"cause": told.cause, "run_token": ""})
+    assert judge(hang, result, folder, ranks=1) == []
+    if hang.wants_nccl_dump:
+        # NCCL gave up after 9 s and said so; its process would have stayed for good.
+        assert "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE" in told.cause
+        assert judge(hang, kept, folder, ranks=1) == ["no word of NCCL's watchdog in the cause"]
