@@ -122,7 +122,7 @@ class Baseline(RowPhase):
                 "mfu",
                 "What share of the device's peak is used?",
                 self.over(mfu),
-                topic="plausible",
+                topic="throughput",
                 restates="throughput",
             ),
             Row(

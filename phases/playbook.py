@@ -16,7 +16,7 @@ BY_TOPIC: dict[str, str] = {
     ),
     # Requirements T1 and C5.
     "throughput": (
-        "try NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
+        "set NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
         "TensorBoard off; on PCIe keep the batch at 2 and raise NSA_ACCUM instead"
     ),
     "busy": (
@@ -230,6 +230,10 @@ BY_TOPIC: dict[str, str] = {
         "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
         "to read the kernel log run as root or set kernel.dmesg_restrict=0"
     ),
+    "devices_told": (
+        "the numbers stand; watch what the row names (a counter that grows from run to run is a "
+        "card to be looked at). To read the kernel log run as root or set kernel.dmesg_restrict=0"
+    ),
     "host_settings": (
         "do what the row says beside each setting; none of them decides, but numbers of machines "
         "that are set up differently are not alike"
@@ -251,6 +255,16 @@ BY_TOPIC: dict[str, str] = {
     "target": (
         "measure a healthy run of this config once, and write its throughput and date into a "
         "profile of your own as the new floor"
+    ),
+}
+
+# One rank alone exchanges nothing: a topic that speaks of several has another remedy there.
+ALONE: dict[str, str] = {
+    "throughput": (
+        "a GPU that idles waits for the host that feeds it: the nvtx phase names what the host "
+        "does. Set NSA_COMPILE=dense and NSA_OPT_FUSED=1, keep flash enabled (no "
+        "NSA_SDPA_NO_FLASH), switch tracing and TensorBoard off; raise train.batch_size as far as "
+        "memory_headroom allows"
     ),
 }
 
@@ -315,10 +329,14 @@ _FIXED_FIRST = frozenset(
 )
 
 
-def remedy_for(topic: str, code: Reason, *, own: str = "") -> str:
-    """The remedy of what a finding names as its `own` topic, else of its row's topic or reason."""
+def remedy_for(topic: str, code: Reason, *, own: str = "", ranks: int = 2) -> str:
+    """The remedy of what a finding names as its `own` topic, else of its row's topic or reason.
+
+    `ranks` train together: one alone has remedies of its own.
+    """
+    by_topic = BY_TOPIC if ranks > 1 else BY_TOPIC | ALONE
     if own:
-        return BY_TOPIC[own]
-    if topic in BY_TOPIC and code not in _FIXED_FIRST:
-        return BY_TOPIC[topic]
+        return by_topic[own]
+    if topic in by_topic and code not in _FIXED_FIRST:
+        return by_topic[topic]
     return BY_REASON.get(code, "")

@@ -24,7 +24,7 @@ class _Key:
     """A number of the first page: the check that has it, and how it is written.
 
     `measured` is the name that its measurement must have, where the check may show another number
-    instead. A `share` is written in percent.
+    instead. A `share` is written in percent. Fewer `ranks` than this have no such number.
     """
 
     label: str
@@ -32,11 +32,13 @@ class _Key:
     measured: str = ""
     share: bool = False
     always: bool = False
+    ranks: int = 1
 
 
 KEYS = (
     _Key(label="Throughput", check="baseline.throughput", always=True),
-    _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True),
+    _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True,
+         ranks=2),
     _Key(label="Peak memory of a rank", check="long_run.memory_limit", always=True),
     _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
     _Key(label="Share of the measured matrix product", check="baseline.mfu_of_ceiling",
@@ -103,9 +105,10 @@ def summarize(view: ReportView) -> Summary:
     record = view.record
     checks = {check.id: check for check in record.checks()}
     skipped = {one.name for one in record.phases if one.outcome is Outcome.SKIPPED}
-    found = [_key_number(key, checks.get(key.check), skipped) for key in KEYS]
+    keys = [key for key in KEYS if key.ranks <= _ranks(record)]
+    found = [_key_number(key, checks.get(key.check), skipped) for key in keys]
     numbers = tuple(one for one in found if one.value)
-    shown = {key.check for key in KEYS if key.always} | {one.id for one in numbers}
+    shown = {key.check for key in keys if key.always} | {one.id for one in numbers}
     folder = run_folder(record)
     return Summary(
         tiles=tuple(one for one in found if one.id in shown)[:_TILES],
@@ -118,6 +121,12 @@ def summarize(view: ReportView) -> Summary:
         folder=folder,
         resume=f"runbook run --resume {folder}" if _may_resume(record) else "",
     )
+
+
+def _ranks(record: RunRecord) -> int:
+    """How many ranks the profile trains with; a record that does not tell has what several have."""
+    told = record.profile_document.get("ranks")
+    return told if isinstance(told, int) else 2
 
 
 def _may_resume(record: RunRecord) -> bool:

@@ -92,7 +92,8 @@ def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
             Reason.WRONG_ENVIRONMENT, reason, measurement=value, evidence=paths, topic="devices"
         )
     if notes.warnings:
-        return warned(f"{name}: {'; '.join(notes.warnings)}", measurement=value, evidence=paths)
+        reason = f"{name}: {'; '.join(notes.warnings)}"
+        return warned(reason, measurement=value, evidence=paths, topic="devices_told")
     return passed(f"{name}: {'; '.join(notes.seen)}", measurement=value, evidence=paths)
 
 

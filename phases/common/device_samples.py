@@ -26,6 +26,8 @@ Found = tuple[list[str], list[str], list[str]]
 
 def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
     """Faults, warnings and what is fine, of the samples that were taken during the steps."""
+    if all(rank.steps is None for rank in launch.ranks):
+        return [], [], ["it took no step in which the GPUs could be sampled"]
     frame = _in_steps(launch)
     if frame is None or frame.empty:
         if any(gpu.get("counters") for gpu in gpus):

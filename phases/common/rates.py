@@ -258,24 +258,23 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
     # Shown only, it may be of shared cores, which were slower while preflight ran.
     if limit.gated and not 0.0 < share <= 1.0:
         reason = f"{text}: a share outside (0, 1] is not possible"
-        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
     return against(value, limit, text)
 
 
 def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
     share, floor = float(value.value), case.limit(MFU_FLOOR)
     if not 0.0 < share <= 1.0:
-        return invalid(
-            Reason.NOT_PLAUSIBLE, f"MFU {share:.3g} is not in (0, 1]: {note}", measurement=value
-        )
+        reason = f"MFU {share:.3g} is not in (0, 1]: {note}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
     if share < IDLE_MFU:
         reason = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle; {note}"
-        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
     if floor.gated:
         return against(value, floor, f"MFU {share:.3%}; {note}")
     if not floor.holds(share):
         reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {note}"
-        return warned(reason, measurement=value, topic="throughput")
+        return warned(reason, measurement=value)
     return passed(f"MFU {share:.2%}; {note}", measurement=value)
 
 

@@ -93,13 +93,14 @@ class RowPhase(Phase):
         check_id = f"{self.name}.{row.what}"
         fine = finding.outcome in _FINE
         needs_advice = not fine or finding.code is Reason.WARNING
-        remedy = remedy_for(row.topic, finding.code, own=finding.topic) if needs_advice else ""
+        ranks = context.profile.ranks
+        advice = remedy_for(row.topic, finding.code, own=finding.topic, ranks=ranks)
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
             phase=self.name,
             question=row.question,
-            remedy=remedy,
+            remedy=advice if needs_advice else "",
             rerun=""
             if fine
             else context.rerun(*dict.fromkeys((*row.needs, *self.needs)), self.name),

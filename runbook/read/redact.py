@@ -16,6 +16,8 @@ _RECORDED_PREFIXES = (
     "GLOO_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "UCX_", "FI_", "TRITON_", "SLURM_JOB",
     "SLURM_NODE", "PYTHON",
 )  # fmt: skip
+# What images of CUDA say of the drivers they accept: pages of it, and the same on every machine.
+_LEFT_OUT = frozenset({"NVIDIA_REQUIRE_CUDA"})
 _RECORDED_NAMES = frozenset({"CONFIG", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "NO_COLOR"})
 
 _PRIVATE_KEY = re.compile(
@@ -78,7 +80,8 @@ def recorded_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     return {
         name: blanked[name]
         for name in sorted(blanked)
-        if name.startswith(_RECORDED_PREFIXES) or name in _RECORDED_NAMES
+        if (name.startswith(_RECORDED_PREFIXES) and name not in _LEFT_OUT)
+        or name in _RECORDED_NAMES
     }
 
 

@@ -124,6 +124,26 @@ def test_mfu_is_held_against_what_is_physical() -> None:
     assert run("mfu", 5.0, 5.0, 5.0, where=builder.context("cpu")).outcome is Outcome.SKIPPED
 
 
+def test_a_slow_gpu_and_an_impossible_number_have_different_remedies() -> None:
+    """A launch that is only slow was measured well; what no device can do was not."""
+    slow, idle = (run("mfu", rate, rate, rate).remedy for rate in (6e4, 1e3))
+    assert "do not use these numbers" in idle and "do not use these numbers" not in slow
+    assert "NSA_DDP_BUCKET_MB" in slow
+
+
+@pytest.mark.parametrize("what", ["mfu", "gpu_utilisation"])
+def test_one_gpu_that_idles_is_told_about_its_host_and_not_about_links(what: str) -> None:
+    alone = builder.context("h100x1")
+    limit = {"mfu": "mfu_floor", "gpu_utilisation": "gpu_utilisation"}[what]
+    high = alone.profile.limits[limit].model_copy(update={"value": 99.9})
+    profile = alone.profile.model_copy(update={"limits": {**alone.profile.limits, limit: high}})
+    where = replace(alone, profile=profile)
+    check = builder.row("baseline", what, builder.evidence("baseline", where), where)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
+    assert "waits for the host" in check.remedy
+    assert "NSA_DDP" not in check.remedy and "PCIe" not in check.remedy
+
+
 def test_mfu_says_which_model_and_peak_it_means() -> None:
     check = run("mfu", 4e5, 4e5, 4e5)
     assert check.measurement is not None

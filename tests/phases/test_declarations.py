@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phases.common.case import ending
-from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
+from phases.playbook import ALONE, BY_REASON, BY_TOPIC, remedy_for
 from runbook import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from runbook.registry import known_checks, known_limits
@@ -49,6 +49,13 @@ def test_a_launch_that_ended_badly_is_mended_before_its_topic() -> None:
     assert remedy_for("throughput", Reason.BELOW_LIMIT) == BY_TOPIC["throughput"]
     assert remedy_for("throughput", Reason.HANG) == BY_REASON[Reason.HANG]
     assert remedy_for("", Reason.UNDECIDED) == BY_REASON[Reason.UNDECIDED]
+
+
+def test_one_rank_has_remedies_of_its_own_for_topics_that_there_are() -> None:
+    assert set(ALONE) <= set(BY_TOPIC)
+    assert remedy_for("throughput", Reason.BELOW_LIMIT, ranks=1) == ALONE["throughput"]
+    assert remedy_for("memory", Reason.BELOW_LIMIT, ranks=1) == BY_TOPIC["memory"]
+    assert "NSA_DDP" not in "".join(ALONE.values())
 
 
 def test_every_end_of_a_launch_has_a_remedy_of_its_own() -> None:

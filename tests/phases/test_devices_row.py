@@ -277,6 +277,14 @@ def test_what_does_not_decide_is_a_warning_and_never_silent(what: str) -> None:
     check = checked(change)
     assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
     assert said in check.reason
+    assert check.remedy.startswith("the numbers stand")
+
+
+def test_a_launch_that_took_no_step_had_nothing_to_be_sampled() -> None:
+    """One that was interrupted while it started; what else it lacks other rows say."""
+    found = checked(both(spoil.parts(gpu_samples=None), spoil.parts(ranks=())))
+    assert (found.outcome, found.code) == (Outcome.PASS, Reason.OK)
+    assert "took no step" in found.reason
 
 
 @pytest.mark.parametrize("address", ["0000:3b:00", "0000:99:00"])

@@ -106,6 +106,7 @@ def test_only_what_decides_training_is_recorded() -> None:
     environ = {
         "NSA_DDP_BUCKET_MB": "50",
         "NCCL_DEBUG": "INFO",
+        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=unknown,driver>=535,driver<536 brand=grid",
         "HOME": "/home/someone",
         "HF_TOKEN": CANARY,
         "NCCL_AUTH_TOKEN": CANARY,

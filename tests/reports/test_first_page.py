@@ -77,6 +77,13 @@ def test_what_was_not_measured_is_said_on_the_tile() -> None:
     assert "Scaling" not in {number.label for number in summary.numbers}
 
 
+def test_one_rank_alone_has_no_scaling_to_be_missed() -> None:
+    record = go()
+    alone = {**record.profile_document, "ranks": 1}
+    tiles = summarize(build_view(record.model_copy(update={"profile_document": alone}))).tiles
+    assert [tile.label for tile in tiles[:2]] == ["Throughput", "Peak memory of a rank"]
+
+
 def test_the_two_tables_of_the_documents_are_there_in_their_shape() -> None:
     (table,) = summarize(build_view(go())).tables
     assert table.columns == ("bucket (MB)", "last-50 mean", "last-50 stdev", "n", "window")

@@ -32,6 +32,7 @@ from runbook.tools.acceptance.program import Program, markdown_table
 from runbook.tools.acceptance.shorten import Pace, Shortened, shorten
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
+_MODULE = "runbook.tools.acceptance.run"
 _PROBE_STEPS = 24
 _PROBE_CUT = 8
 _PROBE_TIMEOUT_S = 180.0
@@ -163,7 +164,7 @@ def run_part(program: Program) -> RunRecord | None:
         phases=program.args.phases or "all",
         profile=str((out / _PROFILE_YAML).resolve()),
         out=runs,
-        command=shlex.join(["runbook", *sys.argv[1:]]),
+        command=shlex.join(["python3", "-m", _MODULE, *sys.argv[1:]]),
         formats=report_names(),
         # The machine is what it is: everything is measured, and the verdict says what is wrong.
         keep_going=True,

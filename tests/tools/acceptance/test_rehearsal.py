@@ -78,4 +78,6 @@ def test_the_run_is_one_run_and_its_verdict_names_its_scope(tmp_path: Path) -> N
     assert str(result["headline"]).startswith("GO for 20 of ")
     folders = list((tmp_path / "work" / DEVICE / "run" / "runs").iterdir())
     assert len(folders) == 1
+    record = json.loads((folders[0] / "run.json").read_text())
+    assert record["command"].startswith("python3 -m runbook.tools.acceptance.run --out ")
     assert runbook("verify", str(folders[0]), cwd=tmp_path).code == 0
