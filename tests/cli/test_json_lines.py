@@ -72,7 +72,7 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
 def test_the_stream_of_the_program_itself(tmp_path: Path) -> None:
     ended = runbook(
         *("run", "--profile", "cpu", "--phase", "baseline", "--steps-scale", "0.1"),
-        *("--output-format", "json"),
+        *("--protocol", "single", "--output-format", "json"),
         cwd=tmp_path,
         timeout_s=600,
     )
