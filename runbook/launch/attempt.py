@@ -114,7 +114,7 @@ class Attempt:
                 self.watch.close()
         self.watch.update()
         self._ended_at = time.monotonic()
-        load.write(self.run_dir)
+        self.load = load.write(self.run_dir)
         window = self.kernel.close(self.run_dir)
         hurry = bool(self.options.stop.requested)
         write_devices(self.run_dir, When.AFTER, environment, hurry=hurry)
@@ -279,7 +279,9 @@ class Attempt:
             end = end or classify_trainer(
                 states, exits, child_code=own, wanted=wanted, oom=oom, console=lines
             )
-            end, found, notes = bundle(self.run_dir, states, end, token=self.token, console=lines)
+            end, found, notes = bundle(
+                self.run_dir, states, end, token=self.token, console=lines, load=self.load
+            )
             self.evidence += [path for path in found if path not in self.evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, kernel, slots=self.devices.slots, pids=pids)

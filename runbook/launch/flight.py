@@ -16,6 +16,10 @@ from typing import Any
 
 from nsa.contract import FLIGHTS
 from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
+from runbook.read.load import Load
+
+# How a note begins that blames the machine for a late rank, and not the rank.
+SHORT_OF_CPUS = "short of CPUs"
 
 _LARGEST_BYTES = 64 << 20
 _LONGEST_PERIOD = 256
@@ -70,19 +74,24 @@ class Desync:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """The rank that the others wait for in step after step, and how long (median, s)."""
+    """The rank that `ranks - 1` others wait for in step after step, and how long (median, s)."""
 
     rank: int
+    ranks: int
     lag_s: float
     steps: int
     step_s: float
 
-    def text(self) -> str:
-        """For a note."""
-        return (
-            f"straggler: rank {self.rank} comes {self.lag_s * 1000:.0f} ms late in each of "
+    def text(self, load: Load | None) -> str:
+        """For a note. A rank that may only have waited for a CPU is not called a straggler."""
+        late = (
+            f"rank {self.rank} comes {self.lag_s * 1000:.0f} ms late in each of "
             f"{self.steps} steps of {self.step_s * 1000:.0f} ms"
         )
+        if load is None or self.lag_s > load.short_of(self.ranks) * self.step_s:
+            return f"straggler: {late}"
+        taken = f"other work took {load.taken * load.cpus:.1f} of {load.cpus} CPUs"
+        return f"{SHORT_OF_CPUS}: {late}, but {self.ranks} ranks ran while {taken}"
 
 
 def flight_files(run_dir: Path) -> dict[int, Path]:
@@ -216,7 +225,7 @@ def find_straggler(flights: Mapping[int, Flight]) -> Straggler | None:
     steady = latest.count(rank) >= _SAME_RANK_SHARE * len(latest)
     if not steady or lag_s < max(_LAG_S, _LAG_SHARE * step_s):
         return None
-    return Straggler(rank=rank, lag_s=lag_s, steps=len(steps), step_s=step_s)
+    return Straggler(rank=rank, ranks=len(by_rank), lag_s=lag_s, steps=len(steps), step_s=step_s)
 
 
 def _lags(step: Sequence[int], by_rank: Mapping[int, Mapping[int, Collective]]) -> dict[int, float]:

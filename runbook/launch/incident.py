@@ -31,6 +31,7 @@ from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog, process_state
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
+from runbook.read.load import Load
 from runbook.records import Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
@@ -226,18 +227,24 @@ def _kernel_wait(pid: int | None) -> str:
 
 
 def bundle(
-    run_dir: Path, ranks: Sequence[RankState], end: End, *, token: str, console: Sequence[str]
+    run_dir: Path,
+    ranks: Sequence[RankState],
+    end: End,
+    *,
+    token: str,
+    console: Sequence[str],
+    load: Load | None,
 ) -> tuple[End, list[Path], tuple[str, ...]]:
     """The end with its cause made exact by the flight records, the evidence, and notes.
 
-    A good end has no evidence; it may have a note about a rank that was always late. For a bad
-    one the files are the incident's summary, every stack and flight record, and what a watcher
-    wrote.
+    A good end has no evidence; it may have a note about a rank that was always late, and whether
+    the `load` alone may explain that. For a bad one the files are the incident's summary, every
+    stack and flight record, and what a watcher wrote.
     """
     flights = read_flights(run_dir, token=token)
     if end.status is LaunchStatus.COMPLETED:
         straggler = find_straggler(flights)
-        return end, [], (straggler.text(),) if straggler else ()
+        return end, [], (straggler.text(load),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
     files += [*flight_files(run_dir).values(), *nccl_flight_files(run_dir).values()]

@@ -16,6 +16,7 @@ import psutil
 
 from runbook.files import write_atomic
 from runbook.read.documents import LOAD_JSON
+from runbook.read.load import Load, load_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,11 @@ class LoadMeter:
         self._before = read_times()
         self._load_before = os.getloadavg()
 
-    def write(self, run_dir: Path) -> None:
-        """Write `load.json`; call it when nothing of the launch is alive. Raises OSError."""
+    def write(self, run_dir: Path) -> Load | None:
+        """Write `load.json` and return it; call it when nothing of the launch is alive.
+
+        None where the kernel tells no times. Raises OSError.
+        """
         then, now = self._before, read_times()
         total_s = sum(
             getattr(now, name) - getattr(then, name) for name in ("busy_s", "steal_s", "idle_s")
@@ -72,3 +76,4 @@ class LoadMeter:
             "load_after": list(os.getloadavg()),
         }
         write_atomic(run_dir / LOAD_JSON, json.dumps(document, indent=2) + "\n")
+        return load_of([document])

@@ -26,6 +26,10 @@ class Load:
         """The share of the CPUs that this launch could not have."""
         return self.others + self.steal
 
+    def short_of(self, ranks: int) -> float:
+        """CPUs beyond those there are that so many ranks, each with one to itself, would need."""
+        return max(0.0, self.taken * self.cpus + ranks - self.cpus)
+
     def __str__(self) -> str:
         return (
             f"other work took {self.others:.1%} of {self.cpus} CPUs, the host {self.steal:.1%}; "

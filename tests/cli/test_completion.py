@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 
 pytest.importorskip("argcomplete", reason="nsa-runbook[completion] is not installed")
 
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 def offered(shell: str, folder: Path, line: str) -> list[str]:
     """The words that this shell would offer at the end of `line`."""
-    script = runbook("completion", shell, cwd=folder)
+    script = inside("completion", shell, cwd=folder)
     assert (script.code, script.err) == (0, "")
     done = subprocess.run(
         [shell, *PROGRAMS[shell]],
@@ -103,7 +103,7 @@ def test_a_wrong_word_is_offered_nothing(folder: Path) -> None:
 
 
 def test_an_unknown_shell_is_refused(tmp_path: Path) -> None:
-    ended = runbook("completion", "tcsh", cwd=tmp_path)
+    ended = inside("completion", "tcsh", cwd=tmp_path)
     assert ended.code == 2
     assert "invalid choice: 'tcsh' (choose from 'bash', 'zsh', 'fish')" in ended.err
 

@@ -19,7 +19,7 @@ from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimator, Pace
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.reports import samples
 
 
@@ -75,7 +75,7 @@ def test_what_feeds_what(plan: str) -> None:
 
 
 def test_a_phase_alone_says_what_it_goes_without(tmp_path: Path) -> None:
-    out = runbook("run", "--dry-run", "--profile", "cpu", "--phase", "long_run", cwd=tmp_path).out
+    out = inside("run", "--dry-run", "--profile", "cpu", "--phase", "long_run", cwd=tmp_path).out
     assert "#   without bucket_sweep, fused_adamw (not in this run)" in out
 
 
@@ -88,7 +88,7 @@ def test_every_launch_has_a_time_and_a_limit(plan: str) -> None:
 
 
 def test_for_machines(tmp_path: Path) -> None:
-    ended = runbook("run", "--dry-run", "--json", "--profile", "cpu", cwd=tmp_path)
+    ended = inside("run", "--dry-run", "--json", "--profile", "cpu", cwd=tmp_path)
     document = json.loads(ended.out)
     assert document["dry_run"] is True
     assert [phase["name"] for phase in document["phases"]] == list(NINE)
@@ -100,13 +100,13 @@ def test_for_machines(tmp_path: Path) -> None:
 
 def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
     words = ("run", "--dry-run", "--phase", "baseline", "--profile", "cpu")
-    plain = runbook(*words, cwd=tmp_path).out
+    plain = inside(*words, cwd=tmp_path).out
     changed = ("--set", "NSA_DDP_COMPRESS=off", "--set", "train.lr=0.002", "--steps-scale", "0.5")
-    scaled = runbook(*words, *changed, cwd=tmp_path).out
+    scaled = inside(*words, *changed, cwd=tmp_path).out
     differs = ["config changed (train.lr=0.002)", "settings changed (NSA_DDP_COMPRESS=off)"]
     told = f"# differs  {', '.join(differs)}: the verdict's first line will say so"
     assert "# differs" not in plain and told in scaled.splitlines()
-    machine = runbook(*words, *changed, "--json", cwd=tmp_path).out
+    machine = inside(*words, *changed, "--json", cwd=tmp_path).out
     assert json.loads(machine)["caveats"] == differs
     assert "NSA_DDP_COMPRESS=bf16" in plain and "NSA_DDP_COMPRESS=off" in scaled
     assert "runs with a copy of the config in which train.lr=0.002" in scaled
@@ -136,7 +136,7 @@ def test_a_pasted_line_names_files_that_exist_and_carries_its_arms(
 
 
 def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path: Path) -> None:
-    shown = runbook("run", "--profile", "a100x2_pcie4", "--phase", "bucket_sweep", "--dry-run",
+    shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "bucket_sweep", "--dry-run",
                     cwd=tmp_path).out  # fmt: skip
     assert "#   24 rounds of 25, 50, 100 in changing order; each 20 steps after 4" in shown
     command = shown[shown.index("NSA_PREFILL_BATCHED=1") : shown.index("\n\n# total")]
@@ -149,7 +149,7 @@ def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path:
 
 def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:
     """60 steps of 8,192 tokens take 3.5 hours at 39 tok/s; their limit is half an hour."""
-    shown = runbook("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
+    shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
                     cwd=tmp_path).out  # fmt: skip
     assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
     assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
@@ -221,7 +221,7 @@ def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
 
 
 def test_measuring_is_a_part_of_a_dry_run(tmp_path: Path) -> None:
-    ended = runbook("run", "--measure", "--profile", "cpu", cwd=tmp_path)
+    ended = inside("run", "--measure", "--profile", "cpu", cwd=tmp_path)
     assert ended.code == 2 and "--measure is for --dry-run" in ended.err
 
 
@@ -269,5 +269,5 @@ def test_a_line_really_works_when_pasted_elsewhere(tmp_path: Path) -> None:
     ],
 )
 def test_the_phases_that_a_list_means(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
-    ended = runbook("run", "--dry-run", "--profile", "cpu", "--phase", text, cwd=tmp_path)
+    ended = inside("run", "--dry-run", "--profile", "cpu", "--phase", text, cwd=tmp_path)
     assert tuple(re.findall(r"^# \d+/\d+ (\w+): ", ended.out, flags=re.MULTILINE)) == names

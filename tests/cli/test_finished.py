@@ -8,7 +8,7 @@ import pytest
 
 from runbook.engine.outputs import render
 from runbook.records.run import Screen
-from tests.cli.shell import ESCAPE, runbook
+from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 
 
@@ -30,13 +30,13 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
 def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
-    ended = runbook("report", finished.name, "--format", name, cwd=tmp_path)
+    ended = inside("report", finished.name, "--format", name, cwd=tmp_path)
     assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
     assert [path.name for path in finished.iterdir()] == ["run.json"]
 
 
 def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
-    ended = runbook("report", "--format", "md,html,junit", cwd=tmp_path)
+    ended = inside("report", "--format", "md,html,junit", cwd=tmp_path)
     where = f"artifacts/{finished.name}"
     assert ended.out.splitlines() == [
         f"{where}/report.md",
@@ -48,8 +48,8 @@ def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -
 
 def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
     assert (
-        runbook("report", "--json", cwd=tmp_path).out
-        == runbook("report", "--format", "json", cwd=tmp_path).out
+        inside("report", "--json", cwd=tmp_path).out
+        == inside("report", "--format", "json", cwd=tmp_path).out
     )
 
 
@@ -67,7 +67,7 @@ def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
 def test_a_wrong_list_of_formats(
     finished: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    ended = runbook(*words, cwd=tmp_path)
+    ended = inside(*words, cwd=tmp_path)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith(f"runbook: error: {message}")
     assert [path.name for path in finished.iterdir()] == ["run.json"]

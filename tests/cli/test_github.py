@@ -10,7 +10,7 @@ import pytest
 from runbook.cli._github import GithubObserver, LogConsole, harmless, summary_text, tell_github
 from runbook.console import Console
 from runbook.engine.outputs import render
-from tests.cli.shell import runbook
+from tests.cli.shell import inside
 from tests.cli.test_observers import ROOT, play
 from tests.reports import samples
 
@@ -109,7 +109,7 @@ def test_two_formats_at_once_are_refused(tmp_path: Path) -> None:
         (("--dry-run", "--output-format", "github"), "nothing to annotate"),
         (("--output-format", "xml"), "'text', 'json', 'github'"),
     ):
-        ended = runbook("run", "--profile", "cpu", *words, cwd=tmp_path)
+        ended = inside("run", "--profile", "cpu", *words, cwd=tmp_path)
         assert (ended.code, ended.out) == (2, "")
         assert text in ended.err
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from runbook.cli import COMMANDS
 from runbook.cli._here import SILENT_S
 from runbook.cli._parser import parse_all
 from runbook.launch import Budgets
-from tests.cli.shell import runbook
+from tests.cli.shell import inside
 
 RUN = "20260101T000000Z-abc1234"
 RECORD = {
@@ -45,7 +45,7 @@ def finish(tmp_path: Path, name: str = RUN, **changed: object) -> None:
 
 def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
     """All that is said, and the commands that come next; each has to be one."""
-    ended = runbook(cwd=tmp_path, **variables)
+    ended = inside(cwd=tmp_path, **variables)
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert len(lines) <= 10

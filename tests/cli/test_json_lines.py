@@ -16,7 +16,7 @@ from runbook.console import Console
 from runbook.launch.pulse import Pulse, Silence
 from runbook.records import Verdict
 from runbook.records.events import events_schema
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.cli.test_observers import Clock
 from tests.engine import toys
 from tests.reports import samples
@@ -32,7 +32,7 @@ def test_the_published_schema_is_current() -> None:
 
 
 def test_the_command_prints_it(tmp_path: Path) -> None:
-    ended = runbook("schema", "events", cwd=tmp_path)
+    ended = inside("schema", "events", cwd=tmp_path)
     assert (ended.code, ended.out) == (0, SCHEMA.read_text())
 
 
@@ -72,7 +72,7 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
 def test_the_stream_of_the_program_itself(tmp_path: Path) -> None:
     ended = runbook(
         *("run", "--profile", "cpu", "--phase", "baseline", "--steps-scale", "0.1"),
-        *("--output-format", "json"),
+        *("--protocol", "single", "--output-format", "json"),
         cwd=tmp_path,
         timeout_s=600,
     )

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from runbook.config import load_profile, profile_names
-from tests.cli.shell import ESCAPE, runbook
+from tests.cli.shell import ESCAPE, inside
 from tests.reports import samples
 
 NINE = (
@@ -26,7 +26,7 @@ NINE = (
 
 
 def test_phases_in_running_order(tmp_path: Path) -> None:
-    ended = runbook("phases", cwd=tmp_path)
+    ended = inside("phases", cwd=tmp_path)
     assert ended.code == 0
     lines = ended.out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [*NINE, "fineweb", "regression"]
@@ -35,7 +35,7 @@ def test_phases_in_running_order(tmp_path: Path) -> None:
 
 
 def test_phases_for_machines(tmp_path: Path) -> None:
-    ended = runbook("phases", "--json", cwd=tmp_path)
+    ended = inside("phases", "--json", cwd=tmp_path)
     assert ended.err == ""
     rows = json.loads(ended.out)["phases"]
     assert [row["name"] for row in rows] == [*NINE, "fineweb", "regression"]
@@ -48,11 +48,11 @@ def test_phases_for_machines(tmp_path: Path) -> None:
 
 
 def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
-    ended = runbook("profiles", cwd=tmp_path)
+    ended = inside("profiles", cwd=tmp_path)
     assert ended.code == 0, ended.err
     names = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
     assert names == list(profile_names()) and len(names) == 9
-    document = json.loads(runbook("profiles", "--json", cwd=tmp_path).out)
+    document = json.loads(inside("profiles", "--json", cwd=tmp_path).out)
     assert [row["name"] for row in document["profiles"]] == names
     chosen = document["auto"]["name"]
     assert ended.out.count("*") == 2
@@ -63,7 +63,7 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", profile_names())
 def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) -> None:
     profile = load_profile(name)
-    ended = runbook("profiles", name, cwd=tmp_path)
+    ended = inside("profiles", name, cwd=tmp_path)
     assert ended.code == 0
     for limit_name, limit in profile.limits.items():
         line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
@@ -73,13 +73,13 @@ def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) 
 
 
 def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
-    document = json.loads(runbook("profiles", "cpu", "--json", cwd=tmp_path).out)
+    document = json.loads(inside("profiles", "cpu", "--json", cwd=tmp_path).out)
     assert document == load_profile("cpu").model_dump(mode="json")
 
 
 def test_toggles_in_this_shell(tmp_path: Path) -> None:
     """Read by what is started by hand: `runbook run` takes none of them, and nothing says so."""
-    ended = runbook("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
+    ended = inside("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
     assert ended.code == 0
     *lines, note = ended.out.splitlines()
     assert "IN FORCE" not in ended.out and "IN THIS SHELL*" in lines[0]
@@ -95,7 +95,7 @@ def test_toggles_in_this_shell(tmp_path: Path) -> None:
 def test_toggles_for_machines(tmp_path: Path) -> None:
     from nsa.toggles import TOGGLES
 
-    ended = runbook("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
+    ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
     document = json.loads(ended.out)
     assert "`runbook run` takes toggles from the profile and --set" in document["note"]
     rows = {row["name"]: row for row in document["toggles"]}
@@ -105,14 +105,14 @@ def test_toggles_for_machines(tmp_path: Path) -> None:
 
 
 def test_a_bad_environment_is_one_message(tmp_path: Path) -> None:
-    ended = runbook("toggles", cwd=tmp_path, NSA_DDP_BUKET_MB="5", NSA_DDP_COMPRESS="zip")
+    ended = inside("toggles", cwd=tmp_path, NSA_DDP_BUKET_MB="5", NSA_DDP_COMPRESS="zip")
     assert (ended.code, ended.out) == (2, "")
     assert "NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?" in ended.err
     assert "NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16" in ended.err
 
 
 def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> None:
-    schema = json.loads(runbook("schema", cwd=tmp_path).out)
+    schema = json.loads(inside("schema", cwd=tmp_path).out)
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     for record in (samples.go(), samples.no_go(), samples.incomplete()):
@@ -127,5 +127,5 @@ def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> N
 
 
 def test_the_schema_of_a_profile(tmp_path: Path) -> None:
-    schema = json.loads(runbook("schema", "profile", cwd=tmp_path).out)
+    schema = json.loads(inside("schema", "profile", cwd=tmp_path).out)
     jsonschema.Draft202012Validator(schema).validate(load_profile("cpu").model_dump(mode="json"))

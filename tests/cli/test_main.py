@@ -19,7 +19,7 @@ from runbook.cli import COMMANDS, GROUPS, main
 from runbook.cli._parser import SHORT_FORMS
 from runbook.console import Console
 from runbook.errors import ProgramExit
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
 _FORMATS = "details, github, html, json, junit, md, terminal"
@@ -66,7 +66,7 @@ def test_no_command_of_the_harness_imports_torch(tmp_path: Path, command: str) -
 
 
 def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -> None:
-    ended = runbook("--help", cwd=tmp_path)
+    ended = inside("--help", cwd=tmp_path)
     assert ended.code == 0
     assert ended.err == ""
     lines = ended.out.splitlines()
@@ -85,7 +85,7 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(tmp_path: Path, command: str) -> None:
-    ended = runbook(command, "--help", cwd=tmp_path)
+    ended = inside(command, "--help", cwd=tmp_path)
     assert ended.code == 0
     assert ended.out.startswith(f"usage: runbook {command}")
     assert "example" in ended.out
@@ -93,11 +93,11 @@ def test_every_command_explains_itself_with_an_example(tmp_path: Path, command: 
 
 
 def test_help_is_a_command_too(tmp_path: Path) -> None:
-    asked = runbook("help", cwd=tmp_path)
-    assert (asked.code, asked.out) == (0, runbook("--help", cwd=tmp_path).out)
-    one = runbook("help", "judge", cwd=tmp_path)
-    assert (one.code, one.out) == (0, runbook("judge", "--help", cwd=tmp_path).out)
-    wrong = runbook("help", "juge", cwd=tmp_path)
+    all_of_it = inside("help", cwd=tmp_path)
+    assert (all_of_it.code, all_of_it.out) == (0, inside("--help", cwd=tmp_path).out)
+    one = inside("help", "judge", cwd=tmp_path)
+    assert (one.code, one.out) == (0, inside("judge", "--help", cwd=tmp_path).out)
+    wrong = inside("help", "juge", cwd=tmp_path)
     assert wrong.code == 2
     assert "unknown command 'juge' (did you mean 'judge'?)" in wrong.err
 
@@ -156,13 +156,13 @@ def test_version(tmp_path: Path) -> None:
     ],
 )
 def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message: str) -> None:
-    ended = runbook(*words, cwd=tmp_path)
+    ended = inside(*words, cwd=tmp_path)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == f"runbook: error: {message}\n"
 
 
 def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
-    ended = runbook(
+    ended = inside(
         *("run", "--phase", "basline,nope", "--profile", "h200x2", "--set", "NSA_DDP_BUKET_MB=5"),
         *("--set", "train.stepz=2", "--steps-scale", "abc", "--protocol", "bloks", "--sed", "3"),
         *("--gpu-hour-price", "-1", "--seed", "x"),
@@ -192,7 +192,7 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
 
 
 def test_options_beside_resume_are_refused_not_ignored(tmp_path: Path) -> None:
-    ended = runbook("run", "--resume", "x", "--set", "NSA_NVTX=1", "--aa", cwd=tmp_path)
+    ended = inside("run", "--resume", "x", "--set", "NSA_NVTX=1", "--aa", cwd=tmp_path)
     assert ended.code == 2
     assert "--set cannot be combined with --resume" in ended.err
     assert "--aa cannot be combined with --resume" in ended.err
@@ -201,7 +201,7 @@ def test_options_beside_resume_are_refused_not_ignored(tmp_path: Path) -> None:
 
 def test_out_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("x")
-    ended = runbook("run", "--out", "taken", "--dry-run", cwd=tmp_path)
+    ended = inside("run", "--out", "taken", "--dry-run", cwd=tmp_path)
     assert ended.code == 2
     assert "--out taken: is a file, not a folder" in ended.err
 

@@ -27,7 +27,10 @@ _WHAT = {
         ("--phase", "nvtx", "--profile", "cpu", "--set", "model.n_heads=5"),
         "wrong_environment",
     ),
-    "slow": (("--phase", "baseline", "--profile", "floor.yaml"), "below_limit"),
+    "slow": (
+        ("--phase", "baseline", "--profile", "floor.yaml", "--protocol", "single"),
+        "below_limit",
+    ),
 }
 
 

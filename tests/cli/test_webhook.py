@@ -11,13 +11,13 @@ import pytest
 
 from runbook.cli._webhook import tell_webhook, webhook_problems
 from runbook.console import Console
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.reports import samples
 from tests.tools.export.server import SECRET, serving
 
 
 def test_a_bad_address_starts_nothing(tmp_path: Path) -> None:
-    ended = runbook("run", "--webhook", f"http://example.com/{SECRET}", "--sed", "3", cwd=tmp_path)
+    ended = inside("run", "--webhook", f"http://example.com/{SECRET}", "--sed", "3", cwd=tmp_path)
     assert ended.code == 2
     assert "--webhook: needs https://HOST/..., or http:// for localhost" in ended.err
     assert "unknown option --sed" in ended.err
@@ -27,7 +27,7 @@ def test_a_bad_address_starts_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_has_nothing_to_send(tmp_path: Path) -> None:
     with serving([200]) as received:
-        ended = runbook("run", "--dry-run", "--webhook", received.url, cwd=tmp_path)
+        ended = inside("run", "--dry-run", "--webhook", received.url, cwd=tmp_path)
     assert ended.code == 2
     assert "--dry-run has no verdict to send" in ended.err
     assert received.paths == []

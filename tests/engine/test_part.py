@@ -16,7 +16,7 @@ from runbook.engine.run import resume_run, run_setup
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.engine.toys import Toy, setup
 from tests.launch.helpers import fake_launch
 
@@ -124,6 +124,6 @@ def test_a_part_of_the_command_ends_with_3_and_is_continued(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon"])
 def test_a_limit_that_is_none(tmp_path: Path, text: str) -> None:
-    ended = runbook("run", "--profile", "cpu", "--until-s", text, cwd=tmp_path)
+    ended = inside("run", "--profile", "cpu", "--until-s", text, cwd=tmp_path)
     assert ended.code == 2
     assert f"--until-s: must be a number above 0, not {text!r}" in ended.err

@@ -12,7 +12,7 @@ from runbook.cli import main
 from runbook.engine.outputs import render
 from runbook.engine.unused import UNUSED, unused_text, unused_variables
 from runbook.errors import UsageError
-from tests.cli.shell import runbook as shell
+from tests.cli.shell import inside
 from tests.engine.toys import Toy, run
 
 SHELL = {
@@ -55,17 +55,17 @@ def test_the_value_that_a_run_has_anyway_is_no_surprise() -> None:
 @pytest.mark.parametrize("more", [(), ("--quiet",)])
 def test_a_dry_run_says_it_and_plans_without_them(tmp_path: Path, more: tuple[str, ...]) -> None:
     words = ("run", "--dry-run", "--profile", "cpu", "--phase", "baseline", *more)
-    ended = shell(*words, cwd=tmp_path, **SHELL)
+    ended = inside(*words, cwd=tmp_path, **SHELL)
     assert (ended.code, ended.err) == (0, f"warning: {LINE}\n")
     assert "NSA_OPT_FUSED=1" not in ended.out and "x.yaml" not in ended.out
-    assert shell(*words, cwd=tmp_path).err == ""
-    given = shell(*words, "--set", "NSA_OPT_FUSED=1", cwd=tmp_path, NSA_OPT_FUSED="1")
+    assert inside(*words, cwd=tmp_path).err == ""
+    given = inside(*words, "--set", "NSA_OPT_FUSED=1", cwd=tmp_path, NSA_OPT_FUSED="1")
     assert given.err == "" and "NSA_OPT_FUSED=1" in given.out
 
 
 def test_a_dry_run_for_machines_lists_them(tmp_path: Path) -> None:
     words = ("run", "--dry-run", "--json", "--profile", "cpu", "--phase", "baseline")
-    ended = shell(*words, cwd=tmp_path, **SHELL)
+    ended = inside(*words, cwd=tmp_path, **SHELL)
     assert json.loads(ended.out)["unused_variables"] == sorted(SHELL)
 
 

@@ -81,9 +81,11 @@ def test_the_stack_of_a_native_crash_is_in_the_console(tmp_path: Path) -> None:
 
 
 def test_peers_that_do_not_listen_are_gone_within_two_seconds(tmp_path: Path) -> None:
-    began = time.monotonic()
-    result = run(fake_launch("--fault", "sigkill", "--deaf"), tmp_path)
-    assert time.monotonic() - began < 3.5
+    launch = fake_launch("--fault", "sigkill", "--deaf")
+    result = run(launch, tmp_path)
+    # From its last word before it died: how long a busy machine took to start it is not asked.
+    beats = (tmp_path / launch.run_dir / "heartbeat_rank1.jsonl").read_text().splitlines()
+    assert time.monotonic() - json.loads(beats[-1])["mono"] < 2
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
 
 
@@ -150,18 +152,19 @@ def test_only_our_own_processes_are_killed(tmp_path: Path) -> None:
 
 def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> None:
     stop = StopRequest()
+    asked: list[float] = []
 
     class Stopper(Observer):
         def launch_progress(
             self, launch: Launch, step: int, total: int, toks_per_s: float | None
         ) -> None:
-            if step >= 3:
+            if step >= 3 and not asked:
+                asked.append(time.monotonic())
                 stop.request("SIGTERM")
 
-    began = time.monotonic()
     result = run(fake_launch(steps=10_000), tmp_path, observer=Stopper(), stop=stop)
     assert result.status is LaunchStatus.INTERRUPTED
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - asked[0] < 5
     assert {exit_.code for exit_ in result.ranks} == {13}
 
 
@@ -226,8 +229,9 @@ run_launch(launch, Path(sys.argv[2]), observer=Observer())
 """
 
 
-@pytest.mark.parametrize("wait_s", [0.05, 0.3, 1.0])
-def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, wait_s: float) -> None:
+@pytest.mark.parametrize("alive", [0, 2, 4])
+def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, alive: int) -> None:
+    """Killed before anything, in the middle, or after all runs: starter, two ranks, grandchild."""
     launch = fake_launch("--grandchild", "--deaf", steps=100_000)
     harness = subprocess.Popen(
         [sys.executable, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)]
@@ -236,13 +240,11 @@ def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, wait_s: float) 
     while not document.exists():
         time.sleep(0.01)
     token = json.loads(document.read_text())["run_token"]
-    time.sleep(wait_s)
-    before = carriers(token)
+    while len(carriers(token)) < alive:
+        time.sleep(0.01)
     os.kill(harness.pid, signal.SIGKILL)
     harness.wait()
     deadline = time.monotonic() + 3
     while carriers(token) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert carriers(token) == []
-    if wait_s >= 1.0:
-        assert len(before) >= 4  # there was something to kill: starter, two ranks, grandchild

@@ -19,6 +19,7 @@ from runbook.launch.flight import (
 from runbook.launch.incident import bundle
 from runbook.launch.ranks import RankState
 from runbook.launch.watchdog import blame
+from runbook.read.load import Load
 from runbook.records import LaunchStatus
 
 TOKEN = "ab" * 16
@@ -90,7 +91,40 @@ def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> Non
     straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
     assert straggler is not None and straggler.rank == 1
     assert 0.020 <= straggler.lag_s <= 0.023
-    assert "rank 1 comes 2" in straggler.text()
+    assert straggler.text(None).startswith("straggler: rank 1 comes 2")
+
+
+def load(cpus: int, *, others: float, steal: float = 0.0) -> Load:
+    return Load(cpus=cpus, others=others, steal=steal, highest=1.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "blamed"),
+    [
+        (load(2, others=0.05), True),
+        (load(2, others=0.49), True),  # the CPUs lacked less than the 21 ms of 20 ms a step
+        (load(2, others=0.6), False),
+        (load(2, others=0.1, steal=0.5), False),
+        (load(16, others=0.6), True),  # six free CPUs for two ranks
+        (load(16, others=0.99), False),
+        (load(1, others=0.0), True),  # one CPU too few: no more than 20 ms a step
+        (load(1, others=0.1), False),
+        (None, True),
+    ],
+)
+def test_who_only_waits_for_a_cpu_is_no_straggler(
+    tmp_path: Path, busy: Load | None, blamed: bool
+) -> None:
+    """Two healthy ranks beside other work: the one whose CPU is shared comes late each time."""
+    ops = steps(30)
+    late = dict.fromkeys(range(3, len(ops) + 1, 2), 0.021)
+    write(tmp_path, 0, ops)
+    write(tmp_path, 1, ops, late=late)
+    end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
+    _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy)
+    assert "rank 1 comes 21 ms late in each of 30 steps of" in note
+    assert note.startswith("straggler: " if blamed else "short of CPUs: ")
+    assert blamed or "2 ranks ran while other work took " in note
 
 
 def test_noise_and_turns_are_no_straggler(tmp_path: Path) -> None:
@@ -140,7 +174,7 @@ def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> Non
     (tmp_path / "stackdump_rank1_77.txt").write_text(stack)
     console = ["what(): op.preamble.length <= op.nbytes. 16 vs 8. Received data size"]
     end = End(status=LaunchStatus.CRASHED, cause="rank 1 was ended by SIGABRT", culprit_rank=1)
-    told, files, _ = bundle(tmp_path, [], end, token=TOKEN, console=console)
+    told, files, _ = bundle(tmp_path, [], end, token=TOKEN, console=console, load=None)
     assert told.culprit_rank == 1
     assert "desync at collective 20, sizes 16 for 8" in told.cause
     assert "/y/nsa/bus.py:51 in wait" in told.cause
@@ -150,6 +184,8 @@ def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> Non
     # The one that lives may be the one that strayed.
     write(tmp_path, 0, [*steps(9), BUS])
     assert left_the_pattern(read_flights(tmp_path, token=TOKEN)[0])
-    assert bundle(tmp_path, [], end, token=TOKEN, console=console)[0].culprit_rank == 0
-    plain = bundle(tmp_path, [], end, token=TOKEN, console=["nothing of the kind"])[0]
+    told = bundle(tmp_path, [], end, token=TOKEN, console=console, load=None)[0]
+    assert told.culprit_rank == 0
+    console = ["nothing of the kind"]
+    plain = bundle(tmp_path, [], end, token=TOKEN, console=console, load=None)[0]
     assert plain.cause == end.cause

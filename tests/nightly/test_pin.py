@@ -13,7 +13,7 @@ from runbook.config import load_profile
 from runbook.config.nightly import load_nightly
 from runbook.engine.options import RunOptions, prepare
 from runbook.errors import UsageError
-from tests.cli.shell import runbook
+from tests.cli.shell import inside
 
 NIGHTLY = COMMANDS["nightly"]
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_both_commits_are_kept_in_full_and_asked_for_again(tmp_path: Path) -> No
 
 
 def test_the_dry_run_prints_both_checkouts_and_starts_nothing(tmp_path: Path) -> None:
-    done = runbook(
+    done = inside(
         *("nightly", "--phase", "regression", "--profile", "cpu", "--reference", "HEAD"),
         *("--dry-run", "--out", str(tmp_path / "out")),
         cwd=ROOT,

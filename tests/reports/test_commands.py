@@ -18,7 +18,7 @@ from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
-from tests.cli.shell import runbook
+from tests.cli.shell import inside
 from tests.reports.records import NAMES, record_called
 
 ROOT = Path(__file__).parents[2]
@@ -125,6 +125,6 @@ def test_a_rerun_is_planned(tmp_path_factory: pytest.TempPathFactory, tmp_path: 
     """The command of a page with `--dry-run` added, as a shell splits it."""
     record = record_called(tmp_path_factory, "no_go")
     line = next(line for line in commands_of(record) if line.startswith("runbook run "))
-    ended = runbook(*shlex.split(line)[1:], "--dry-run", cwd=tmp_path)
+    ended = inside(*shlex.split(line)[1:], "--dry-run", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert "torchrun" in ended.out

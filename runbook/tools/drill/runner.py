@@ -16,6 +16,7 @@ from typing import Any
 from nsa.contract import TRAINING_CSV, Event
 from runbook.files import make_private_dir
 from runbook.launch import StopRequest
+from runbook.launch.flight import SHORT_OF_CPUS
 from runbook.launch.reaper import carriers
 from runbook.read import read_training_csv
 from runbook.read.heartbeats import heartbeat_files, heartbeats_in
@@ -62,6 +63,8 @@ def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
     ended_so = result.status in (fault.status, fault.or_status)
     detected = ended_so and cause_right and noted
     culprit_right = result.culprit_rank == fault.culprit
+    # What the machine did to the launch accuses no rank: a drill may run beside other work.
+    alarms = [note for note in result.notes if not note.startswith(SHORT_OF_CPUS)]
     control = fault.status is LaunchStatus.COMPLETED
     seconds = None if control or scene.injected_at is None else scene.ended_at - scene.injected_at
     late = seconds is not None and seconds > fault.limit_s
@@ -72,7 +75,7 @@ def judge_scene(fault: Fault, scene: Scene) -> DrillRow:
         f"ended as {result.status.value}, wanted {fault.status.value}": not ended_so,
         f"the cause does not say {fault.cause!r}": not cause_right,
         f"no note says {fault.note!r}: {list(result.notes)}": not noted,
-        f"false alarm: {list(result.notes)}": control and not fault.note and bool(result.notes),
+        f"false alarm: {alarms}": control and not fault.note and bool(alarms),
         f"blamed rank {result.culprit_rank}, wanted {fault.culprit}": not culprit_right,
         "the fault was never injected": not control and scene.injected_at is None,
         f"took {seconds or 0.0:.1f} s, allowed {fault.limit_s:g} s": late,

@@ -18,7 +18,7 @@ from runbook.tools.acceptance.stages import (
     load_stages,
     select_stages,
 )
-from tests.cli.shell import runbook
+from tests.cli.shell import inside
 
 NAMES = ["device", "ceilings", "tests", "run", "attention", "step", "evidence"]
 
@@ -94,12 +94,12 @@ def test_the_pairs_are_toggles_or_say_that_they_are_not() -> None:
 
 
 def test_the_dry_run_starts_nothing(tmp_path: Path) -> None:
-    ended = runbook("gpu-acceptance", "--dry-run", "--json", cwd=tmp_path)
+    ended = inside("gpu-acceptance", "--dry-run", "--json", cwd=tmp_path)
     assert ended.code == 0, ended.err
     document = json.loads(ended.out)
     assert [row["stage"] for row in document["stages"]] == NAMES
     assert document["total_s"] <= 1500
     assert list(tmp_path.iterdir()) == []
-    text = runbook("gpu-acceptance", "--dry-run", "--stand-in", cwd=tmp_path).out
+    text = inside("gpu-acceptance", "--dry-run", "--stand-in", cwd=tmp_path).out
     assert "# STAND-IN: no GPU." in text and "together at most" in text
     assert list(tmp_path.iterdir()) == []
