@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from nsa.contract import installed_digest
+from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.collect import git
+from runbook.collect.packages import package_folders
 from runbook.collect.probe import run_tool
 from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
@@ -30,6 +31,7 @@ _TIMEOUT_S = 20.0
 _DIGITS = 12
 _WORDS = {
     "changes": "changes against the commit (digest)",
+    "code": "code of the packages (digest)",
     "machine": "machine (digest)",
     "gpus": "GPUs (digest)",
     "packages": "packages that training computes with (digest)",
@@ -40,7 +42,7 @@ def identity() -> dict[str, str]:
     """What has to stay the same for the rows of two parts of a run to be comparable.
 
     Interpreter, system, torch, the packages below it, commit and the change against it, driver, and
-    by digests the machine and the GPUs that a launch can see.
+    by digests the code of our packages, the machine and the GPUs that a launch can see.
     """
     checkout = git.find_checkout()
     state = git.read_git(checkout) if checkout else None
@@ -55,6 +57,7 @@ def identity() -> dict[str, str]:
         "packages": installed_digest()[:_DIGITS],
         "commit": (state.sha if state else None) or _NONE,
         "changes": state.diff_sha256[:_DIGITS] if state else _NONE,
+        "code": _digest("".join(map(package_digest, package_folders().values()))),
         "machine": _digest(platform.node()),
         **_gpus(),
     }
