@@ -239,10 +239,28 @@ class _Book:
 def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:
     result = entry.result
     if result.status is LaunchStatus.NON_FINITE:
-        return ("launch", result.status)
+        return ("launch", result.status, *_seen_non_finite(result.cause))
     if result.status in _BY_RANK or result.kind is Kind.DESYNC:
         return ("launch", result.status, result.kind, result.culprit_rank)
     return ("launch", result.status, result.kind, _without_place(result.cause, ()))
+
+
+# What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
+_NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")
+
+
+def _seen_non_finite(cause: str) -> Sequence[object]:
+    """What a launch saw that was not finite: the number, NaN or infinite, and on which ranks.
+
+    The step is not looked at: one fault ends launches of other settings at other steps. A gradient
+    norm follows from a loss that is not finite, so it counts only where the loss was finite.
+    """
+    found = [
+        (what, value.lstrip("+-"), ranks)
+        for what, value, ranks in _NUMBER.findall(cause)
+        if value.lstrip("+-") in ("nan", "inf")
+    ]
+    return found[:1]
 
 
 def _without_place(text: str, names: Iterable[str]) -> str:

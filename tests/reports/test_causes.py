@@ -99,6 +99,43 @@ def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
     assert cause.rerun.startswith("runbook run --phase baseline --profile cpu")
 
 
+def lost(step: int, loss: str, norm: str = "nan") -> LaunchResult:
+    text = f"non-finite at step {step}: loss {loss}, gradient norm {norm}"
+    return ended(LaunchStatus.NON_FINITE, text)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lost(4, "nan on every rank"), lost(4, "inf on rank 1", "inf")),
+        (lost(4, "nan on rank 0"), lost(4, "nan on rank 1")),
+        (lost(4, "nan on ranks 0, 1"), lost(4, "nan on ranks 0, 2")),
+        (lost(4, "nan on every rank"), lost(4, "5.5", "nan")),
+        (lost(4, "5.5", "inf"), lost(4, "5.5", "nan")),
+    ],
+)
+def test_numbers_that_were_lost_otherwise_or_elsewhere_are_two_faults(
+    first: LaunchResult, second: LaunchResult
+) -> None:
+    """All of them were one cause, whatever was lost and on which rank."""
+    found = of(phase("baseline", first), phase("nvtx", second))
+    assert [cause.launches for cause in found] == [("baseline/run1",), ("nvtx/profiled",)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lost(4, "nan on every rank"), lost(9, "nan on every rank", "inf")),
+        (lost(4, "inf on rank 1", "inf"), lost(9, "-inf on rank 1")),
+        (lost(4, "5.5", "inf"), lost(9, "7.25", "-inf")),
+    ],
+)
+def test_the_same_loss_of_numbers_at_another_step_is_one(
+    first: LaunchResult, second: LaunchResult
+) -> None:
+    assert len(of(phase("baseline", first), phase("nvtx", second))) == 1
+
+
 def test_a_nan_in_one_phase_and_a_hang_in_another_are_two() -> None:
     found = of(phase("baseline", nan(4)), phase("nvtx", hang(1)))
     assert [cause.code for cause in found] == [Reason.NON_FINITE, Reason.HANG]
