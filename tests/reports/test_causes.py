@@ -273,6 +273,34 @@ def test_two_failures_that_name_what_went_well_stay_two() -> None:
     ]
 
 
+def test_what_is_invalid_leads_the_failure_that_follows_from_it() -> None:
+    """The failure led, so the report sent its reader to the trainer of a wrong machine."""
+    root = row("preflight.host_copy", Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "a slow link")
+    follows = {"follows": root.id, "remedy": "sweep the buckets"}
+    failed = row("baseline.throughput", Outcome.FAIL, Reason.BELOW_LIMIT, "23 tok/s", **follows)
+    alone = row("nvtx.python_share", Outcome.FAIL, Reason.ABOVE_LIMIT, "0.6")
+    found = of(by_hand("baseline", failed), by_hand("nvtx", alone), by_hand("preflight", root))
+    assert [cause.title for cause in found] == [
+        "preflight.host_copy: a slow link",
+        "nvtx.python_share: 0.6",
+    ]
+    first = found[0]
+    assert (first.outcome, first.remedy) == (Outcome.INVALID, "do")
+    assert [one.id for one in first.rows] == [root.id, failed.id]
+
+
+def test_the_failures_of_a_launch_whose_gpu_failed_do_not_lead() -> None:
+    end = ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79")
+    record = phase("baseline", end)
+    told = row(
+        "baseline.loss_finite", Outcome.FAIL, Reason.NON_FINITE, "nan", follows="baseline/run1"
+    )
+    checks = tuple(told if one.id == told.id else one for one in record.checks)
+    (cause,) = of(record.model_copy(update={"checks": checks}))
+    assert cause.outcome is Outcome.INVALID and "Xid" in cause.title
+    assert told.id in {one.id for one in cause.folded}
+
+
 def test_every_problem_is_in_a_cause_and_a_circle_ends() -> None:
     first = row("baseline.a", Outcome.FAIL, Reason.MISMATCH, "x", follows="baseline.b")
     second = row("baseline.b", Outcome.FAIL, Reason.MISMATCH, "y", follows="baseline.a")
