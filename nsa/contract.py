@@ -173,6 +173,38 @@ def package_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+# With everything that they require, these are what training computes with.
+_COMPUTING = ("torch", "numpy", "scipy", "pandas", "liger-kernel")
+_REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def installed_digest() -> str:
+    """SHA-256 over names and versions of the packages that training computes with.
+
+    The harness says it of a run, the trainer of a launch. Others, such as a profiler that was
+    installed to look into a hang, change no number and are left out.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    left = list(_COMPUTING)
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:
+            continue
+        found[name] = package.version
+        needed = (one for one in package.requires or () if "extra ==" not in one)
+        left += [match[0] for one in needed if (match := _REQUIRED.match(one))]
+    lines = [f"{name}=={version}\n" for name, version in sorted(found.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 # -- columns ---------------------------------------------------------------------------------------
 
 

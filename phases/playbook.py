@@ -78,6 +78,11 @@ BY_TOPIC: dict[str, str] = {
         "load); `runbook history baseline.throughput` shows when it began. A loss that is meant is "
         "accepted with a profile of your own (`accepted_loss`, gated: false) or another --out"
     ),
+    "earlier_run": (
+        "`runbook verify` of the run that the row names tells what differs: put those files back "
+        "and run the phase again. If they are lost, move that folder out of --out, so that nothing "
+        "is held against it any more, or continue it with --resume if it was cut off"
+    ),
     "balance": (
         "NSA_DDP_STATIC_GRAPH=1 with NSA_DDP_FIND_UNUSED=0, then larger buckets, then a larger "
         "batch or more accumulation"

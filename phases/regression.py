@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _REFERENCE, _HEAD = "reference", "head"
 # What the two sides may differ in: they are different commits.
-_COMMITS = ("git.sha", "git.diff_sha256")
+_COMMITS = ("git.sha", "git.diff_sha256", "package.sha256")
 # Where the pairs of a night differ by more (standard deviation of the log ratios), three nights
 # find a loss of 5 % in about three of four cases or fewer: a pass then says little.
 _NOISY = 0.08

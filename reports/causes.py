@@ -50,6 +50,12 @@ _TELLING = {
 }
 _OF_A_CRASH = ("console.log", "stackdump_rank{}_", "incident.json")
 _OF_A_DESYNC = ("flight_rank", "incident.json", "console.log")
+# Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
+_OUTSIDE = (
+    LaunchStatus.CONFIG_ERROR,
+    LaunchStatus.ENVIRONMENT_ERROR,
+    LaunchStatus.HARDWARE_ERROR,
+)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
 
@@ -104,9 +110,13 @@ def causes_of(record: RunRecord, problems: Sequence[CheckRow]) -> tuple[Cause, .
         groups.setdefault(thread.fault, []).append(thread)
     causes = [cause for group in groups.values() if (cause := book.cause(group)) is not None]
     order = {id(row): place for place, row in enumerate(problems)}
-    return tuple(
-        sorted(causes, key=lambda one: (not one.blocks, one.outcome.rank, order[id(one.lead)]))
-    )
+    return tuple(sorted(causes, key=lambda one: (not one.blocks, *_harm(one, order))))
+
+
+def _harm(cause: Cause, order: Mapping[int, int]) -> tuple[int, int]:
+    """The worst that follows from it, not what shows it: a wrong machine may make others fail."""
+    rows = [row for row in cause.rows if row.blocks] or cause.rows
+    return min((Outcome(row.outcome).rank, order[id(row)]) for row in rows)
 
 
 class _Book:
@@ -179,7 +189,8 @@ class _Book:
             ]
             rows = rows[:1]
         ends = {one.end for one in group}
-        rows.sort(key=lambda row: _showing(row, ends))
+        outside = any(self.launches[name].result.status in _OUTSIDE for name in launches)
+        rows.sort(key=lambda row: _showing(row, ends, outside=outside))
         lead = rows[0]
         launch = self._shown_launch(lead, launches)
         return Cause(
@@ -239,10 +250,28 @@ class _Book:
 def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:
     result = entry.result
     if result.status is LaunchStatus.NON_FINITE:
-        return ("launch", result.status)
+        return ("launch", result.status, *_seen_non_finite(result.cause))
     if result.status in _BY_RANK or result.kind is Kind.DESYNC:
         return ("launch", result.status, result.kind, result.culprit_rank)
     return ("launch", result.status, result.kind, _without_place(result.cause, ()))
+
+
+# What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
+_NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")
+
+
+def _seen_non_finite(cause: str) -> Sequence[object]:
+    """What a launch saw that was not finite: the number, NaN or infinite, and on which ranks.
+
+    The step is not looked at: one fault ends launches of other settings at other steps. A gradient
+    norm follows from a loss that is not finite, so it counts only where the loss was finite.
+    """
+    found = [
+        (what, value.lstrip("+-"), ranks)
+        for what, value, ranks in _NUMBER.findall(cause)
+        if value.lstrip("+-") in ("nan", "inf")
+    ]
+    return found[:1]
 
 
 def _without_place(text: str, names: Iterable[str]) -> str:
@@ -252,10 +281,15 @@ def _without_place(text: str, names: Iterable[str]) -> str:
     return re.sub(r"\bstep \d+", "step", text)
 
 
-def _showing(row: CheckRow, ends: set[str]) -> tuple[bool, bool, int, bool]:
-    """Rows that tell of the fault itself first, the worst and those that decide before others."""
+def _showing(row: CheckRow, ends: set[str], *, outside: bool) -> tuple[object, ...]:
+    """The fault itself first, then rows that tell of it, those that decide and the worst first.
+
+    Where a launch met a fault from `outside`, a row that says so comes before a failure.
+    """
     direct = row.id in ends or row.follows in ends
-    return (not direct, not row.blocks, Outcome(row.outcome).rank, row.code == Reason.NOT_RUN)
+    inner = outside and row.outcome != Outcome.INVALID
+    rank = Outcome(row.outcome).rank
+    return (row.id not in ends, not direct, not row.blocks, inner, rank, row.code == Reason.NOT_RUN)
 
 
 def _how_it_ended(entry: LaunchEntry) -> str:

@@ -19,10 +19,14 @@ from nsa.train.ranks import Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What all ranks know about a step: mean loss, gradient norm before clipping, flags."""
+    """What all ranks know about a step: mean loss, gradient norm before clipping, flags.
+
+    `where` says on which ranks the loss was not finite; empty where it was on none.
+    """
 
     loss: float
     grad_norm: float
+    where: str
     nonfinite: bool
     halt: bool
     terminate: bool
@@ -54,14 +58,32 @@ class Posted:
     def read(self) -> Agreed:
         """Wait for the collective, then say what was agreed."""
         self.wait()
-        loss, norm, bad, halt, terminate = self._values.tolist()
+        loss, norm, bad, mask, halt, terminate = self._values.tolist()
         return Agreed(
             loss=loss / self._world_size,
             grad_norm=norm / self._world_size,
+            where=_named(int(mask), self._world_size),
             nonfinite=bad > 0,
             halt=halt > 0,
             terminate=terminate > 0,
         )
+
+
+# A float64 holds this many bits exactly, and so the sum of as many ranks' bits.
+_MOST_RANKS = 53
+
+
+def _bit(ranks: Ranks) -> float:
+    """The rank's bit in the sum over all ranks; none in a group that is too large for it."""
+    return 2.0**ranks.rank if ranks.world_size <= _MOST_RANKS else 0.0
+
+
+def _named(mask: int, world_size: int) -> str:
+    """Ranks whose bits are set, in words."""
+    ranks = [str(rank) for rank in range(world_size) if mask >> rank & 1]
+    if len(ranks) in (0, world_size):
+        return "every rank" if ranks else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
 
 
 def post(
@@ -73,11 +95,14 @@ def post(
         if strict_norm:
             finite = finite & torch.isfinite(norm)
         flags = torch.tensor([float(halt), float(terminate)], dtype=torch.float64).pin_memory()
-        seen = torch.stack([loss.double(), norm.double(), (~finite).double()])
+        mine = (~torch.isfinite(loss)).double() * _bit(ranks)
+        seen = torch.stack([loss.double(), norm.double(), (~finite).double(), mine])
         values = torch.cat([seen, flags.to(ranks.device, non_blocking=True)])
     else:
         loss_value, norm_value = loss.item(), norm.item()
         bad = not math.isfinite(loss_value) or (strict_norm and not math.isfinite(norm_value))
-        values = torch.tensor([loss_value, norm_value, bad, halt, terminate], dtype=torch.float64)
+        bit = 0.0 if math.isfinite(loss_value) else _bit(ranks)
+        told = [loss_value, norm_value, bad, bit, halt, terminate]
+        values = torch.tensor(told, dtype=torch.float64)
     work = dist.all_reduce(values, async_op=True) if ranks.world_size > 1 else None
     return Posted(values, work, ranks.world_size)

@@ -24,6 +24,7 @@ from nsa.contract import (
     GIT_PLACES,
     SECRET_SHAPES,
     URL_LOGIN,
+    installed_digest,
     is_secret_name,
     package_digest,
 )
@@ -93,7 +94,10 @@ def package() -> dict[str, str]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what decides numbers and speed; null for what is not there."""
+    """Versions of what decides numbers and speed; null for what is not there.
+
+    `packages` is a digest over the versions of everything that training computes with.
+    """
     cuda = torch.cuda.is_available()
     nccl = _nccl() if cuda else None
     return {
@@ -103,6 +107,7 @@ def versions() -> dict[str, str | None]:
         "nccl": nccl,
         "driver": _driver(),
         "triton": _installed("triton"),
+        "packages": installed_digest(),
     }
 
 

@@ -142,9 +142,10 @@ class Settler:
     def _decide(self, item: Pending, agreed: Agreed) -> None:
         if agreed.nonfinite:
             self.heartbeat.write(Event.NONFINITE, step=item.step, value=repr(agreed.loss))
+            on = f" on {agreed.where}" if agreed.where else ""
             self.end = End(
                 code=ExitCode.NONFINITE,
-                reason=f"non-finite at step {item.step}: loss {agreed.loss!r}, gradient norm "
+                reason=f"non-finite at step {item.step}: loss {agreed.loss!r}{on}, gradient norm "
                 f"{agreed.grad_norm!r}",
             )
         elif agreed.halt:

@@ -37,6 +37,7 @@ def against_last(case: Case, names: Sequence[str]) -> Finding:
 
     kept, runs = _comparable(case, names)
     last = runs[-1]
+    _refuse_damaged(kept, after=last.run_id)
     head = [float(rate.value) for rate in launch_rates(case, names)]
     decision = loss_shown(last.rates, head, allowance=_allowance(case))
     differs = _differs(case, names[0], last)
@@ -49,6 +50,7 @@ def against_best(case: Case, names: Sequence[str]) -> Finding:
     from runbook.stats.levels import LEVEL_RUNS, below_level
 
     kept, runs = _comparable(case, names)
+    _refuse_damaged(kept)
     if len(runs) < LEVEL_RUNS:
         reason = f"{len(runs)} accepted run(s) of this configuration and machine; {LEVEL_RUNS} "
         raise Unanswerable(skipped(Reason.NO_ACCEPTED_RUN, f"{reason}make a level"))
@@ -76,6 +78,8 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
         for run in (kept.runs if kept else ())
         if not any(one[0] in SAME for one in unlike(run.facts, mine, absent="absent"))
     ]
+    if kept is not None and not runs:
+        _refuse_damaged(kept)
     if kept is None or not runs:
         refused = [f"{name}: {why}" for name, why in (kept.left_out if kept else {}).items()]
         more = f" (not taken: {'; '.join(refused[:_NAMED])})" if refused else ""
@@ -83,6 +87,23 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
         paths = (kept.path,) if kept else ()
         raise Unanswerable(skipped(Reason.NO_ACCEPTED_RUN, reason, evidence=paths))
     return kept, runs
+
+
+def _refuse_damaged(kept: AcceptedRuns, *, after: str = "") -> None:
+    """Raise INVALID if a run later than `after` was accepted, or may have been, and is damaged.
+
+    A level that nobody can read is no level that was held, and not the same as none.
+    """
+    found = [f"{name}: {why}" for name, why in kept.damaged.items() if name > after]
+    if found:
+        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        reason = (
+            "what this machine was accepted with cannot be read, because an earlier run is not as "
+            f"it was written: {'; '.join(found[:_NAMED])}{more}"
+        )
+        raise Unanswerable(
+            invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")
+        )
 
 
 def _differs(case: Case, name: str, last: AcceptedRun) -> str:

@@ -101,6 +101,10 @@ def variables(case: Case) -> Finding:
         return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
     value = value.model_copy(update={"value": "no problem"})
     note = f"; {fact.note}" if fact.note else ""
+    startup = case.evidence.facts.get("python.startup")
+    if startup is not None and startup.value:
+        reason = f"every launch runs {startup.value} first, which belongs to no installed package"
+        return warned(f"{reason}{note}", measurement=value, evidence=(startup.path,))
     return passed(f"all variables are known{note}", measurement=value)
 
 

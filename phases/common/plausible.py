@@ -170,6 +170,7 @@ _PRECISION = (
 _SAME: tuple[str, ...] = (
     "git.sha",
     "git.diff_sha256",
+    "package.sha256",
     "versions.torch",
     "versions.cuda",
     "versions.nccl",

@@ -36,8 +36,22 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
             continue
         if told != found.value:
             problems.append(f"{name}: preflight saw {found.value}, it ran on {told}")
+    problems += _other_package(case, launch, env)
     seen, asked = case.evidence.facts.get(_SAME["driver"]), launch.devices_before or {}
     counted = asked.get("driver") if asked.get("source") else None
     if seen is not None and None not in (seen.value, counted) and counted != seen.value:
         problems.append(f"driver: preflight saw {seen.value}, the launch began with {counted}")
+    return problems
+
+
+def _other_package(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+    """The package under test is not the one that preflight saw; a commit's launch has its own."""
+    package = env.get("package") or {}
+    problems = []
+    for what, name in (("path", "package.path"), ("sha256", "package.sha256")):
+        found, told = case.evidence.facts.get(name), package.get(what)
+        if launch.launch.commit or found is None or None in (found.value, told):
+            continue
+        if told != found.value:
+            problems.append(f"{name}: preflight saw {found.value}, it ran {told}")
     return problems

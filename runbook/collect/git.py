@@ -5,38 +5,52 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nsa.contract import GIT_PLACES
 from runbook.collect.probe import ToolResult, run_tool
+from runbook.collect.unseen import Unseen, find_unseen
 
 _TIMEOUT_S = 30.0
 # A checkout's own configuration may name programs to run: none of these commands may start one.
-_GIT = ("git", "--no-optional-locks", "--no-pager", "-c", "core.fsmonitor=false")
+# An object that another one was put in the place of (git replace) is read as it was committed.
+_GIT = ("git", "--no-optional-locks", "--no-pager", "--no-replace-objects", "-c",
+        "core.fsmonitor=false")  # fmt: skip
 _NO_HOOKS = ("-c", "core.hooksPath=/dev/null")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GitState:
-    """A checkout. `diff` is the change against HEAD, `status` lists untracked files too."""
+    """A checkout. `diff` is the change against HEAD, `status` lists untracked files too.
+
+    `unseen` are changes that git does not show; they are in neither.
+    """
 
     checkout: Path
     branch: str | None
     sha: str | None
     status: str
     diff: str
+    unseen: tuple[Unseen, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def dirty(self) -> bool:
-        """True if a file differs from the commit, or is not in it."""
-        return bool(self.status.strip())
+        """True if a file differs from the commit, or is not in it, whether git shows it or not."""
+        return bool(self.changed)
+
+    @property
+    def changed(self) -> list[str]:
+        """A line for each of these files: git's own, then what it does not show."""
+        return [*self.status.splitlines(), *(f"?  {one}" for one in self.unseen)]
 
     @property
     def diff_sha256(self) -> str:
         """Digest of the change against HEAD, before anything in it is blanked."""
-        return hashlib.sha256(self.diff.encode("utf-8", "surrogateescape")).hexdigest()
+        text = "".join([self.diff, *(f"{one} {one.sha256}\n" for one in self.unseen)])
+        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find_checkout() -> Path | None:
@@ -92,6 +106,7 @@ def read_git(checkout: Path) -> GitState:
         sha=sha.stdout.strip() if sha.ok else None,
         status=status.stdout,
         diff=diff.stdout if diff is not None else "",
+        unseen=tuple(find_unseen(checkout, partial(_git, checkout))),
         problems=tuple(result.problem for result in results if not result.ok),
     )
 

@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from nsa.contract import package_digest
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
 from runbook.collect.host import TokenProcess, TorchFacts, ask_torch, find_token_processes
 from runbook.collect.host_settings import collect_host_settings
+from runbook.collect.packages import package_folders, startup_code
 from runbook.collect.probe import NO_VARIABLES, Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
@@ -41,7 +43,7 @@ def collect_preflight(
     Raises OSError if `run_root` cannot be written.
     """
     note("preflight: checkout")
-    drafts = _git_drafts(run_root, expected_branch)
+    drafts = _git_drafts(run_root, expected_branch) + _package_drafts()
     note("preflight: torch and trainer (imports both, takes seconds)")
     answers = ask_torch(trainer=trainer, cwd=run_root, variables=variables)
     drafts += _torch_drafts(run_root, answers)
@@ -77,19 +79,32 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
         ]
     state = git.read_git(checkout)
     _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
-    _write(run_root / _STATUS, state.status)
+    elsewhere = _imported_from_elsewhere(checkout)
+    changed = [*state.changed, *elsewhere]
+    _write(run_root / _STATUS, "".join(f"{line}\n" for line in changed))
     _write(run_root / _DIFF, redact_diff(state.diff))
     branch_notes = [] if state.branch else ["detached HEAD"]
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
-    changed = len(state.status.splitlines())
-    dirt = f"{changed} files differ from the commit or are not in it" if changed else ""
+    dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
+    named = [*elsewhere, *map(str, state.unseen)]
+    dirt += "".join(f"; {text}" for text in named[:_LISTED])
+    dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
         _fact("git.branch", state.branch, ", ".join(branch_notes)),
         Draft(name="git.sha", value=state.sha, file=_SHA, note=where),
-        Draft(name="git.dirty", value=state.dirty, file=_STATUS, note=dirt),
+        Draft(name="git.dirty", value=bool(changed), file=_STATUS, note=dirt),
         Draft(name="git.diff_sha256", value=state.diff_sha256, file=_DIFF, note=digest),
+    ]
+
+
+def _imported_from_elsewhere(checkout: Path) -> list[str]:
+    """Packages that the checkout has and that are imported from another place."""
+    return [
+        f"{name} is imported from {folder}, not from {checkout}"
+        for name, folder in package_folders().items()
+        if (checkout / name / "__init__.py").is_file() and folder != (checkout / name).resolve()
     ]
 
 
@@ -155,6 +170,17 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Draft]:
     return [
         _fact("env.problems", redact_text("; ".join(problems)), redact_text("; ".join(notes))),
         _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
+    ]
+
+
+def _package_drafts() -> list[Draft]:
+    """Where the package under test lies, as the harness would import it."""
+    folder = package_folders()["nsa"]
+    code = "; ".join(startup_code())
+    return [
+        _fact("package.path", str(folder)),
+        _fact("package.sha256", package_digest(folder)),
+        _fact("python.startup", redact_text(code), "" if code else "nothing beside Python's own"),
     ]
 
 

@@ -1,20 +1,27 @@
 """What earlier accepted runs measured in a phase, checked and kept beside its launches.
 
 An accepted run was GO, did the same work on the same kind of machine, and its files are those of
-its manifest, its record and its journal. Others that were GO are named with the reason.
+its manifest, its record and its journal. Others that were GO are named with the reason, and those
+whose files cannot be trusted apart from the rest: nobody knows what they were accepted with.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nsa import contract
 from runbook.engine.intact import journal_problems
-from runbook.engine.journal import EVENTS_FILE
-from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, read_manifest, record_text
+from runbook.engine.journal import EVENTS_FILE, is_going_on
+from runbook.engine.outputs import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    RUN_ID,
+    read_manifest,
+    record_text,
+)
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import file_sha256, read_training_csv
@@ -31,7 +38,13 @@ _MOST_LOOKED_AT = 2000
 _MOST_NAMED = 5
 
 
-def keep_accepted(run_root: Path, phase: str, entries: Sequence[LaunchEntry]) -> None:
+class DamagedRunError(RunbookError):
+    """A run that was accepted, or may have been, and whose files are not those that it wrote."""
+
+
+def keep_accepted(
+    run_root: Path, phase: str, entries: Sequence[LaunchEntry], *, profile: str
+) -> None:
     """Write `accepted.json` of the phase: accepted runs beside this one, the last 30 at most.
 
     Nothing is written where no launch of the phase left an env.json, since nothing is known to be
@@ -42,54 +55,104 @@ def keep_accepted(run_root: Path, phase: str, entries: Sequence[LaunchEntry]) ->
         return
     runs: list[AcceptedRun] = []
     left_out: dict[str, str] = {}
-    for folder, record in _go_runs(run_root, left_out):
+    damaged: dict[str, str] = {}
+    for folder in _older(run_root, left_out):
         if len(runs) == LEVEL_WINDOW:
             break
         try:
-            runs.append(_accepted(folder, record, phase, mine))
-        except (RunbookError, OSError, StatisticsError) as error:
-            left_out[record.run_id] = str(error)
+            record = _go_record(folder)
+            if record is not None:
+                runs.append(_accepted(folder, record, phase, mine, profile))
+        except (DamagedRunError, OSError) as error:
+            damaged[folder.name] = str(error)
+        except (RunbookError, StatisticsError) as error:
+            left_out[folder.name] = str(error)
     runs.reverse()
-    left_out = dict(list(left_out.items())[:_MOST_NAMED])
+    few = (dict(list(names.items())[:_MOST_NAMED]) for names in (left_out, damaged))
     (run_root / phase).mkdir(mode=0o700, exist_ok=True)
-    text = json.dumps(accepted_document(runs, left_out), indent=2, ensure_ascii=False)
+    text = json.dumps(accepted_document(runs, *few), indent=2, ensure_ascii=False)
     write_atomic(run_root / phase / ACCEPTED_JSON, f"{text}\n")
 
 
-def _go_runs(run_root: Path, left_out: dict[str, str]) -> Iterator[tuple[Path, RunRecord]]:
-    """Finished runs beside this one that were GO, newest first (an id begins with its time).
-
-    One whose record cannot be read is put into `left_out`: it may have been GO.
-    """
-    older = (path for path in run_root.parent.iterdir() if path.name < run_root.name)
-    folders = sorted(older, key=lambda path: path.name, reverse=True)
-    for folder in folders[:_MOST_LOOKED_AT]:
-        path = folder / RECORD_FILE
-        if folder.is_symlink() or not path.is_file():
-            continue
-        try:
-            document = json.loads(path.read_bytes())
-            if isinstance(document, dict) and document.get("verdict") != Verdict.GO:
-                continue
-            record = RunRecord.model_validate(document)
-        except (OSError, ValueError, RecursionError):
-            left_out[folder.name] = f"its {RECORD_FILE} is no record of this version"
-            continue
-        yield folder, record
+def _older(run_root: Path, left_out: dict[str, str]) -> Iterator[Path]:
+    """Run folders beside this one, newest first (an id begins with its time)."""
+    folders = sorted(
+        (path for path in run_root.parent.iterdir() if _is_older(path, run_root.name)),
+        key=lambda path: path.name,
+        reverse=True,
+    )
+    yield from folders[:_MOST_LOOKED_AT]
     if folders[_MOST_LOOKED_AT:]:
         left_out["older ones"] = f"only the newest {_MOST_LOOKED_AT} folders were looked at"
 
 
-def _accepted(folder: Path, record: RunRecord, phase: str, mine: Facts) -> AcceptedRun:
+def _is_older(path: Path, name: str) -> bool:
+    run = RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    return bool(run) and path.name < name
+
+
+def _go_record(folder: Path) -> RunRecord | None:
+    """The record of a finished run that was GO; None if it was not, or has not finished.
+
+    Raises `DamagedRunError` if it cannot be told which, and `RunbookError` if it was GO by a record
+    that this version cannot read, or goes on.
+    """
+    path, finished = folder / RECORD_FILE, (folder / MANIFEST_FILE).is_file()
+    if not path.is_file():
+        if finished:
+            raise DamagedRunError(f"its {RECORD_FILE} is gone")
+        return None
+    document = _json(path.read_bytes())
+    was_go = isinstance(document, dict) and document.get("verdict") == Verdict.GO
+    if finished:
+        if file_sha256(path) != _listed(folder).get(RECORD_FILE):
+            raise DamagedRunError(f"{RECORD_FILE} is not the file of its {MANIFEST_FILE}")
+    elif (was_go or document is None) and is_going_on(folder):
+        raise RunbookError("still going on")
+    elif was_go or document is None:
+        raise DamagedRunError(f"it has no {MANIFEST_FILE}: removed, or cut off (--resume)")
+    if not was_go:
+        return None
+    try:
+        return RunRecord.model_validate(document)
+    except ValueError as error:
+        raise RunbookError(f"its {RECORD_FILE} is no record of this version") from error
+
+
+def _json(text: bytes) -> object:
+    """What the text holds; None if it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    try:
+        return read_manifest(folder / MANIFEST_FILE)
+    except RunbookError as error:
+        raise DamagedRunError(str(error)) from error
+
+
+def _accepted(
+    folder: Path, record: RunRecord, phase: str, mine: Facts, profile: str
+) -> AcceptedRun:
     """The run's part in the phase. Raises `RunbookError` with the reason not to take it."""
+    _check_record(folder, record)
     entries = next((one.launches for one in record.phases if one.name == phase), ())
+    try:
+        _check_files(folder, record, entries)
+    except DamagedRunError as error:
+        if record.profile == profile:
+            raise
+        # What it was accepted with is another kind of machine by its record, which is whole.
+        raise RunbookError(f"profile {record.profile}, here {profile}; {error}") from error
     theirs = _phase_facts(folder, entries)
     if theirs is None:
         raise RunbookError(f"it has no env.json of {phase}")
     other = [one for one in unlike(theirs, mine, absent="absent") if one[0] in SAME]
     if other:
         raise RunbookError("; ".join(f"{what}: {a}, here {b}" for _, what, a, b in other[:3]))
-    _check_files(folder, record, entries)
     rates = []
     for entry in entries:
         path = folder / entry.launch.run_dir / contract.TRAINING_CSV
@@ -105,31 +168,38 @@ def _accepted(folder: Path, record: RunRecord, phase: str, mine: Facts) -> Accep
     )
 
 
-def _check_files(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
-    """Raise `RunbookError` unless every file that is used is the one that the run wrote."""
+def _check_record(folder: Path, record: RunRecord) -> None:
+    """Raise `DamagedRunError` unless record and journal are those that the run wrote."""
     if folder.name != record.run_id:
-        raise RunbookError(f"its folder is {folder.name}")
-    names = [RECORD_FILE, EVENTS_FILE]
-    for entry in entries:
-        kept = (contract.TRAINING_CSV, contract.ENV_JSON, DEVICES_BEFORE_JSON)
-        names += [f"{entry.launch.run_dir}/{name}" for name in kept]
-    listed, root = read_manifest(folder / MANIFEST_FILE), folder.resolve()
+        raise DamagedRunError(f"its folder is {folder.name}, its run {record.run_id}")
+    _check_digests(folder, record, (RECORD_FILE, EVENTS_FILE))
+    if (folder / RECORD_FILE).read_bytes().decode() != record_text(record):
+        raise DamagedRunError(f"its {RECORD_FILE} is not as the runbook wrote it")
+    if problems := journal_problems(folder, record):
+        raise DamagedRunError(problems[0])
+
+
+def _check_files(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
+    """Raise `DamagedRunError` unless the files of the launches are those that the run wrote."""
+    kept = (contract.TRAINING_CSV, contract.ENV_JSON, DEVICES_BEFORE_JSON)
+    names = [f"{entry.launch.run_dir}/{name}" for entry in entries for name in kept]
+    _check_digests(folder, record, names)
+
+
+def _check_digests(folder: Path, record: RunRecord, names: Iterable[str]) -> None:
+    listed, root = _listed(folder), folder.resolve()
     recorded = {artifact.path: artifact.sha256 for artifact in record.artifacts}
     for name in names:
         path = folder / name
         if not path.resolve().is_relative_to(root) or path.is_symlink():
-            raise RunbookError(f"{name} is a link")
-        if name not in listed and not path.exists():
+            raise DamagedRunError(f"{name} is a link")
+        if name not in listed and name not in recorded and not path.exists():
             continue
         sha256 = file_sha256(path) if path.is_file() else ""
         if sha256 != listed.get(name):
-            raise RunbookError(f"{name} is not the file of its {MANIFEST_FILE}")
+            raise DamagedRunError(f"{name} is not the file of its {MANIFEST_FILE}")
         if name not in (RECORD_FILE, EVENTS_FILE) and sha256 != recorded.get(name):
-            raise RunbookError(f"{name} is not the file of its {RECORD_FILE}")
-    if (folder / RECORD_FILE).read_bytes().decode() != record_text(record):
-        raise RunbookError(f"its {RECORD_FILE} is not as the runbook wrote it")
-    if problems := journal_problems(folder, record):
-        raise RunbookError(problems[0])
+            raise DamagedRunError(f"{name} is not the file of its {RECORD_FILE}")
 
 
 def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None:

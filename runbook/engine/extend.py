@@ -6,14 +6,10 @@ attempt's files are kept beside the new ones, so that a failure that went away i
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from runbook.collect import git
 from runbook.engine.journal import EVENTS_FILE, Event, Journal
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
@@ -25,8 +21,6 @@ from runbook.records.run import Repeated
 from runbook.registry import select
 
 _WORD = "repeated"
-_DIGITS = 12
-_WORDS = {"changes": "changes against the commit (digest)", "machine": "machine (digest)"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,39 +33,6 @@ class Extension:
 
     def __bool__(self) -> bool:
         return bool(self.phases) or self.failed
-
-
-def identity() -> dict[str, str]:
-    """What has to stay the same for the rows of two parts of a run to be comparable.
-
-    Interpreter, system, torch, commit, the change against it, and the machine by a digest.
-    """
-    checkout = git.find_checkout()
-    state = git.read_git(checkout) if checkout else None
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch = "none"
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "torch": torch,
-        "commit": (state.sha if state else None) or "none",
-        "changes": state.diff_sha256[:_DIGITS] if state else "none",
-        "machine": hashlib.sha256(platform.node().encode()).hexdigest()[:_DIGITS],
-    }
-
-
-def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
-    """Raise `UsageError` that names every part of `identity` in which this is another machine."""
-    differ = [
-        f"{_WORDS.get(name, name)}: {record.environment[name]} then, {value} now"
-        for name, value in now.items()
-        if record.environment.get(name, value) != value
-    ]
-    if differ:
-        problems = [f"{record.run_id} cannot go on, its rows would not be alike: {differ[0]}"]
-        raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
 
 
 def extend(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,32 @@ class Journal:
             os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
             raise
         self.events.append(json.loads(line))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Hold the run's journal as a run in progress does; False if one does.
+
+    Raises `OSError` if the folder has no journal.
+    """
+    handle = os.open(folder / EVENTS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def is_going_on(folder: Path) -> bool:
+    """True if a process holds the journal of the run in this folder; False without a journal."""
+    if not (folder / EVENTS_FILE).is_file():
+        return False
+    with locked(folder) as free:
+        return not free
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:

@@ -169,13 +169,33 @@ def reasons_for(
     bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]
+    told = _told_once(bad, checks)
     texts = [f"interrupted by {interrupted}"] if interrupted else []
     room = _SHOWN - len(texts)
-    texts += [f"{check.id} is {check.outcome}: {check.reason}" for check in bad[:room]]
-    more = len(bad) - room
+    texts += told[:room]
+    more = len(told) - room
     if more > 0:
         texts[-1] += f" (and {more} more)"
     return tuple(texts) or ("the profile requires no check",)
+
+
+def _told_once(bad: Sequence[Check], checks: Sequence[Check]) -> list[str]:
+    """Each check in words; one that fails because of another follows that one, as its effect."""
+    by_id = {check.id: check for check in checks if not satisfies(check)}
+    effects: dict[str, list[str]] = {}
+    for check in bad:
+        root, seen = check, {check.id}
+        while check.outcome is Outcome.FAIL and root.follows in by_id and root.follows not in seen:
+            root = by_id[root.follows]
+            seen.add(root.id)
+        others = effects.setdefault(root.id, [])
+        if root is not check:
+            others.append(f"{check.id} is {check.outcome}")
+    texts = []
+    for name, others in effects.items():
+        so = f"; so {', '.join(others)}" if others else ""
+        texts.append(f"{name} is {by_id[name].outcome}: {by_id[name].reason}{so}")
+    return texts
 
 
 FACTS_FILE = "facts.json"

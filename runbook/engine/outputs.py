@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from runbook.records.run import Screen
 
 RECORD_FILE = "run.json"
 MANIFEST_FILE = "MANIFEST.sha256"
+# The name of a run's folder: when it began, the commit, and a number within the same second.
+RUN_ID = re.compile(r"(?P<time>\d{8}T\d{6}Z)-[0-9a-z]{1,40}(?:-\d{1,3})?")
 
 
 def record_text(record: RunRecord) -> str:

@@ -103,7 +103,8 @@ class PhaseRun:
         for launch in certain:
             self._launch(launch)
         if self.phase.remembers:
-            keep_accepted(self.state.run_root, self.phase.name, self.entries)
+            profile = self.state.setup.profile.name
+            keep_accepted(self.state.run_root, self.phase.name, self.entries, profile=profile)
         evidence = self._evidence()
         more = [launch for launch in launches if launch.conditional]
         if more and self.phase.needs_more(evidence, self.context):

@@ -17,14 +17,8 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
-from runbook.engine.extend import (
-    Extension,
-    extend,
-    identity,
-    keep_aside,
-    refuse_if_unlike,
-    repeat,
-)
+from runbook.engine.extend import Extension, extend, keep_aside, repeat
+from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads

@@ -40,7 +40,7 @@ def check_out(commit: str, run_root: Path, run_dir: Path) -> Path:
         "commit": commit,
         "path": str(folder / _PACKAGE),
         "sha": state.sha,
-        "changed": state.status.splitlines(),
+        "changed": state.changed,
         "sha256": package_digest(folder / _PACKAGE),
     }
     write_atomic(run_dir / CHECKOUT_JSON, json.dumps(document, indent=2) + "\n")

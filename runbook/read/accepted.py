@@ -15,11 +15,19 @@ from runbook.read.documents import read_json_object
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 
 ACCEPTED_JSON = "accepted.json"
-_VERSION = 1
+_VERSION = 2
+# Version 1 did not tell damaged runs from others that were not taken.
+_READ = (1, _VERSION)
 
 
-def accepted_document(runs: list[AcceptedRun], left_out: dict[str, str]) -> dict[str, Any]:
-    """The document as it is written; `left_out` says why of each run that was not taken."""
+def accepted_document(
+    runs: list[AcceptedRun], left_out: dict[str, str], damaged: dict[str, str]
+) -> dict[str, Any]:
+    """The document as it is written.
+
+    `left_out` says why of each run that was not taken, `damaged` of each that was accepted, or may
+    have been, and whose files cannot be trusted.
+    """
     return {
         "schema_version": _VERSION,
         "runs": [
@@ -32,6 +40,7 @@ def accepted_document(runs: list[AcceptedRun], left_out: dict[str, str]) -> dict
             for run in runs
         ],
         "left_out": left_out,
+        "damaged": damaged,
     }
 
 
@@ -46,21 +55,29 @@ def read_accepted(run_root: Path, phase: str) -> AcceptedRuns | None:
         return None
     runs: tuple[AcceptedRun, ...] = ()
     left_out: dict[str, str] = {}
+    damaged: dict[str, str] = {}
     if document is not None:
         try:
-            if document["schema_version"] != _VERSION:
-                raise ValueError(f"schema_version {document['schema_version']!r}")
+            version = document["schema_version"]
+            if version not in _READ:
+                raise ValueError(f"schema_version {version!r}")
             runs = tuple(_run(one) for one in document["runs"])
-            left_out = {str(name): str(why) for name, why in document["left_out"].items()}
+            left_out = _reasons(document["left_out"])
+            damaged = _reasons(document["damaged"]) if version == _VERSION else {}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             problems.append(f"{ACCEPTED_JSON} has another shape: {error}")
     return AcceptedRuns(
         runs=runs,
         left_out=left_out,
+        damaged=damaged,
         path=f"{phase}/{ACCEPTED_JSON}",
         sha256=sha256,
         problem="; ".join(problems),
     )
+
+
+def _reasons(names: Mapping[str, str]) -> dict[str, str]:
+    return {str(name): str(why) for name, why in names.items()}
 
 
 def _run(one: Mapping[str, Any]) -> AcceptedRun:

@@ -192,13 +192,15 @@ class AcceptedRun:
 class AcceptedRuns:
     """Earlier accepted runs, oldest first; `left_out` says why of each that was not taken.
 
-    `problem` says what is wrong with the file at `path`, if anything is.
+    `damaged` names those that were accepted, or may have been, and whose files are not those that
+    the run wrote. `problem` says what is wrong with the file at `path`, if anything is.
     """
 
     runs: tuple[AcceptedRun, ...]
     left_out: Mapping[str, str]
     path: str
     sha256: str
+    damaged: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from runbook.engine.history import metric_names, metric_rows
-from runbook.engine.journal import EVENTS_FILE, read_events
-from runbook.engine.outputs import run_files
+from runbook.engine.journal import EVENTS_FILE, is_going_on, locked, read_events
+from runbook.engine.outputs import RUN_ID, run_files
 from runbook.engine.trends import trends
 from runbook.errors import RunbookError
 from runbook.records import Verdict
 from runbook.stats.levels import LEVEL_WINDOW, level_runs
 
-_RUN_ID = re.compile(r"(?P<time>\d{8}T\d{6}Z)-[0-9a-z]{1,40}(?:-\d{1,3})?")
 _GOING = ".removing-"
 
 
@@ -61,7 +55,7 @@ def find_old(
             why = f"{max(age.days, 0)} days old"
         elif folder.name in references:
             why = "later runs are held against it (--all)"
-        elif _is_going_on(folder):
+        elif is_going_on(folder):
             why = "still going on"
         found.append(Candidate(run_id=folder.name, size_bytes=_size(folder), kept=why))
     return found
@@ -75,7 +69,7 @@ def remove_run(out: Path, run_id: str) -> None:
     folder = out / run_id
     if not _is_run(folder):
         raise RunbookError(f"{folder} is no run folder")
-    with _locked(folder) as free:
+    with locked(folder) as free:
         if not free:
             raise RunbookError(f"{run_id} is still going on")
         going = out / f"{_GOING}{run_id}"
@@ -89,7 +83,7 @@ def _run_folders(out: Path) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     """A real folder with the name of a run, whose journal begins with the start of that run."""
-    if folder.is_symlink() or not folder.is_dir() or not _RUN_ID.fullmatch(folder.name):
+    if folder.is_symlink() or not folder.is_dir() or not RUN_ID.fullmatch(folder.name):
         return False
     journal = folder / EVENTS_FILE
     if journal.is_symlink() or not journal.is_file():
@@ -103,7 +97,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _started(run_id: str) -> datetime:
-    match = _RUN_ID.fullmatch(run_id)
+    match = RUN_ID.fullmatch(run_id)
     text = match["time"] if match else ""
     return datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
@@ -119,26 +113,6 @@ def _references(out: Path) -> set[str]:
                 best = level_runs([row.number or 0.0 for row in rows])
                 found |= {row.run_id for row in (*rows[best], *rows[-1:])}
     return found
-
-
-def _is_going_on(folder: Path) -> bool:
-    with _locked(folder) as free:
-        return not free
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the journal as a run in progress does; False if one does."""
-    handle = os.open(folder / EVENTS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def _size(folder: Path) -> int:

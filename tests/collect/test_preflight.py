@@ -56,6 +56,9 @@ PROMISED = {
     "host.cpu_governor",
     "host.busy_cpus",
     "host.cpu_quota",
+    "package.path",
+    "package.sha256",
+    "python.startup",
 }
 
 

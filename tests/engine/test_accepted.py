@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.accepted import keep_accepted
+from runbook.engine.journal import Journal
 from runbook.engine.outputs import record_text, write_manifest
 from runbook.engine.verify import verify_run
 from runbook.read.accepted import read_accepted
@@ -48,7 +49,7 @@ def out(earlier: Path, tmp_path: Path) -> Path:
 def looked(out: Path) -> AcceptedRuns:
     newest = out / "29991231T000000Z-nogit"
     record = RunRecord.model_validate_json((newest / "run.json").read_bytes())
-    keep_accepted(newest, "baseline", record.phases[0].launches)
+    keep_accepted(newest, "baseline", record.phases[0].launches, profile=record.profile)
     found = read_accepted(newest, "baseline")
     assert found is not None and not found.problem
     return found
@@ -91,8 +92,28 @@ def linked(folder: Path) -> None:
     path.symlink_to(away)
 
 
+def gone(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def no_manifest(folder: Path) -> None:
+    (folder / "MANIFEST.sha256").write_text("x\n")
+
+
 def torn(folder: Path) -> None:
-    (folder / "MANIFEST.sha256").unlink()
+    path = folder / "run.json"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def of_other_work(folder: Path) -> None:
+    """As if it had been another kind of run, which nobody would compare with."""
+    path = folder / "baseline" / "run1" / "env.json"
+    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
+
+
+def no_go_by_its_record(folder: Path) -> None:
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"verdict": "GO"', '"verdict": "NO-GO"', 1))
 
 
 def not_go_by_its_journal(folder: Path) -> None:
@@ -106,30 +127,68 @@ def another_csv_with_a_manifest_that_fits(folder: Path) -> None:
     write_manifest(folder)
 
 
+def no_csv_with_a_manifest_that_fits(folder: Path) -> None:
+    gone("baseline/run1/training.csv")(folder)
+    write_manifest(folder)
+
+
 def renamed(folder: Path) -> None:
     changed(folder, run_id="20000101T000000Z-nogit")
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (edit("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
-        (edit("events.jsonl"), "events.jsonl is not the file of its MANIFEST"),
-        (another_csv_with_a_manifest_that_fits, "is not the file of its run.json"),
-        (linked, "training.csv is a link"),
-        (torn, "MANIFEST.sha256 cannot be read"),
-        (not_go_by_its_journal, "run.json"),
-        (renamed, "its folder is"),
-    ],
-)
-def test_a_run_that_cannot_be_checked_is_not_taken_and_named(
+DAMAGED: list[tuple[Callable[[Path], None], str]] = [
+    (edit("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
+    (gone("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
+    (of_other_work, "env.json is not the file of its MANIFEST"),
+    (edit("events.jsonl"), "events.jsonl is not the file of its MANIFEST"),
+    (another_csv_with_a_manifest_that_fits, "is not the file of its run.json"),
+    (no_csv_with_a_manifest_that_fits, "is not the file of its MANIFEST"),
+    (linked, "training.csv is a link"),
+    (gone("MANIFEST.sha256"), "it has no MANIFEST.sha256"),
+    (no_manifest, "line 1 is no digest"),
+    (gone("run.json"), "its run.json is gone"),
+    (torn, "run.json is not the file of its MANIFEST"),
+    (no_go_by_its_record, "run.json is not the file of its MANIFEST"),
+    (not_go_by_its_journal, "run.json"),
+    (renamed, "its folder is"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), DAMAGED)
+def test_a_damaged_run_is_not_taken_and_is_told_apart_from_none(
     out: Path, earlier: Path, change: Callable[[Path], None], why: str
 ) -> None:
     assert [one.run_id for one in looked(out).runs] == [earlier.name]
     change(out / earlier.name)
     found = looked(out)
-    assert found.runs == ()
-    assert [why in text for text in found.left_out.values()] == [True], found.left_out
+    assert (found.runs, found.left_out) == ((), {})
+    assert list(found.damaged) == [earlier.name]
+    assert why in found.damaged[earlier.name]
+
+
+def test_a_damaged_run_of_another_profile_holds_nobody_back(out: Path, earlier: Path) -> None:
+    edit("baseline/run1/training.csv")(out / earlier.name)
+    newest = out / "29991231T000000Z-nogit"
+    record = RunRecord.model_validate_json((newest / "run.json").read_bytes())
+    keep_accepted(newest, "baseline", record.phases[0].launches, profile="another")
+    found = read_accepted(newest, "baseline")
+    assert found is not None and found.damaged == {}
+    assert f"profile {record.profile}, here another" in found.left_out[earlier.name]
+
+
+def test_a_run_that_goes_on_is_no_damaged_one(out: Path, earlier: Path) -> None:
+    """Its manifest is written last: until then it looks like one whose manifest was removed."""
+    gone("MANIFEST.sha256")(out / earlier.name)
+    with Journal.reopen(out / earlier.name):
+        found = looked(out)
+    assert (found.damaged, found.left_out) == ({}, {earlier.name: "still going on"})
+
+
+def test_a_cut_off_run_without_a_verdict_holds_nobody_back(out: Path, earlier: Path) -> None:
+    changed(out / earlier.name, verdict=Verdict.INCOMPLETE)
+    gone("MANIFEST.sha256")(out / earlier.name)
+    found = looked(out)
+    assert (found.runs, found.left_out, found.damaged) == ((), {}, {})
 
 
 @pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCOMPLETE])
@@ -144,21 +203,26 @@ def test_what_is_no_run_is_passed_over(out: Path) -> None:
         (out / name).mkdir()
         (out / name / "run.json").write_text(text)
     (out / "5").symlink_to(out)
-    assert len(looked(out).runs) == 1
+    (out / "20000101T000000Z-abc").write_text("no folder")
+    found = looked(out)
+    assert (len(found.runs), found.left_out, found.damaged) == (1, {}, {})
 
 
 def test_a_run_of_other_work_is_named_with_what_is_other(out: Path, earlier: Path) -> None:
-    for path in (out / earlier.name / "baseline").glob("*/env.json"):
+    for path in (out / "29991231T000000Z-nogit" / "baseline").glob("*/env.json"):
         path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
-    assert looked(out).left_out == {earlier.name: "world_size: 4, here 2"}
+    found = looked(out)
+    assert found.left_out == {earlier.name: "world_size: 2, here 4"}
+    assert found.damaged == {}
 
 
-def test_a_record_that_cannot_be_read_may_have_been_go_and_is_named(
-    out: Path, earlier: Path
-) -> None:
+def test_a_record_of_another_version_is_named_and_not_damaged(out: Path, earlier: Path) -> None:
     path = out / earlier.name / "run.json"
-    path.write_bytes(path.read_bytes()[:-9])
-    assert looked(out).left_out == {earlier.name: "its run.json is no record of this version"}
+    path.write_text(path.read_text().replace('"run_id"', '"id_of_the_run"', 1))
+    write_manifest(out / earlier.name)
+    found = looked(out)
+    assert found.left_out == {earlier.name: "its run.json is no record of this version"}
+    assert found.damaged == {}
 
 
 def test_many_runs_of_a_part_do_not_hide_the_accepted_one(out: Path, earlier: Path) -> None:
@@ -181,7 +245,9 @@ def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"schema_version": 2}', '{"schema_version": 1, "runs": [{}], "left_out": {}}',
+    ["", "[]", '{"schema_version": 3}',
+     '{"schema_version": 2, "runs": [], "left_out": {}}',
+     '{"schema_version": 1, "runs": [{}], "left_out": {}}',
      '{"schema_version": 1, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
      '"rates": [NaN], "facts": []}]}'],
 )  # fmt: skip
@@ -190,3 +256,13 @@ def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
     (newest / "baseline" / "accepted.json").write_text(text)
     found = read_accepted(newest, "baseline")
     assert found is not None and found.problem and found.runs == ()
+
+
+def test_a_file_of_the_first_version_is_still_read(out: Path) -> None:
+    """It does not tell damaged runs apart; what a run was judged from then stays as it was."""
+    newest = out / "29991231T000000Z-nogit"
+    text = '{"schema_version": 1, "runs": [], "left_out": {"a": "torn"}}'
+    (newest / "baseline" / "accepted.json").write_text(text)
+    found = read_accepted(newest, "baseline")
+    assert found is not None
+    assert (found.problem, found.left_out, found.damaged) == ("", {"a": "torn"}, {})

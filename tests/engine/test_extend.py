@@ -12,11 +12,10 @@ from runbook.config.profile import Profile
 from runbook.engine.extend import (
     Extension,
     failed_phases,
-    identity,
     keep_aside,
-    refuse_if_unlike,
     repeat,
 )
+from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, read_events
 from runbook.engine.options import Setup
 from runbook.engine.run import resume_run, run_setup
@@ -167,7 +166,7 @@ def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, w
     value = record.environment[what]
     lines[0] = lines[0].replace(f'"{what}":"{value}"', f'"{what}":"another"')
     path.write_text("".join(lines))
-    with pytest.raises(UsageError, match=rf"{what}.*: another then, "):
+    with pytest.raises(UsageError, match=rf"(?i){what}.*: another then, "):
         extended(folder, ADD, Toy("baseline"), Toy("nvtx"))
     assert path.read_text() == "".join(lines), "nothing was begun"
 
@@ -182,7 +181,7 @@ def test_a_run_that_was_cut_off_does_not_go_on_as_another(
     cut_after(folder, "phase_finished")
     before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.run.identity", lambda: identity() | {what: "another"})
-    with pytest.raises(UsageError, match=rf"cannot go on.*{what}.* then, another now"):
+    with pytest.raises(UsageError, match=rf"(?i)cannot go on.*{what}.* then, another now"):
         extended(folder, None, *phases)
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 

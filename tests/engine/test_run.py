@@ -10,6 +10,7 @@ from jsonschema import Draft202012Validator
 
 from runbook.engine import RunOptions, plan_all, resume_run, run_plan
 from runbook.engine.journal import derive_record, read_events
+from runbook.engine.judge import reasons_for
 from runbook.engine.outputs import check_manifest
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
@@ -269,3 +270,30 @@ def test_a_record_fits_the_exported_schema(tmp_path: Path) -> None:
     written = json.loads((folder / "run.json").read_text())
     validator.validate(written)
     assert not validator.is_valid(written | {"verdict": "MAYBE"})
+
+
+def test_the_verdict_names_what_is_invalid_before_the_failure_that_follows_from_it() -> None:
+    def check(name: str, outcome: Outcome, **fields: str) -> Check:
+        return Check(
+            id=name,
+            phase=name.partition(".")[0],
+            question="?",
+            outcome=outcome,
+            code=Reason.MISMATCH,
+            reason=f"{name} is bad",
+            remedy="do",
+            **fields,
+        )
+
+    root = check("preflight.link", Outcome.INVALID)
+    failed = check("baseline.rate", Outcome.FAIL, follows=root.id)
+    again = check("nvtx.share", Outcome.FAIL, follows=failed.id)
+    other = check("nvtx.other", Outcome.FAIL)
+    checks = [failed, again, other, root]
+    assert reasons_for(checks, [one.id for one in checks]) == (
+        "preflight.link is INVALID: preflight.link is bad; "
+        "so baseline.rate is FAIL, nvtx.share is FAIL",
+        "nvtx.other is FAIL: nvtx.other is bad",
+    )
+    circle = [check("a.x", Outcome.FAIL, follows="a.y"), check("a.y", Outcome.FAIL, follows="a.x")]
+    assert len(reasons_for(circle, ["a.x", "a.y"])) >= 1

@@ -68,11 +68,13 @@ def test_no_hook_of_the_repository_runs(repository: Path, run_dir: Path, tmp_pat
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("damage", ["changed", "half"])
+@pytest.mark.parametrize("damage", ["changed", "hidden", "half"])
 def test_what_a_crash_left_is_made_again(repository: Path, run_dir: Path, damage: str) -> None:
     sha, root = git(repository, "rev-parse", "HEAD"), run_dir.parents[1]
     folder = commits.check_out(sha, root, run_dir)
-    if damage == "changed":
+    if damage != "half":
+        if damage == "hidden":
+            git(folder, "update-index", "--skip-worktree", "nsa/__init__.py")
         (folder / "nsa/__init__.py").write_text("NAME = 'edited'\n")
     else:
         (folder / ".git/HEAD").unlink()

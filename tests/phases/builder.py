@@ -73,6 +73,7 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "port.free": (True, "host.json"),
     "processes.leftover": (0.0, "host.json"),
     "env.problems": ("", "host.json"),
+    "python.startup": ("", "host.json"),
     "host.numa_balancing": (False, "host.json"),
     "host.iommu_translates": (False, "host.json"),
     "host.acs_redirects": (False, "host.json"),

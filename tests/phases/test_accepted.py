@@ -114,6 +114,26 @@ def test_a_run_that_was_not_taken_is_named() -> None:
     assert "not taken: run7: run.json is not the file" in check.reason
 
 
+def test_a_damaged_last_accepted_run_is_not_the_same_as_none() -> None:
+    """It was SKIPPED, which satisfies: damaging one file of the last run made any loss a GO."""
+    damaged = {"run7": "baseline/run1/training.csv is not the file of its MANIFEST.sha256"}
+    for history in ([], [1e5]):
+        check = row(LAST, *history, rate=5e4, damaged=damaged)
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+        assert "run7: baseline/run1/training.csv is not the file" in check.reason
+        assert "runbook verify" in check.remedy and "move that folder" in check.remedy
+        assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
+
+
+def test_damage_before_the_last_accepted_run_hides_the_best_level_only() -> None:
+    damaged = {"run0": "its run.json is gone"}
+    history = [1e5] * 6
+    assert row(LAST, *history, damaged=damaged).outcome is Outcome.PASS
+    check = row(BEST, *history, damaged=damaged)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    assert "run0: its run.json is gone" in check.reason
+
+
 def test_a_damaged_file_is_no_first_run() -> None:
     check = row(LAST, problem="accepted.json is not JSON")
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)

@@ -54,6 +54,12 @@ def test_the_wrong_environment_is_invalid(what: str, facts: dict[str, Any]) -> N
     assert said(check) == WRONG and check.remedy and check.rerun
 
 
+def test_code_that_runs_before_every_launch_is_a_warning_that_names_it() -> None:
+    check = row("variables", python_startup="/x/sitecustomize.py")
+    assert said(check) == (Outcome.PASS, Reason.WARNING)
+    assert "every launch runs /x/sitecustomize.py first" in check.reason
+
+
 def test_a_trainer_that_does_not_import_fails() -> None:
     check = row("trainer_imports", trainer_imports=False)
     assert said(check) == (Outcome.FAIL, Reason.CRASH)

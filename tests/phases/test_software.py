@@ -88,3 +88,20 @@ def test_on_a_cpu_a_trainer_need_not_tell_but_must_not_differ() -> None:
     none = dict.fromkeys(("torch_cuda", "torch_nccl", "gpu_driver"))
     assert planned(ran_on(torch=None), where=where, **none).outcome is Outcome.PASS
     assert planned(ran_on(torch="2.9.1"), where=where, **none).outcome is Outcome.INVALID
+
+
+def test_another_package_than_preflight_saw_is_named_and_decides() -> None:
+    """A folder `nsa` where the run was started, or on PYTHONPATH, comes before ours."""
+    found = builder.evidence("baseline", WHERE)
+    launch = next(iter(found.launches.values()))
+    package = (launch.env or {})["package"]
+    for what, value in (("path", "/elsewhere/nsa"), ("sha256", "e" * 64)):
+        facts = {f"package.{name}": text for name, text in package.items()}
+        seen = builder.facts()
+        seen |= {
+            name: replace(seen["git.sha"], name=name, value=text)
+            for name, text in (facts | {f"package.{what}": value}).items()
+        }
+        check = builder.row("baseline", "as_planned", replace(found, facts=seen), WHERE)
+        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+        assert f"package.{what}: preflight saw {value}, it ran " in check.reason

@@ -99,6 +99,43 @@ def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
     assert cause.rerun.startswith("runbook run --phase baseline --profile cpu")
 
 
+def lost(step: int, loss: str, norm: str = "nan") -> LaunchResult:
+    text = f"non-finite at step {step}: loss {loss}, gradient norm {norm}"
+    return ended(LaunchStatus.NON_FINITE, text)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lost(4, "nan on every rank"), lost(4, "inf on rank 1", "inf")),
+        (lost(4, "nan on rank 0"), lost(4, "nan on rank 1")),
+        (lost(4, "nan on ranks 0, 1"), lost(4, "nan on ranks 0, 2")),
+        (lost(4, "nan on every rank"), lost(4, "5.5", "nan")),
+        (lost(4, "5.5", "inf"), lost(4, "5.5", "nan")),
+    ],
+)
+def test_numbers_that_were_lost_otherwise_or_elsewhere_are_two_faults(
+    first: LaunchResult, second: LaunchResult
+) -> None:
+    """All of them were one cause, whatever was lost and on which rank."""
+    found = of(phase("baseline", first), phase("nvtx", second))
+    assert [cause.launches for cause in found] == [("baseline/run1",), ("nvtx/profiled",)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lost(4, "nan on every rank"), lost(9, "nan on every rank", "inf")),
+        (lost(4, "inf on rank 1", "inf"), lost(9, "-inf on rank 1")),
+        (lost(4, "5.5", "inf"), lost(9, "7.25", "-inf")),
+    ],
+)
+def test_the_same_loss_of_numbers_at_another_step_is_one(
+    first: LaunchResult, second: LaunchResult
+) -> None:
+    assert len(of(phase("baseline", first), phase("nvtx", second))) == 1
+
+
 def test_a_nan_in_one_phase_and_a_hang_in_another_are_two() -> None:
     found = of(phase("baseline", nan(4)), phase("nvtx", hang(1)))
     assert [cause.code for cause in found] == [Reason.NON_FINITE, Reason.HANG]
@@ -234,6 +271,34 @@ def test_two_failures_that_name_what_went_well_stay_two() -> None:
         "baseline.b: b is bad",
         "baseline.c: c is bad",
     ]
+
+
+def test_what_is_invalid_leads_the_failure_that_follows_from_it() -> None:
+    """The failure led, so the report sent its reader to the trainer of a wrong machine."""
+    root = row("preflight.host_copy", Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "a slow link")
+    follows = {"follows": root.id, "remedy": "sweep the buckets"}
+    failed = row("baseline.throughput", Outcome.FAIL, Reason.BELOW_LIMIT, "23 tok/s", **follows)
+    alone = row("nvtx.python_share", Outcome.FAIL, Reason.ABOVE_LIMIT, "0.6")
+    found = of(by_hand("baseline", failed), by_hand("nvtx", alone), by_hand("preflight", root))
+    assert [cause.title for cause in found] == [
+        "preflight.host_copy: a slow link",
+        "nvtx.python_share: 0.6",
+    ]
+    first = found[0]
+    assert (first.outcome, first.remedy) == (Outcome.INVALID, "do")
+    assert [one.id for one in first.rows] == [root.id, failed.id]
+
+
+def test_the_failures_of_a_launch_whose_gpu_failed_do_not_lead() -> None:
+    end = ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79")
+    record = phase("baseline", end)
+    told = row(
+        "baseline.loss_finite", Outcome.FAIL, Reason.NON_FINITE, "nan", follows="baseline/run1"
+    )
+    checks = tuple(told if one.id == told.id else one for one in record.checks)
+    (cause,) = of(record.model_copy(update={"checks": checks}))
+    assert cause.outcome is Outcome.INVALID and "Xid" in cause.title
+    assert told.id in {one.id for one in cause.folded}
 
 
 def test_every_problem_is_in_a_cause_and_a_circle_ends() -> None:

@@ -78,7 +78,9 @@ def test_origin_nan_stops_all_ranks_and_nothing_is_saved_after_it(tmp_path: Path
     assert ends[0]["steps_done"] == ends[1]["steps_done"] <= 8
     assert launch.beats(0, "nonfinite")[0] | {"value": "nan"} == launch.beats(0, "nonfinite")[0]
     assert {launch.beats(rank, "nonfinite")[0]["step"] for rank in range(2)} == {6}
-    assert "non-finite at step 6" in ends[0]["reason"]
+    assert {end["reason"].partition(", ")[0] for end in ends} == {
+        "non-finite at step 6: loss nan on rank 1"
+    }
     saved = sorted(path.name for path in (launch.run_dir / "checkpoints").iterdir())
     assert saved == ["step_2", "step_4"]
     assert launch.process.returncode != 0

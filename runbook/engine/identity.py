@@ -1,0 +1,107 @@
+"""Commit, software and machine of a run, as few words: are two parts of it comparable?
+
+What would identify a machine or its owner is a digest. A record that an earlier version wrote lacks
+what that version did not know; only what both know is compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from nsa.contract import installed_digest, package_digest
+from nsa.torch_env import VISIBLE_DEVICES
+from runbook.collect import git
+from runbook.collect.packages import package_folders
+from runbook.collect.probe import run_tool
+from runbook.collect.visible import visible_gpus
+from runbook.errors import UsageError
+from runbook.records import RunRecord
+
+_NONE = "none"
+_SILENT = "nvidia-smi does not say"
+_QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
+_TIMEOUT_S = 20.0
+_DIGITS = 12
+_WORDS = {
+    "changes": "changes against the commit (digest)",
+    "code": "code of the packages (digest)",
+    "machine": "machine (digest)",
+    "gpus": "GPUs (digest)",
+    "packages": "packages that training computes with (digest)",
+}
+
+
+def identity() -> dict[str, str]:
+    """What has to stay the same for the rows of two parts of a run to be comparable.
+
+    Interpreter, system, torch, the packages below it, commit and the change against it, driver, and
+    by digests the code of our packages, the machine and the GPUs that a launch can see.
+    """
+    checkout = git.find_checkout()
+    state = git.read_git(checkout) if checkout else None
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = _NONE
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "torch": torch,
+        "packages": installed_digest()[:_DIGITS],
+        "commit": (state.sha if state else None) or _NONE,
+        "changes": state.diff_sha256[:_DIGITS] if state else _NONE,
+        "code": _digest("".join(map(package_digest, package_folders().values()))),
+        "machine": _digest(platform.node()),
+        **_gpus(),
+    }
+
+
+def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
+    """Raise `UsageError` that names every part of `identity` in which this is another machine."""
+    differ = [
+        f"{_WORDS.get(name, name)}: {record.environment[name]} then, {value} now"
+        for name, value in now.items()
+        if record.environment.get(name, value) != value
+    ]
+    if differ:
+        problems = [f"{record.run_id} cannot go on, its rows would not be alike: {differ[0]}"]
+        raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    index: int
+    uuid: str
+    mig: bool | None = None
+
+
+def _gpus() -> dict[str, str]:
+    """Driver, and the UUIDs of the GPUs that are visible here as one digest."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {"gpus": _NONE, "driver": _NONE}
+    answer = run_tool([program, *_QUERY], timeout_s=_TIMEOUT_S)
+    try:
+        lines = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
+        gpus = [_Gpu(index=int(index), uuid=uuid) for index, uuid, _ in lines]
+    except ValueError:
+        gpus = []
+    if not answer.ok or not gpus:
+        return {"gpus": _SILENT, "driver": _SILENT}
+    # Of instances of a GPU (MIG) only the variable tells which.
+    named = os.environ.get(VISIBLE_DEVICES, "")
+    seen = visible_gpus(gpus, environment=os.environ)
+    uuids = sorted(gpu.uuid for gpu in seen) if seen else [*(gpu.uuid for gpu in gpus), named]
+    drivers = dict.fromkeys(driver for _, _, driver in lines)
+    return {"gpus": _digest("\n".join(uuids)), "driver": ", ".join(drivers)}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,0 +1,108 @@
+"""What makes another machine or another stack of software, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsa.contract import installed_digest
+from runbook.engine.identity import identity, refuse_if_unlike
+from runbook.errors import UsageError
+from runbook.records import RunRecord, Verdict
+from tests.reports.samples import run as sample_run
+
+CARDS = "0, GPU-aaaa-1111, 580.95.05\n1, GPU-bbbb-2222, 580.95.05\n"
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An nvidia-smi that prints what lies in the file that is returned."""
+    program, listing = tmp_path / "nvidia-smi", tmp_path / "listing"
+    program.write_text(f"#!/bin/sh\nexec cat {listing}\n")
+    program.chmod(0o755)
+    listing.write_text(CARDS)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return listing
+
+
+def record(environment: dict[str, str]) -> RunRecord:
+    return sample_run(Verdict.GO, ()).model_copy(update={"environment": environment})
+
+
+def test_another_card_of_the_same_kind_is_another_machine(smi: Path) -> None:
+    then = identity()
+    assert "aaaa" not in str(then), "a digest, no UUID"
+    smi.write_text(CARDS.replace("bbbb", "cccc"))
+    with pytest.raises(UsageError, match=r"GPUs \(digest\): \w{12} then, \w{12} now"):
+        refuse_if_unlike(record(then), identity())
+
+
+def test_the_order_of_the_cards_makes_no_other_machine(smi: Path) -> None:
+    then = identity()
+    smi.write_text("0, GPU-bbbb-2222, 580.95.05\n1, GPU-aaaa-1111, 580.95.05\n")
+    assert identity() == then
+
+
+def test_another_driver_is_refused(smi: Path) -> None:
+    then = identity()
+    smi.write_text(CARDS.replace("580.95.05", "590.10"))
+    with pytest.raises(UsageError, match=r"driver: 580\.95\.05 then, 590\.10 now"):
+        refuse_if_unlike(record(then), identity())
+
+
+def test_other_visible_cards_are_refused(smi: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for visible in ("0", "1", "MIG-1", "MIG-2"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        found.append(identity()["gpus"])
+    assert len(set(found)) == 4
+
+
+def test_a_driver_that_does_not_answer_is_not_the_same_as_no_gpu(smi: Path) -> None:
+    then = identity()
+    for text in ("", "No devices were found\n"):
+        smi.write_text(text)
+        assert identity()["gpus"] not in (then["gpus"], "none")
+        with pytest.raises(UsageError, match="nvidia-smi does not say now"):
+            refuse_if_unlike(record(then), identity())
+
+
+def test_a_record_of_an_earlier_version_lacks_the_cards_and_is_not_refused(smi: Path) -> None:
+    new = ("gpus", "driver", "packages")
+    old = {name: text for name, text in identity().items() if name not in new}
+    refuse_if_unlike(record(old), identity())
+
+
+def made(folder: Path, name: str, version: str, *requires: str) -> None:
+    """A package as installers leave it, which comes before the real one of that name."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Requires-Dist: {one}\n" for one in requires]
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text("".join([text, *lines]))
+
+
+def test_a_package_that_torch_computes_with_counts_and_a_profiler_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = ("nvidia-nccl-cu13 (>=2) ; platform_system == 'Linux'", "opt ; extra == 'x'")
+    found = []
+    for number, packages in enumerate(
+        [
+            [("torch", "9.9", *needed)],
+            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.1")],
+            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.2")],
+            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.2"), ("opt", "1"), ("spy", "1")],
+            [("torch", "9.9+cpu", *needed), ("nvidia-nccl-cu13", "2.2")],
+        ]
+    ):
+        with monkeypatch.context() as here:
+            for one in packages:
+                made(tmp_path / str(number), *one)
+            here.syspath_prepend(tmp_path / str(number))
+            found.append(installed_digest())
+    assert len(set(found)) == 4
+    assert found[2] == found[3]
+    assert identity()["packages"] == installed_digest()[:12]
