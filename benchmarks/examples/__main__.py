@@ -98,13 +98,14 @@ def profile_document(example: Example) -> dict[str, object]:
 
 
 # Kept by hand: no command here makes them again.
-_ON_A_DEVICE = (
-    "From a GPU, an NVIDIA H100 on 2026-11-22, cut short to fit ten minutes: [report.md]"
-    "(nvidia-h100-80gb-hbm3/report.md), [details.md](nvidia-h100-80gb-hbm3/details.md), [report.html]"
-    "(nvidia-h100-80gb-hbm3/report.html) as the run ended there, with a false alarm of the program",
-    "([what](../gpu.md#measured-one-nvidia-h100)), and the same evidence [judged again]"
-    "(nvidia-h100-80gb-hbm3/judged-again.md) once that was mended. The checkout's folder is left out.",
-)
+_ON_A_DEVICE = """
+From a GPU, an NVIDIA H100 on 2026-11-22, cut short to fit ten minutes:
+[report.md](nvidia-h100-80gb-hbm3/report.md), [details.md](nvidia-h100-80gb-hbm3/details.md) and
+[report.html](nvidia-h100-80gb-hbm3/report.html) as the run ended there, with a false alarm of the
+program ([what](../gpu.md#measured-one-nvidia-h100)), and the same evidence
+[judged again](nvidia-h100-80gb-hbm3/judged-again.md) once that was mended. The checkout's folder is
+left out.
+"""
 
 
 def page(out: Path) -> str:
@@ -124,8 +125,7 @@ def page(out: Path) -> str:
             links = ", ".join(f"[{name}]({example.name}/{name})" for name in REPORTS)
             first = verdict_line(folder / "report.md")
             lines.append(f"| {example.title} | {example.wrong} | {first} | {links} |")
-    lines += ["", *_ON_A_DEVICE]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _ON_A_DEVICE
 
 
 def verdict_line(report: Path) -> str:
