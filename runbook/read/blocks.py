@@ -6,7 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-_BLOCK_BYTES = 2 << 20
+_BLOCK_BYTES = 4 << 20
+# What a parser needs for a block and gives back. The C library returns freed memory to the system,
+# to be cleared again for the next block, until something larger was freed: then it keeps that much.
+_WORKING_BYTES = 24 << 20
 
 
 class WholeLines:
@@ -26,6 +29,7 @@ class WholeLines:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
+        bytearray(_WORKING_BYTES)
         buffer, kept = bytearray(2 * _BLOCK_BYTES), 0
         with self._path.open("rb", buffering=0) as stream:
             while size := stream.readinto(memoryview(buffer)[kept : kept + _BLOCK_BYTES]):

@@ -120,9 +120,7 @@ class Forms:
         return left[found.form[left] < 0]
 
 
-def _take(
-    text: _Text, found: Columns, form: Form, number: int, left: Ints, least: int = 1
-) -> int:
+def _take(text: _Text, found: Columns, form: Form, number: int, left: Ints, least: int = 1) -> int:
     """Fill in the lines of one form if there are so many at least; returns how many there are."""
     lines, spans = text.like(form, left)
     if len(lines) < least:
@@ -160,7 +158,8 @@ class _Text:
     def like(self, form: Form, lines: Ints) -> tuple[Ints, list[tuple[Ints, Ints]]]:
         """Those of the lines whose text around the holes is the form's, and where the holes are."""
         lines = lines[self._comma_count[lines] == form.commas] if self._plain else lines[:0]
-        place, spans = self.starts[lines], []
+        place = self.starts[lines]
+        spans: list[tuple[Ints, Ints]] = []
         for hole in form.holes:
             good = self._says(hole.before, place)
             begin = place + len(hole.before)
@@ -207,26 +206,36 @@ class _Text:
 
         `float` reads more than JSON: leading zeros, a point without digits behind it, underscores.
         """
+        if self._all_the_same(begin, end):
+            one = self._distinct_numbers(begin[:1], end[:1], whole=whole)
+            return None if one is None else np.repeat(one, len(begin))
+        return self._distinct_numbers(begin, end, whole=whole)
+
+    def _all_the_same(self, begin: Ints, end: Ints) -> bool:
+        """Whether one text stands at all places, as of memory that does not grow."""
+        first, last = (self._bytes[begin[i] : end[i]].tobytes() for i in (0, -1))
+        if first != last or not np.all(end - begin == len(first)):
+            return False
+        return bool(self._says(first, begin).all())
+
+    def _distinct_numbers(self, begin: Ints, end: Ints, *, whole: bool) -> Floats | None:
         rows, length = self.cut(begin, end), end - begin
-        raw = rows.tobytes()
         first, second, last = rows[:, 0], rows[:, 1], self._bytes[end - 1]
         starts_well = _is_digit(first) & ((first != _ZERO) | ~_is_digit(second))
         fits = (length <= _SAFE) | (second == _DOT)
         if not np.all(starts_well & _is_digit(last) & fits):
             return None
-        if any(odd in raw for odd in (b"_", b".e", b".E")):
-            return None
         if whole and not (np.all(_is_digit(rows) | (rows == 0)) and np.all(length <= _EXACT)):
             return None
+        raw = rows.tobytes()
+        if any(odd in raw for odd in (b"_", b".e", b".E")):
+            return None
         text: Texts = rows.view(f"S{rows.shape[1]}")[:, 0]
-        fresh = np.flatnonzero(np.concatenate([[True], text[1:] != text[:-1]]))
         try:
-            values = text[fresh].astype(np.float64)
+            values = text.astype(np.float64)
         except ValueError:
             return None
-        if not np.isfinite(values).all():
-            return None
-        return np.repeat(values, np.diff(fresh, append=len(text)))
+        return values if np.isfinite(values).all() else None
 
 
 def _is_digit(byte: npt.NDArray[np.uint8]) -> Bools:

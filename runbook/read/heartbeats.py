@@ -88,7 +88,9 @@ class RankFold:
         last = columns.forms[columns.form[lines][-1]].record
         self.event, self.phase = last["event"], last["phase"]
         writers = columns.each(lines, lambda record: record["pid"])
-        self._take_clock_columns(columns.number("mono")[lines], columns.number("ts")[lines], writers)
+        self._take_clock_columns(
+            columns.number("mono")[lines], columns.number("ts")[lines], writers
+        )
         training = columns.each(lines, lambda record: _is_of_training(record["event"]))
         self._take_step_column(columns.number("step")[lines], training)
 

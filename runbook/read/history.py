@@ -33,7 +33,7 @@ _ENDED: Mapping[str, type] = {
     **dict.fromkeys(_KEPT, float),
 }  # fmt: skip
 _PROGRESS: Mapping[str, type] = {"step": int, **dict.fromkeys(_SAID, float)}
-_OWN = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
+_OWN: Mapping[str, tuple[str, ...]] = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
 
 
 @dataclass(kw_only=True)

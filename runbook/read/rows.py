@@ -75,7 +75,7 @@ class _Reader:
             return
         frame = self._fast(block)
         frame = self._slow(block) if frame is None else frame
-        for name in frame:
+        for name in self._wanted():
             if name in self.spec.text:
                 self.texts.setdefault(name, []).append(frame[name])
                 continue

@@ -42,8 +42,8 @@ class Table:
             if kind is str:
                 columns[name] = [value for piece in pieces for value in piece]
             else:
-                empty = np.empty(0, dtype=kind)
-                columns[name] = np.concatenate([empty, *(np.asarray(p, kind) for p in pieces)])
+                arrays = [np.asarray(piece, dtype=kind) for piece in pieces]
+                columns[name] = np.concatenate([np.asarray([], dtype=kind), *arrays])
         return pd.DataFrame(columns)
 
     def _close(self) -> None:
