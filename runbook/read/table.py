@@ -42,7 +42,7 @@ class Table:
             if kind is str:
                 columns[name] = [value for piece in pieces for value in piece]
             else:
-                arrays = [np.asarray(piece, dtype=kind) for piece in pieces]
+                arrays: list[Any] = [np.asarray(piece, dtype=kind) for piece in pieces]
                 columns[name] = np.concatenate([np.asarray([], dtype=kind), *arrays])
         return pd.DataFrame(columns)
 
