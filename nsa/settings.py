@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -53,7 +55,15 @@ for _tag, _pattern, _first in (
 
 
 def load_strict(text: str) -> tuple[Any, list[str]]:
-    """Parse one YAML document. Returns the data (None where unreadable) and the problems."""
+    """Parse one YAML document. Returns the data (None where unreadable) and the problems.
+
+    A text is parsed once in a process: a run asks for the same profiles a dozen times.
+    """
+    return deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> tuple[Any, list[str]]:
     loader = _Loader(text)
     loader.problems = []
     try:
