@@ -87,6 +87,14 @@ def scalar(text: str) -> Any:
 # By tokenizer. GPT-2's 50,257 tokens are padded to a multiple of 128, for the GPU's matrix units.
 VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
 
+# A toggle that is the same setting as a key of the config, over which it goes.
+CONFIG_TOGGLES = {
+    "NSA_ACCUM": "train.accumulate_grad_batches",
+    "NSA_LR": "train.lr",
+    "NSA_SEQ_LEN": "train.seq_len",
+    "NSA_BATCH_SIZE": "train.batch_size",
+}
+
 Whole = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from nsa.settings import load_strict
 from runbook import registry
 from runbook.config.limits import limit_problems
+from runbook.config.presets import load_preset, merged
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, did_you_mean
@@ -35,6 +36,7 @@ def load_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by name, or one's own by path (it ends in .yaml or has a slash).
 
     A profile may say `extends: NAME` and then only what differs; null drops an inherited key.
+    `preset: NAME` gives it the variables of a preset, below those of its own `env`.
     Raises UsageError that lists every wrong key and value.
     """
     document = _document(name_or_path, seen=())
@@ -72,12 +74,24 @@ def _document(name_or_path: str, *, seen: tuple[str, ...]) -> dict[str, Any]:
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]
     if problems:
         raise UsageError([f"{path}: {problem}" for problem in problems])
+    _take_preset(data, path)
     base = data.pop("extends", None)
     if base is None:
         return dict(data)
     if not isinstance(base, str):
         raise UsageError(f"{path}: extends: expected the name of a profile, got {base!r}")
-    return _merge(_document(base, seen=(*seen, name_or_path)), data)
+    return merged(_document(base, seen=(*seen, name_or_path)), data)
+
+
+def _take_preset(data: dict[str, Any], path: Path) -> None:
+    named = data.pop("preset", None)
+    if named is None:
+        return
+    if not isinstance(named, str):
+        raise UsageError(f"{path}: preset: expected the name of a preset, got {named!r}")
+    own = data.get("env") or {}
+    variables = load_preset(named).model_dump(mode="json")["env"]
+    data["env"] = merged(variables, own) if isinstance(own, dict) else own
 
 
 def _locate(name_or_path: str) -> Path:
@@ -90,22 +104,6 @@ def _locate(name_or_path: str) -> Path:
             f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
         )
     return _folder() / f"{name_or_path}.yaml"
-
-
-def _merge(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, the rest (lists too) is replaced; null removes a key."""
-    merged = dict(base)
-    if "value" in change and "source" in base:
-        # The parent's reason does not stand beside another number.
-        del merged["source"]
-    for key, value in change.items():
-        if value is None:
-            merged.pop(key, None)
-            continue
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = _merge(dict(old or {}), value) if both else value
-    return merged
 
 
 def _problem(detail: ErrorDetails) -> str:

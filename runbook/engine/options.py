@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -15,6 +15,8 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
+from runbook.config.precedence import flat, gathered, with_config, words
+from runbook.config.presets import load_preset
 from runbook.engine.commits import with_commits
 from runbook.engine.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
@@ -31,14 +33,17 @@ if TYPE_CHECKING:
 class RunOptions(Invocation):
     """The command line of `runbook run`, as values.
 
-    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
-    false forbids the second attempt after a stall; `keep_going` starts launches on a machine that
-    preflight found wrong, and again where the same command ended badly.
+    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `shell` has
+    the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
+    too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
+    machine that preflight found wrong, and again where the same command ended badly.
     """
 
     phases: str = "all"
     profile: str = "auto"
     command: str = ""
+    shell: Mapping[str, str] = field(default_factory=dict)
+    preset: str = ""
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
     keep_going: bool = False
@@ -54,6 +59,7 @@ class RunOptions(Invocation):
         return {
             **self.invocation().options(),
             "phases": self.phases,
+            "preset": self.preset,
             "retry": self.retry,
             "keep_going": self.keep_going,
             "formats": ",".join(self.formats),
@@ -107,9 +113,19 @@ class Setup:
 
     @property
     def exports(self) -> dict[str, str]:
-        """The variables that profile and `--set` give to every launch that can use them."""
-        profile = {name: default.value for name, default in self.profile.env.items()}
-        return profile | dict(self.settings.toggles)
+        """The variables that every launch which can use them gets."""
+        return self.profile.variables | dict(self.settings.toggles)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each of these variables, and each other setting, comes from."""
+        known = dict.fromkeys(self.profile.variables, f"profile {self.profile.name}")
+        return known | dict(self.settings.sources)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What a person gave for this run, as text by name."""
+        return flat(self.settings)
 
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
@@ -134,6 +150,7 @@ def prepare(options: RunOptions) -> Setup:
     steps: dict[str, Callable[[], object]] = {
         "profile": lambda: load_profile(options.profile if named else detect_profile()[0]),
         "settings": lambda: parse_settings(options.settings),
+        "preset": lambda: load_preset(options.preset) if options.preset else None,
         "phases": lambda: tuple(select(options.phases)),
     }
     for key, resolve in steps.items():
@@ -153,8 +170,18 @@ def prepare(options: RunOptions) -> Setup:
         problems += wrong
     if not options.steps_scale > 0:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
+    preset = found.pop("preset", None)
+    try:
+        if "profile" in found and "settings" in found:
+            given = {"shell": options.shell, "preset": preset}
+            found["settings"] = gathered(found["profile"], found["settings"], **given)
+    except UsageError as error:
+        problems += error.problems
     if problems:
         raise UsageError(problems)
+    settings = found["settings"]
+    options = replace(options, settings=words(settings))
+    found["profile"] = with_config(found["profile"], settings.config)
     setup = Setup(options=options, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
@@ -197,12 +224,9 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     profile = profile or load_profile_document(record.profile_document, where="run.json")
     if problems := _without_settings(profile, phases):
         raise UsageError(problems)
-    return Setup(
-        options=options,
-        profile=profile,
-        settings=parse_settings(options.settings),
-        phases=phases,
-    )
+    settings = replace(parse_settings(options.settings), sources=record.given_by)
+    profile = with_config(profile, settings.config)
+    return Setup(options=options, profile=profile, settings=settings, phases=phases)
 
 
 def setup_to_resume(record: RunRecord) -> Setup:

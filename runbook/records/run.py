@@ -97,7 +97,8 @@ class PhaseRecord(Record):
 class RunRecord(Record):
     """One run of the runbook on one machine.
 
-    `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody.
+    `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody. `settings`
+    is what a person gave; `sources` says of these and of `exports` where each comes from.
     """
 
     schema_version: Literal[1] = 1
@@ -115,6 +116,7 @@ class RunRecord(Record):
     interrupted: bool = False
     command: str
     settings: dict[str, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
     required: tuple[str, ...]
@@ -137,6 +139,11 @@ class RunRecord(Record):
         """The required checks whose phases were not asked for."""
         wanted = set(self.required)
         return tuple(one.id for one in self.checks() if one.left_out and one.id in wanted)
+
+    @property
+    def given_by(self) -> dict[str, str]:
+        """The source of each setting that a person gave."""
+        return {name: self.sources[name] for name in self.settings if name in self.sources}
 
     @property
     def invocation(self) -> Invocation:
