@@ -13,12 +13,14 @@ import pytest
 from markdown_it import MarkdownIt
 
 from nsa.train.cli import parse_flags
+from phases.common.situation import told
 from phases.playbook import BY_REASON, BY_TOPIC
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
 from tests.cli.shell import inside
+from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 from tests.reports.records import NAMES, record_called
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +41,7 @@ def commands_of(record: RunRecord) -> dict[str, None]:
     page = render(record, "html")
     for block in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL):
         found |= dict.fromkeys(html.unescape(block).splitlines())
-    spans = map(html.unescape, re.findall(r"<code>(.*?)</code>", page))
+    spans = map(html.unescape, re.findall(r"<code[^>]*>(.*?)</code>", page))
     return found | dict.fromkeys(filter(_is_command, spans))
 
 
@@ -94,8 +96,9 @@ def test_a_command_that_does_not_work_is_found(line: str) -> None:
 
 
 def told_by_remedies() -> Iterator[str]:
-    for text in (*BY_TOPIC.values(), *BY_REASON.values()):
-        yield from filter(_is_command, re.findall(r"`([^`]+)`", text))
+    for remedy in (*BY_TOPIC.values(), *BY_REASON.values()):
+        for now in (ON_TWO_A100, ON_A_CPU):
+            yield from filter(_is_command, re.findall(r"`([^`]+)`", told(remedy, now)))
 
 
 @pytest.mark.parametrize("line", sorted(set(told_by_remedies())))
