@@ -172,11 +172,11 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         f"{len(found.reports)} reports"
     )
     if found.ok:
-        console.result(f"verified {found.run_id}: {checked}; nothing differs")
+        console.result(f"verified {in_one_line(found.run_id)}: {checked}; nothing differs")
     else:
         count = len(found.differences)
         differ = "1 difference" if count == 1 else f"{count} differences"
-        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
+        console.result(f"NOT VERIFIED {in_one_line(found.run_id)}: {differ} ({checked})")
     return code
 
 

@@ -11,7 +11,7 @@ from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
 from runbook.engine.outputs import render
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import Comparator, Outcome, RunRecord, Verdict
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, no_go, sweep
 
@@ -109,6 +109,17 @@ def test_what_the_headline_counts_is_listed_with_the_configuration() -> None:
     assert dict(summarize(build_view(record)).facts)["Fewer steps"] == steps
     page = render(record, "html")
     assert "fewer steps (4 settings)</span>" in page and steps in page
+
+
+def test_a_bare_yes_or_no_says_of_what() -> None:
+    record = go()
+    check = record.phases[0].checks[0]
+    assert check.measurement is not None
+    fact = check.measurement.model_copy(update={"name": "git.dirty", "value": False})
+    bare = {"measurement": fact, "comparator": Comparator.NONE, "limit": None}
+    phase = record.phases[0].model_copy(update={"checks": (check.model_copy(update=bare),)})
+    (row,) = build_view(record.model_copy(update={"phases": (phase,)})).phases[0].rows
+    assert row.value == "git.dirty: no"
 
 
 def test_no_line_of_the_first_page_breaks_inside_an_item() -> None:
