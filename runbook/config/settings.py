@@ -36,6 +36,14 @@ class Settings:
     toggles: Mapping[str, str] = field(default_factory=dict)
     config_overrides: Mapping[str, Scalar] = field(default_factory=dict)
 
+    def texts(self) -> dict[str, str]:
+        """Every setting as run.json keeps it, and as it is typed after `--set NAME=`."""
+        config = {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self.config_overrides.items()
+        }
+        return {**self.toggles, **config}
+
 
 def config_keys() -> dict[str, Any]:
     """Every key of a trainer config as `section.key`, with the type that it takes."""

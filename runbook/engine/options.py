@@ -76,6 +76,8 @@ class Setup:
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
         options = self.options
+        # In the words that the record keeps, so that judging again prints the same commands.
+        words = tuple(f"{name}={text}" for name, text in self.settings.texts().items())
         return PlanContext(
             profile=self.profile,
             toggles=self.settings.toggles,
@@ -88,7 +90,7 @@ class Setup:
             gpu_hour_price=options.gpu_hour_price,
             reference=options.reference,
             head=options.head,
-            invocation=options.invocation(),
+            invocation=replace(options.invocation(), settings=words),
         )
 
     @property

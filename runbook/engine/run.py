@@ -352,8 +352,6 @@ def _finish(state: RunState) -> RunRecord:
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
     profile = setup.profile
     unused = unused_variables(os.environ, setup.exports)
-    settings = {**setup.settings.toggles}
-    settings |= {name: _word(value) for name, value in setup.settings.config_overrides.items()}
     return RunRecord(
         tool_version=__version__,
         run_id=run_id,
@@ -366,7 +364,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         started_at=utc_text(),
         finished_at=None,
         command=setup.options.command,
-        settings=settings,
+        settings=setup.settings.texts(),
         options=setup.options.document(),
         environment={
             **identity(),
@@ -377,11 +375,6 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         phases=(),
         exports=setup.exports,
     )
-
-
-def _word(value: str | int | float | bool) -> str:
-    """A config value as a person types it after `--set KEY=`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _known_phases(setup: Setup) -> list[list[str]]:
