@@ -138,6 +138,8 @@ _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {
     LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "interrupted"),
     LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN, "not_run"),
 }
+# Its cause says the rest of such an end.
+_SAID = {LaunchStatus.NON_FINITE: "ended"}
 # What one status can stand for asks for different things.
 _KINDS = {
     Kind.FROZEN: "frozen",
@@ -163,7 +165,8 @@ def ending(launch: LaunchEvidence) -> Finding:
     else:
         culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
         cause = f": {result.cause}" if result.cause else ""
-        reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
+        how = _SAID.get(result.status, result.status.value.replace("_", " "))
+        reason = f"{name} {how}{culprit}{cause}"
     follows = launch.launch.id
     return _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
 

@@ -202,6 +202,18 @@ def test_headroom_has_to_be_above_20_percent(used: int) -> None:
     assert gpus("memory_headroom", used_mib=float(used)).outcome is expected
 
 
+def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
+    def fuller(made: LaunchEvidence) -> LaunchEvidence:
+        used = 40_960.0 if made.launch.name == "run2" else 8_192.0
+        return replace(made, gpu_samples=traces.gpu_samples(2, used_mib=used))
+
+    found = builder.evidence("baseline", WHERE, change=fuller)
+    check = builder.row("baseline", "memory_headroom", found, WHERE)
+    assert check.outcome is Outcome.PASS and check.measurement is not None
+    assert (check.measurement.value, check.comparator.value, check.limit) == (50.0, ">", 20.0)
+    assert check.reason.startswith("5 launches: run2:") and check.limit_source
+
+
 def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
     samples = traces.gpu_samples(2)
     samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
