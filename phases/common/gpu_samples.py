@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.common.case import Case, Finding, missing, skipped, warned
+from phases.common.case import Case, Finding, inconclusive, missing, skipped
 from phases.common.measure import against, derived, effective_rate, in_file
 from phases.common.taken import sampled_at
 from phases.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "memory_total_mib")
 # nvidia-smi's manual: utilization is a mean over the past sixth of a second to one second.
 _AVERAGED_S = 1.0
-# Fewer samples of a GPU say nothing about a trainer that is simply fast.
+# Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
 
 
@@ -32,7 +32,7 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
     means, value, few = _busy(case, names)
     if few:
-        return warned(few, measurement=value)
+        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
     value = derived(value, name="gpu_utilisation", value=means[least], unit="%")
@@ -45,7 +45,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
     if len(means) < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     if few:
-        return warned(few, measurement=value)
+        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
     spread = max(means.values()) - min(means.values())
     value = derived(value, name="gpu_imbalance", value=spread, unit="percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
