@@ -26,6 +26,9 @@ _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "mem
 _AVERAGED_S = 1.0
 # Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
+# Samples come five times a second: a sampler that is silent for longer, and for more than this
+# share of the timed steps at their end, has ended before them.
+_SILENT_S, _SILENT_SHARE = 2.0, 0.1
 
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
@@ -130,7 +133,13 @@ def _in_timed_steps(
     begin, end = ended.get(window.first_step - 1), ended.get(window.last_step)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
-    return (seconds >= float(begin) + _AVERAGED_S) & (seconds <= float(end))
+    first, last = float(begin) + _AVERAGED_S, float(end)
+    timed = (seconds >= first) & (seconds <= last)
+    latest = float(seconds[timed].max()) if timed.any() else first
+    if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
+        reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"
+        raise missing(reason, launch.gpu_samples_path)
+    return timed
 
 
 def _value(

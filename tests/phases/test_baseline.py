@@ -238,6 +238,18 @@ def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
         assert builder.row("baseline", what, found, WHERE).code is Reason.OK
 
 
+def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
+    """A sampler that died in one of five launches: those that it left were busy, and passed."""
+    samples = traces.gpu_samples(2)
+    found = builder.evidence(
+        "baseline", WHERE, change=spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
+        only=["run3"],
+    )  # fmt: skip
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert "run3: no samples in the last " in check.reason
+
+
 def test_too_few_samples_neither_pass_nor_fail() -> None:
     """100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at."""
     found = builder.evidence("baseline", WHERE, rate=4e6)
