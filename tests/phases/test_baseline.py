@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.records import Check, Outcome, Reason
+from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, heartbeats, spoil, traces
 from tests.phases.answers import FEW, WHERE
@@ -243,14 +243,34 @@ def test_the_zone_of_nvidia_smis_clock_does_not_matter(zone_h: float) -> None:
     assert gpus("gpu_utilisation", zone_h=zone_h, busy=70.0).outcome is Outcome.FAIL
 
 
-@pytest.mark.parametrize(("rate", "code"), [(4e5, Reason.OK), (4e6, Reason.WARNING)])
-def test_a_trainer_never_fails_for_being_fast(rate: float, code: Reason) -> None:
-    """100 steps in 2 s, and in 0.2 s, of a launch of 14 s."""
-    found = builder.evidence("baseline", WHERE, rate=rate)
+def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
+    """100 steps in 2 s of a launch of 14 s."""
+    found = builder.evidence("baseline", WHERE, rate=4e5)
+    for what in ("gpu_utilisation", "gpu_balance"):
+        assert builder.row("baseline", what, found, WHERE).code is Reason.OK
+
+
+def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
+    """A sampler that died in one of five launches: those that it left were busy, and passed."""
+    samples = traces.gpu_samples(2)
+    found = builder.evidence(
+        "baseline", WHERE, change=spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
+        only=["run3"],
+    )  # fmt: skip
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert "run3: no samples in the last " in check.reason
+
+
+def test_too_few_samples_neither_pass_nor_fail() -> None:
+    """100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at."""
+    found = builder.evidence("baseline", WHERE, rate=4e6)
     for what in ("gpu_utilisation", "gpu_balance"):
         check = builder.row("baseline", what, found, WHERE)
-        assert (check.outcome, check.code) == (Outcome.PASS, code), check.reason
-        assert code is Reason.OK or "too few to tell" in check.reason
+        assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+        assert "too few to tell" in check.reason and "--steps-scale" in check.remedy
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
 
 
 def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
