@@ -6,10 +6,10 @@ The guards of a `Case` say what is missing instead of failing on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
@@ -29,6 +29,9 @@ from runbook.records.phase import PlanContext
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
     from runbook.config.profile import PhaseSettings, Profile
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +202,8 @@ class Case:
         self.phase = phase
         self.evidence = evidence
         self.context = context
+        self.known_answers: dict[tuple[object, str], Any] = {}
+        self._earlier: dict[str, Case] = {}
 
     @property
     def profile(self) -> Profile:
@@ -327,4 +332,23 @@ class Case:
         if found is None:
             reason = f"the {phase} phase was not run in this run"
             raise Unanswerable(incomplete(Reason.NOT_RUN, reason, follows=phase))
-        return Case(phase=phase, evidence=found, context=self.context)
+        if phase not in self._earlier:
+            self._earlier[phase] = Case(phase=phase, evidence=found, context=self.context)
+        return self._earlier[phase]
+
+
+def once(answer: Callable[[Case, str], T]) -> Callable[[Case, str], T]:
+    """The answer about one launch, worked out for the first row that asks and kept in the case.
+
+    Nothing in a case changes, so every row would get the same. Raises as `answer` does.
+    """
+
+    @wraps(answer)
+    def kept(case: Case, name: str) -> T:
+        key = (answer, name)
+        if key not in case.known_answers:
+            case.known_answers[key] = answer(case, name)
+        found: T = case.known_answers[key]
+        return found
+
+    return kept

@@ -17,6 +17,7 @@ from phases.common.case import (
     incomplete,
     inconclusive,
     invalid,
+    once,
     passed,
     warned,
 )
@@ -224,6 +225,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value, evidence=paths)
 
 
+@once
 def _as_planned(case: Case, name: str) -> Finding:
     launch, env = case.launch(name), case.env(name)
     problems = [
