@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shlex
 
 from markdown_it import MarkdownIt
 
@@ -32,14 +31,3 @@ def commands_of(record: RunRecord) -> dict[str, None]:
 
 def is_command(text: str) -> bool:
     return text.partition(" ")[0] in PROGRAMS and " " in text
-
-
-def kind_of(line: str) -> tuple[str, ...]:
-    """Program, sub-command or module, and flags: commands that differ only in values are one."""
-    words = shlex.split(line)
-    while "=" in words[0]:
-        words.pop(0)
-    program, *rest = words
-    what = rest[rest.index("-m") + 1] if "-m" in rest else rest[0]
-    flags = {word.partition("=")[0] for word in rest if word.startswith("-")}
-    return (program, "" if program == "export" else what, *sorted(flags))
