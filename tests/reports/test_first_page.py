@@ -99,7 +99,7 @@ def test_the_facts_name_machine_software_and_commit() -> None:
     assert facts["Machine"] == "2 x NVIDIA A100 80GB PCIe, 504 GiB memory"
     assert facts["Software"] == "torch 2.13.0, runbook 0.1.0"
     assert facts["Commit"] == "840303b8eaea on main, clean"
-    assert facts["Set by hand"] == "NSA_PREFILL_BATCHED=0"
+    assert facts["Set by hand"] == "NSA_PREFILL_BATCHED=0 (--set)"
 
 
 def test_what_the_headline_counts_is_listed_with_the_configuration() -> None:
