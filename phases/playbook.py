@@ -243,6 +243,11 @@ BY_TOPIC: dict[str, str] = {
         "do what the row says beside each setting; none of them decides, but numbers of machines "
         "that are set up differently are not alike"
     ),
+    "resume": (
+        "compare the two launches' env.json (config, toggles, software) and the notes of the resumed "
+        "one: data position, random states, optimizer or schedule were not restored as they were; "
+        "do not start a run that has to survive an interruption"
+    ),
     "disk": "free space there (df -h), or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "reference": (

@@ -60,6 +60,9 @@ def trainer_launch(
     dataset: str = "synthetic",
     retry_steps: int | None = None,
     optional: bool = False,
+    watched: bool = False,
+    resumes: str = "",
+    after: int = 0,
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
@@ -95,6 +98,9 @@ def trainer_launch(
         optional=optional,
         purpose=purpose + note,
         retry_steps=retry_steps,
+        watched=watched,
+        resumes=resumes,
+        after=after,
     )
 
 

@@ -42,8 +42,9 @@ def extend(
     make_setup: Callable[[RunRecord], Setup],
 ) -> None:
     """Write into the journal what is added and repeated. Raises `UsageError` if that is nothing."""
-    present = [phase.name for phase in make_setup(record).phases]
-    added = _added(wanted, present, record) if wanted.phases else []
+    before_it = make_setup(record)
+    present = [phase.name for phase in before_it.phases]
+    added = _added(wanted, before_it, record) if wanted.phases else []
     failed = failed_phases(record) if wanted.failed else []
     if wanted.failed and not failed:
         raise UsageError(
@@ -66,8 +67,9 @@ def extend(
         repeat(journal, next(phase for phase in record.phases if phase.name == name))
 
 
-def _added(wanted: Extension, present: Sequence[str], record: RunRecord) -> list[str]:
-    added = [phase.name for phase in select(wanted.phases) if phase.name not in present]
+def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
+    present, settings = [phase.name for phase in setup.phases], setup.profile.phases
+    added = [one.name for one in select(wanted.phases, settings) if one.name not in present]
     if not added:
         raise UsageError(
             f"--phase {wanted.phases}: {record.run_id} has it already",

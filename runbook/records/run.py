@@ -183,6 +183,7 @@ class Report:
 
 
 DEFAULT_OUT = "artifacts"
+DEFAULT_PLAN = "production"
 # How arms are compared; the first is the default.
 PROTOCOLS = ("blocks", "launches", "single")
 DEFAULT_PROTOCOL = PROTOCOLS[0]
@@ -193,7 +194,8 @@ class Invocation:
     """Everything of a `runbook run` that changes what is measured or where it goes.
 
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
-    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits.
+    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
+    name or the path of a file, makes it a `runbook launch`, with `config` and `without_go`.
     """
 
     profile: str
@@ -206,6 +208,9 @@ class Invocation:
     gpu_hour_price: float | None = None
     reference: str = ""
     head: str = ""
+    plan: str = ""
+    config: str = ""
+    without_go: bool = False
 
     @classmethod
     def recorded(
@@ -224,15 +229,29 @@ class Invocation:
             gpu_hour_price=None if price is None else float(price),
             reference=str(options.get("reference") or ""),
             head=str(options.get("head") or ""),
+            plan=str(options.get("plan") or ""),
+            config=str(options.get("config") or ""),
+            without_go=bool(options.get("without_go")),
         )
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
-        return {name: value for name, value in asdict(self).items() if name != "settings"}
+        kept = {name: value for name, value in asdict(self).items() if name != "settings"}
+        # A run that follows no plan says nothing of plans.
+        return {k: v for k, v in kept.items() if v or k not in ("plan", "config", "without_go")}
 
     def line(self, phases: Iterable[str]) -> str:
-        """The command that runs these phases in the same way; it leaves out what is default."""
-        words = ["runbook", "run", "--phase", ",".join(phases), "--profile", self.profile]
+        """The command that runs these phases in the same way; it leaves out what is default.
+
+        A plan is run from its beginning: a phase of it means nothing without those before it.
+        """
+        named = list(phases)
+        words = ["runbook", "run", "--phase", ",".join(named), "--profile", self.profile]
+        if self.plan:
+            words = ["runbook", "launch", "--until", named[-1], "--profile", self.profile]
+            words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
+            words += ["--config", self.config] if self.config else []
+            words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
         changed = {
             "--protocol": (self.protocol, DEFAULT_PROTOCOL),
@@ -250,8 +269,9 @@ class Invocation:
 
     def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
         """The command that goes on with this run, or adds phases to it."""
-        words = ["runbook", "run", "--resume", run_id]
-        words += ["--phase", ",".join(phases)] if phases else []
+        words = ["runbook", "launch" if self.plan else "run", "--resume", run_id]
+        if named := list(phases):
+            words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )
