@@ -244,9 +244,9 @@ BY_TOPIC: dict[str, str] = {
         "that are set up differently are not alike"
     ),
     "resume": (
-        "compare the two launches' env.json (config, toggles, software) and the notes of the resumed "
-        "one: data position, random states, optimizer or schedule were not restored as they were; "
-        "do not start a run that has to survive an interruption"
+        "compare the two launches' env.json (config, toggles, software, notes): data position, "
+        "random states, optimizer or schedule were not restored as they were; do not start a run "
+        "that has to survive an interruption"
     ),
     "disk": "free space there (df -h), or write elsewhere with --out",
     "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",

@@ -10,7 +10,7 @@ from phases.common.case import Case, Finding
 from phases.common.commands import trainer_launch
 from phases.common.curves import gate_curves, losses, throughputs
 from phases.common.gates import gates
-from phases.common.gpu_samples import balance, utilisation
+from phases.common.gpu_samples import balance, on_gpus, utilisation
 from phases.common.measure import against, shown_only
 from phases.common.rates import aim, last50s, launch_rate, mfu, optional, rate_table
 from phases.common.resuming import checkpoint_time, resumed, storage
@@ -49,7 +49,6 @@ _OverAll = Callable[[Case, Sequence[str]], Finding]
 class TrainingStage(RowPhase, Made):
     """Kind `training`: launches of the plan's steps, judged by the checks that the plan names."""
 
-    question = "Does training pass the gate of this phase?"
     optional = True
     limits = (
         THROUGHPUT,
@@ -199,11 +198,11 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         Row(
             "gpu_utilisation",
             "Are the GPUs busy?",
-            over(utilisation),
+            over(on_gpus(utilisation)),
             topic="throughput",
             restates="throughput",
         ),
-        Row("gpu_balance", "Are the GPUs equally busy?", over(balance), topic="balance"),
+        Row("gpu_balance", "Are the GPUs equally busy?", over(on_gpus(balance)), topic="balance"),
         Row(
             "gates",
             "Is the selection healthy: no branch collapses?",

@@ -62,6 +62,7 @@ def _made(name: str, settings: PhaseSettings, stage: Stage) -> Phase:
     said = {
         "name": name,
         "title": stage.title,
+        "question": f"{stage.title}: does it pass its gate?",
         "source": settings.source,
         "order": _MADE_FROM + stage.order,
         "stage": stage,

@@ -104,8 +104,8 @@ class Stage(Record):
     `order` is its place in the plan; `checks` are the kind's checks that it has, of which a GO
     needs those that the machine can answer. `least_steps` are kept under `--steps-scale`. `legs`
     launches follow each other, each from the checkpoint of the one before. `resume_steps` above 0:
-    the last ones are trained a second time, from a checkpoint. `needs_go`: it starts only behind a GO of the
-    same configuration and machine, or with `--without-go`.
+    the last ones are trained a second time, from a checkpoint. `needs_go`: it starts only
+    behind a GO of the same configuration and machine, or with `--without-go`.
     """
 
     kind: str

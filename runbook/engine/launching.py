@@ -84,7 +84,7 @@ def _refusal(
     options: RunOptions, needing: Sequence[str], asked: Sequence[str], found: Standing
 ) -> str:
     before = asked[: asked.index(needing[0])]
-    first = replace(options.invocation(), plan="", config="", without_go=False).line(["all"])
+    first = replace(options.invocation(), plan="", config="", steps_scale=1.0).line(["all"])
     ways = [f"validate it first: {first}"]
     ways += [f"stop before: --until {before[-1]}"] if before else []
     ways.append("or --without-go, which the verdict's first line will tell")

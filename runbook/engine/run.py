@@ -357,7 +357,7 @@ def _finish(state: RunState) -> RunRecord:
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
-    profile = setup.profile
+    profile, plan = setup.profile, setup.profile.plan
     unused = unused_variables(os.environ, setup.exports)
     settings = {**setup.settings.toggles}
     settings |= {name: _word(value) for name, value in setup.settings.config_overrides.items()}
@@ -377,6 +377,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         options=setup.options.document(),
         environment={
             **identity(),
+            **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
             **({UNUSED: ", ".join(unused)} if unused else {}),
         },
