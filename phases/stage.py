@@ -260,4 +260,6 @@ def _can_decide(what: str, profile: Profile) -> bool:
 
 
 def _gated(profile: Profile, *specs: LimitSpec) -> bool:
-    return all(profile.limits[spec.name].gated for spec in specs)
+    """Do these limits decide? One that is missing is told with everything else that is wrong."""
+    found = [profile.limits.get(spec.name) for spec in specs]
+    return all(limit is not None and limit.gated for limit in found)

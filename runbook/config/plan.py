@@ -89,9 +89,11 @@ def load_plan(name_or_path: str, *, has_gpu: bool = True) -> Plan:
     """
     document = whole_document("plan", name_or_path, _folder())
     plan = _read(document, where=name_or_path)
-    if not has_gpu and "cpu" in document:
-        document = merged(document, document.pop("cpu") or {})
-        plan = _read(document, where=f"{name_or_path}: on a CPU")
+    if not has_gpu:
+        # A plan that extends another one need not have all of its phases.
+        mine = {name: one for name, one in plan.cpu.phases.items() if name in plan.phases}
+        change = {"phases": mine, "limits": plan.cpu.limits, "cpu": None}
+        plan = _read(merged(document, change), where=f"{name_or_path}: on a CPU")
     return plan
 
 
