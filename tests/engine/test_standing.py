@@ -1,4 +1,4 @@
-"""What production stands on: a GO of the same configuration, machine and code, not tampered with."""
+"""What production stands on: a GO of the same configuration, machine and code, untouched."""
 
 from __future__ import annotations
 
