@@ -77,13 +77,13 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 
 def _more_phases(args: argparse.Namespace) -> str | None:
-    """The phases up to --until of the run that goes on; None if it was asked for them already.
+    """The phases up to --until of the run that goes on; None if it was asked for just these.
 
-    Raises UsageError where the run has no such phase, or where one needs a GO that it lacks.
+    Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
     from runbook.cli.finished import find_run
     from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
-    from runbook.engine.launching import asked_for, needing_go
+    from runbook.engine.launching import asked_for
     from runbook.engine.options import setup_of_record
 
     folder = find_run(args.resume, args.out)
@@ -91,15 +91,12 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     setup = setup_of_record(record)
     wanted = asked_for(setup.profile, args.until)
     present = {phase.name for phase in setup.phases}
-    added = [name for name in wanted if name not in present]
-    plan = setup.profile.plan
-    if plan is not None and not plan.go and not setup.options.without_go:
-        for name in needing_go(setup.profile, added):
-            raise UsageError(
-                f"--until {args.until}: {name} starts only behind a GO, and {record.run_id} began "
-                "without one; begin a new launch"
-            )
-    return ",".join(wanted) if added else None
+    if more := present - set(wanted):
+        raise UsageError(
+            f"--until {args.until}: {record.run_id} was asked for {', '.join(sorted(more))} too; "
+            "leave out --until"
+        )
+    return ",".join(wanted) if set(wanted) - present else None
 
 
 LAUNCH = Command(

@@ -7,7 +7,7 @@ is launched, what it is held against, and what a GO needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -221,6 +221,12 @@ def _settings(
         source=one.source,
         stage=Stage(**stage, order=order),
     )
+
+
+def needing_go(profile: Profile, names: Iterable[str]) -> list[str]:
+    """Of these phases those that start only behind a GO."""
+    stages = {name: profile.phases[name].stage for name in names if name in profile.phases}
+    return [name for name, stage in stages.items() if stage and stage.needs_go]
 
 
 def is_plan_file(name_or_path: str) -> bool:

@@ -169,7 +169,7 @@ def _accepted(
 
 
 def check_whole(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
-    """Raise `DamagedRunError` unless record, journal and these launches' files are the run's own."""
+    """Raise `DamagedRunError` unless record, journal and these launches' files are its own."""
     _check_record(folder, record)
     _check_files(folder, record, entries)
 

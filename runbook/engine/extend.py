@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runbook.config.plan import needing_go
 from runbook.engine.journal import EVENTS_FILE, Event, Journal
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
@@ -74,6 +75,13 @@ def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
         raise UsageError(
             f"--phase {wanted.phases}: {record.run_id} has it already",
             hint="--failed runs again what did not pass",
+        )
+    plan = setup.profile.plan
+    needing = needing_go(setup.profile, added)
+    if needing and plan is not None and not plan.go and not setup.options.without_go:
+        raise UsageError(
+            f"{needing[0]} starts only behind a GO, and {record.run_id} began without one",
+            hint="begin a new launch",
         )
     return added
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config import Profile, Settings
-from runbook.config.plan import is_plan_file, load_plan, with_plan
+from runbook.config.plan import is_plan_file, load_plan, needing_go, with_plan
 from runbook.engine.standing import Standing, find_standing
 from runbook.errors import UsageError, did_you_mean
 from runbook.launch.command import resolve_config
@@ -72,12 +72,6 @@ def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
 
 def _there(names: Sequence[str]) -> str:
     return f"there are: {', '.join(names)}"
-
-
-def needing_go(profile: Profile, names: Sequence[str]) -> list[str]:
-    """Of these phases those that start only behind a GO."""
-    stages = {name: profile.phases[name].stage for name in names}
-    return [name for name, stage in stages.items() if stage and stage.needs_go]
 
 
 def _refusal(

@@ -153,7 +153,9 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, extended: bool)
     if journal.events[-1]["event"] == "run_finished" and not extended:
         raise UsageError(
             f"{record.run_id} is finished: {record.verdict}",
-            hint="--phase NAME adds a phase to it, --failed runs again what did not pass",
+            hint="--until PHASE goes further with its plan"
+            if record.options.get("plan")
+            else "--phase NAME adds a phase to it, --failed runs again what did not pass",
         )
     if record.tool_version != __version__:
         raise UsageError(

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from runbook import registry
 from runbook.config import Profile, Settings, load_profile, profile_names
-from runbook.config.plan import load_plan, with_plan
+from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.settings import parse_settings
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
@@ -151,10 +151,7 @@ def _as_planned(base: Profile, profile: Profile) -> Profile:
 def _behind(profile: Profile, phases: Sequence[PhaseRecord]) -> list[str]:
     """What a production launch stands on, where that is less than a whole GO."""
     ran = [phase.name for phase in phases if phase.started_at and phase.launches]
-    stages = {name: one.stage for name, one in profile.phases.items()}
-    if profile.plan is None or not any(
-        (stage := stages.get(name)) is not None and stage.needs_go for name in ran
-    ):
+    if profile.plan is None or not needing_go(profile, ran):
         return []
     run_id, _, said = profile.plan.go.partition(": ")
     if not run_id:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ENV_JSON
+from nsa.contract import ENV_JSON, NSAError
 from nsa.settings import Override, load_config
 from runbook.config import Profile, Settings
 from runbook.engine.accepted import check_whole, go_record, run_folders
-from runbook.engine.extend import identity
-from runbook.errors import RunbookError
+from runbook.engine.identity import identity
+from runbook.errors import RunbookError, UsageError
 from runbook.launch.command import resolve_config
 from runbook.records import LaunchEntry, RunRecord
 
@@ -52,7 +52,7 @@ def find_standing(out: Path, profile: Profile, settings: Settings) -> Standing:
     """The newest run in `out` that was GO with this configuration, on this machine and code.
 
     Its files have to be those that it wrote. A run of a plan that itself needs a GO is none. Raises
-    `RunbookError` if the profile's config cannot be read.
+    `UsageError` if the profile's config is wrong, `RunbookError` if there is none.
     """
     wanted = _config_of(profile, settings)
     left_out: dict[str, str] = {}
@@ -121,7 +121,10 @@ def _config_of(profile: Profile, settings: Settings) -> dict[str, Any]:
     for name, value in settings.config_overrides.items():
         section, _, key = name.partition(".")
         changes.append(Override(section=section, key=key, value=value, origin="--set"))
-    loaded = load_config(resolve_config(profile.config), settings=changes)
+    try:
+        loaded = load_config(resolve_config(profile.config), settings=changes)
+    except NSAError as error:
+        raise UsageError([f"{profile.config}: {text}" for text in error.problems]) from error
     return _flat(loaded.config.model_dump())
 
 

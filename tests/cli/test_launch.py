@@ -119,6 +119,15 @@ def test_every_number_can_be_computed_again(run: Path) -> None:
     assert done.code == 0, done.out
 
 
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_a_launch_that_is_over_goes_no_further(run: Path) -> None:
+    for words, told in (((), "is finished: GO"), (("--until", "smoke"), "leave out --until")):
+        done = runbook("launch", "--resume", run.name, "--out", "runs", *words, cwd=run.parents[1])
+        assert done.code == 2
+        assert told in done.err
+
+
 def test_production_is_refused_without_a_go_before_anything_starts(tmp_path: Path) -> None:
     done = runbook("launch", *WORDS, cwd=tmp_path)
     assert (done.code, list(tmp_path.iterdir())) == (2, [])

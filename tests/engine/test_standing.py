@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from runbook import registry
 from runbook.config import Profile, load_profile, parse_settings
 from runbook.config.plan import load_plan, with_plan
 from runbook.engine import standing
-from runbook.engine.extend import identity
+from runbook.engine.extend import Extension, _added
+from runbook.engine.identity import identity
 from runbook.engine.options import RunOptions, prepare
+from runbook.engine.scope import caveats_of
 from runbook.engine.standing import Standing, find_standing
 from runbook.errors import UsageError
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus
+from runbook.records.phase import PlanContext
 from tests.cli.shell import runbook
+from tests.engine.test_scope import phase, record
 from tests.shared import once
 
 PROFILE = """\
@@ -102,6 +108,41 @@ def test_files_that_are_not_those_of_the_run_are_no_ground(
     document = json.loads(path.read_text())
     path.write_text(json.dumps({**document, "started_at": "now"}))
     assert "env.json is not the file of its" in found(go, out=tmp_path / "runs").left_out[go[1]]
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
+        ("RUN: GO for 2 of 72 checks", "BEHIND RUN, which was GO for 2 of 72 checks"),
+        ("RUN: GO", ""),
+    ],
+)
+def test_the_first_line_tells_what_production_stands_on(behind: str, said: str) -> None:
+    plan = load_plan("production", has_gpu=False)
+    profile = with_plan(load_profile("cpu"), plan, shipped=True, go=behind)
+    told = record("cpu", profile_document=profile.model_dump(mode="json"))
+    launches = profile_launches(profile)
+    ran = phase().model_copy(
+        update={"name": "production", "started_at": "now", "launches": launches}
+    )
+    assert [text for text in caveats_of(told, [ran]) if text] == ([said] if said else [])
+    assert caveats_of(told, [phase()]) == (), "no phase ran that needs one"
+
+
+def profile_launches(profile: Profile) -> tuple[LaunchEntry, ...]:
+    made = registry.phases_of(profile.phases)["production"].plan(PlanContext(profile=profile))
+    done = LaunchResult(status=LaunchStatus.COMPLETED)
+    return tuple(LaunchEntry(launch=launch, result=done) for launch in made)
+
+
+def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> None:
+    options = RunOptions(plan="production", profile="cpu", out=tmp_path, until="smoke")
+    setup = prepare(options)
+    told = record("cpu", profile_document=setup.profile_document())
+    with pytest.raises(UsageError, match="began without one"):
+        _added(Extension(phases="production"), setup, told)
+    assert _added(Extension(phases="smoke,extended"), setup, told) == ["extended"]
 
 
 def test_what_the_go_chose_is_what_production_launches() -> None:
