@@ -109,7 +109,7 @@ only behind a GO of `runbook run` for the same configuration and machine, in the
     examples="""\
   runbook launch --dry-run                            every command of every phase
   runbook launch --until smoke                        one step, then 300 on the dataset
-  runbook launch                                      all of it, once `runbook run` said GO here
+  runbook launch                                      all of it, once a validation said GO here
   runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
   runbook launch --plan ./mine.yaml --config ./mine_config.yaml
   runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute""",
