@@ -5,7 +5,7 @@
 Writes such a run directory (not timed), then in a fresh process: reads it as evidence, takes the
 long run's statistics (last-50, typical, effective, time lost, steady, memory plateau) and renders a
 report from them. Prints seconds of CPU and the largest resident memory; exits 1 beyond the budget
-of 10 s and 600 MiB.
+of 4 s and 350 MiB: on a machine that does nothing else, since neighbors cost processor time too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-BUDGET_CPU_S, BUDGET_MIB = 10.0, 600.0
+BUDGET_CPU_S, BUDGET_MIB = 4.0, 350.0
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 TOKEN = "5e" * 16
 

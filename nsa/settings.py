@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -53,7 +55,15 @@ for _tag, _pattern, _first in (
 
 
 def load_strict(text: str) -> tuple[Any, list[str]]:
-    """Parse one YAML document. Returns the data (None where unreadable) and the problems."""
+    """Parse one YAML document. Returns the data (None where unreadable) and the problems.
+
+    A text is parsed once in a process: a run asks for the same profiles a dozen times.
+    """
+    return deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> tuple[Any, list[str]]:
     loader = _Loader(text)
     loader.problems = []
     try:
@@ -76,6 +86,14 @@ def scalar(text: str) -> Any:
 
 # By tokenizer. GPT-2's 50,257 tokens are padded to a multiple of 128, for the GPU's matrix units.
 VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
+
+# A toggle that is the same setting as a key of the config, over which it goes.
+CONFIG_TOGGLES = {
+    "NSA_ACCUM": "train.accumulate_grad_batches",
+    "NSA_LR": "train.lr",
+    "NSA_SEQ_LEN": "train.seq_len",
+    "NSA_BATCH_SIZE": "train.batch_size",
+}
 
 Whole = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]

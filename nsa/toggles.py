@@ -280,7 +280,8 @@ SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
 # What this build never does, on whatever machine: why, and what runs instead.
 UNAVAILABLE = {
     "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
-    "chooses the kernel instead",
+    "chooses the kernel instead, flash where no mask is needed, and NSA_WINDOW=varlen is its own "
+    "flash kernel for the window",
     "NSA_USE_TRITON_SEL": "this build has no Triton kernel for the selected branch; torch's SDPA "
     "runs it instead",
 }
@@ -332,6 +333,29 @@ def _conflict(toggles: ToggleSet, one: str, other: str) -> str:
 
 def _word(value: Value) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def meaning(name: str, variables: Mapping[str, str]) -> Value:
+    """What a variable means in this environment: a toggle that is not given has its default.
+
+    A value that a toggle cannot hold, and that of another variable, is the text itself.
+    """
+    text, toggle = variables.get(name), TOGGLES.get(name)
+    if toggle is None:
+        return text
+    try:
+        return toggle.default if text is None else toggle.parse(text)
+    except NSAError:
+        return text
+
+
+def safe_mode_changes(variables: Mapping[str, str]) -> dict[str, str]:
+    """What the safe mode changes of these variables, as text."""
+    return {
+        name: _word(value)
+        for name, value in _SAFE_MODE_OFF.items()
+        if meaning(name, variables) != value
+    }
 
 
 def contradictions(toggles: ToggleSet) -> list[str]:

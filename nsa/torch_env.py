@@ -18,6 +18,8 @@ _ALLOC = "PYTORCH_ALLOC_CONF"
 _OLD_ALLOC = "PYTORCH_CUDA_ALLOC_CONF"
 _DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# An old name that is only another spelling of a new one.
+ALIASES = {_OLD_ALLOC: _ALLOC}
 
 TORCH_VARIABLES: tuple[str, ...] = (
     "NCCL_ALGO",

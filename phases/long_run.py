@@ -67,7 +67,11 @@ class LongRun(RowPhase):
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """One launch with the bucket and optimizer that the earlier phases chose."""
-        chosen = {name: context.choices[name] for name in _CHOSEN if name in context.choices}
+        chosen = {
+            name: context.choices[name]
+            for name in _CHOSEN
+            if name in context.choices and name not in context.toggles
+        }
         said = ", ".join(f"{name}={value}" for name, value in chosen.items())
         return [
             trainer_launch(

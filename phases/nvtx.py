@@ -35,6 +35,10 @@ class Nvtx(RowPhase):
     question = "Does v2 run, and is no Python hotspot dominating?"
     limits = (PYTHON_SHARE, PYTHON_HOTSPOT, FLAKY_LAUNCHES)
 
+    def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
+        """Its own launch is the one with the ranges."""
+        return {"NSA_NVTX": "1"}
+
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
         settings = context.profile.phases[self.name]

@@ -272,7 +272,7 @@ BY_TOPIC: dict[str, str] = {
 ALONE: dict[str, str] = {
     "throughput": (
         "a GPU that idles waits for the host that feeds it: the nvtx phase names what the host "
-        "does. Set NSA_COMPILE=dense and NSA_OPT_FUSED=1, keep flash enabled (no "
+        "does. Replay the layers (NSA_CUDA_GRAPHS=1), set NSA_OPT_FUSED=1, keep flash enabled (no "
         "NSA_SDPA_NO_FLASH), switch tracing and TensorBoard off; raise train.batch_size as far as "
         "memory_headroom allows"
     ),

@@ -26,6 +26,8 @@ _ARMS: dict[str, dict[str, str]] = {
     _FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_FLASH_ONLY": "1", "NSA_USE_TRITON_SEL": "0"},
     _NO_FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_NO_FLASH": "1", "NSA_USE_TRITON_SEL": "0"},
 }
+# NSA_WINDOW: asked for by name it would contradict an arm without flash kernels.
+_DECIDED = ("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_WINDOW")
 _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 
 
@@ -39,6 +41,11 @@ class SdpaAudit(RowPhase):
     question = "Which attention kernel really runs in each branch?"
     limits = (FLAKY_LAUNCHES,)
 
+    def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
+        """The settings of SDPA, as the first arm has them."""
+        unset = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
+        return {**dict.fromkeys(_DECIDED, "0"), **unset, **_ARMS[_DEFAULT]}
+
     def plan(self, context: PlanContext) -> list[Launch]:
         """The default, flash only and no flash, in this order, in one launch."""
         return [
@@ -46,13 +53,7 @@ class SdpaAudit(RowPhase):
                 context,
                 phase=self.name,
                 arms=_ARMS,
-                without=(
-                    "NSA_SDPA_FLASH_ONLY",
-                    "NSA_SDPA_NO_FLASH",
-                    "NSA_USE_TRITON_SEL",
-                    # Asked for by name it would contradict an arm without flash kernels.
-                    "NSA_WINDOW",
-                ),
+                without=_DECIDED,
                 extra=_ARMS[_DEFAULT],
                 shuffled=False,
                 purpose="audit the kernels: default, flash only, no flash",

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from reports.view import ReportView, limit_text, one_line, shown_value
+from runbook.config.precedence import told
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord, Table, Verdict
 from runbook.records.measurement import plain_number
 from runbook.records.run import Invocation
@@ -226,7 +227,15 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _told("Commit", _commit(known))
     yield from _told("Model", *_workloads(record), between="; ")
     yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
-    yield from _told("Set by hand", *(f"{k}={v}" for k, v in record.settings.items()))
+    yield from _told("Set by hand", *_set_by_hand(record), between="; ")
+
+
+def _set_by_hand(record: RunRecord) -> Iterator[str]:
+    """Each setting that a person gave, with its source and what it replaced."""
+    env = record.profile_document.get("env")
+    known = env if isinstance(env, dict) else {}
+    profile = {name: str(one.get("value")) for name, one in known.items() if isinstance(one, dict)}
+    yield from told(record.settings, record.sources, profile)
 
 
 def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:

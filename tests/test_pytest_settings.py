@@ -22,4 +22,4 @@ def test_a_junit_report_without_workers_holds_what_the_tests_recorded(tmp_path: 
     assert [suite.get(kind) for kind in ("tests", "errors", "failures")] == ["2", "0", "0"]
     recorded = {entry.get("name"): entry.get("value") for entry in suite.iter("property")}
     assert float(recorded["v1_over_v2_ratio_lower_99"] or 0.0) > 1.0
-    assert {"device", "blocks"} <= set(recorded)
+    assert "blocks" in recorded

@@ -37,7 +37,7 @@ _FINE = (0.0, 2.0**-5, 2.0**-9, 2.0**-14)
 _BOOLEANS = frozenset({
     "NSA_PREFILL_BATCHED", "NSA_SEL_RANGES_V2", "NSA_OPT_FUSED", "NSA_SDPA_AUDIT", "NSA_NVTX",
     "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_TB_DISABLE",
-    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS",
+    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS", "NSA_CUDA_GRAPHS",
 })  # fmt: skip
 _ALWAYS = {
     "NSA_PREFILL_BATCHED": "0",
@@ -251,6 +251,9 @@ class Rank:
         if name == "NSA_DDP_BUCKET_MB":
             built = {"cap_mib": float(text), "sizes_mib": self.buckets(block)}
             return (True, built) if ddp else (False, "no DDP in this launch")
+        if name == "NSA_CUDA_GRAPHS":
+            layers = self.job.shape.layers * (text == "1")
+            return True, {"replayed_layers": layers, "wanted": layers}
         if name.startswith("NSA_SDPA") or name == "NSA_USE_TRITON_SEL":
             ran = {"kernels": dict(self.machine.kernels)}
             return (True if first or name == "NSA_USE_TRITON_SEL" else None), ran

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
-from nsa.settings import Override, is_text, scalar
+from nsa.settings import CONFIG_TOGGLES, Override, is_text, scalar
 
 # Flag, section and key of the config that it overrides, and its help.
 _OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
@@ -24,13 +24,6 @@ _OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
     ("--seed", "train", "seed", "N", "seed of weights and data"),
     ("--log-every", "train", "log_every", "N", "steps between log lines"),
     ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
-)
-# Toggle, section and key of the config that it overrides.
-TOGGLE_OVERRIDES = (
-    ("NSA_ACCUM", "train", "accumulate_grad_batches"),
-    ("NSA_LR", "train", "lr"),
-    ("NSA_SEQ_LEN", "train", "seq_len"),
-    ("NSA_BATCH_SIZE", "train", "batch_size"),
 )
 
 
@@ -112,11 +105,12 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
 
 def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> list[Override]:
     """Config values that NSA_* variables set."""
-    return [
-        Override(section=section, key=key, value=values[name], origin=name)
-        for name, section, key in TOGGLE_OVERRIDES
-        if name in given and values[name] is not None
-    ]
+    found = []
+    for name, dotted in CONFIG_TOGGLES.items():
+        section, _, key = dotted.partition(".")
+        if name in given and values[name] is not None:
+            found.append(Override(section=section, key=key, value=values[name], origin=name))
+    return found
 
 
 def _unknown(word: str, options: Sequence[str]) -> str:

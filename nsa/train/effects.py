@@ -18,9 +18,9 @@ from nsa.attention.tracing import RangeCounts
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
+from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 from nsa.train import liger
-from nsa.train.cli import TOGGLE_OVERRIDES
 from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
 from nsa.train.engine import Engine
 from nsa.train.replay import REPLAYED_NODE
@@ -257,11 +257,13 @@ def _scaler(key: str) -> Callable[[Seen], Evidence]:
     return rule
 
 
-def _config_value(section: str, key: str, name: str) -> Callable[[Seen], Evidence]:
+def _config_value(dotted: str, name: str) -> Callable[[Seen], Evidence]:
+    section, _, key = dotted.partition(".")
+
     def rule(seen: Seen) -> Evidence:
         plan = seen.engine.plan
         value = plan.config.model_dump()[section][key]
-        origin = plan.loaded.sources.get(f"{section}.{key}", "config")
+        origin = plan.loaded.sources.get(dotted, "config")
         return origin == name, {"value": value, "from": origin}
 
     return rule
@@ -352,7 +354,7 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_SCALER_GROWTH_INTERVAL": _scaler("growth_interval"),
     "NSA_SCALER_GROWTH_FACTOR": _scaler("growth_factor"),
     "NSA_SCALER_BACKOFF_FACTOR": _scaler("backoff_factor"),
-    **{name: _config_value(section, key, name) for name, section, key in TOGGLE_OVERRIDES},
+    **{name: _config_value(key, name) for name, key in CONFIG_TOGGLES.items()},
     "NSA_DDP_SAFE_MODE": _safe_mode,
     "NSA_PG_TIMEOUT_MIN": _timeout,
 }

@@ -110,6 +110,10 @@ class AbPhase(RowPhase):
         """What may differ between the arms, as in `differences`."""
         return (f"toggles.{self.toggle}",)
 
+    def compares(self, context: PlanContext) -> Mapping[str, str]:
+        """The toggle, as the control has it."""
+        return {self.toggle: self.values(context)[self.control(context)]}
+
     def plan(self, context: PlanContext) -> list[Launch]:
         """Randomized blocks in one launch, else one launch per arm and round."""
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}

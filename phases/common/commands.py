@@ -79,8 +79,6 @@ def trainer_launch(
         *("--dataset", dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
         *extra,
     )
-    owned = [f"{name}={value}" for name, value in _OWNED.items() if name in context.toggles]
-    note = f" ({', '.join(owned)}: the harness needs it)" if owned else ""
     return Launch(
         name=name,
         phase=phase,
@@ -96,7 +94,7 @@ def trainer_launch(
         config_overrides={**settings.config_overrides, **context.config_overrides},
         schedule=schedule,
         optional=optional,
-        purpose=purpose + note,
+        purpose=purpose,
         retry_steps=retry_steps,
         watched=watched,
         resumes=resumes,

@@ -66,6 +66,8 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
         console.result(f"# plan     {plan_note.name}{behind}")
     if caveats := departures(profile, args.setup.settings):
         console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
+    for text in args.told:
+        console.result(printable(f"# set      {text}"))
     console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
@@ -126,7 +128,8 @@ def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dic
         "profile": args.options.profile,
         "profile_reason": args.profile_reason,
         "caveats": departures(args.setup.profile, args.setup.settings),
-        "unused_variables": list(args.unused),
+        "settings": args.setup.given,
+        "sources": args.setup.sources,
         "out_dir": str(args.out),
         "phases": [
             {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.errors import UsageError
@@ -137,13 +139,53 @@ PROFILES = Command(
 
 
 _WHO_READS = (
-    "read by what you start by hand here: the trainer, `runbook watch` and the shipped tests; "
-    "`runbook run` takes toggles from the profile and --set NAME=value only"
+    "read by the trainer and `runbook watch` started here, and by `runbook run`: it goes over "
+    "the profile and under --set NAME=value"
 )
+
+
+def _add_toggles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="show the variables of a preset, and the lines that export them: production, safe, "
+        "tuned or validated (default: every toggle)",
+    )
+
+
+def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
+    """The preset's variables with meaning and requirement, and as lines to paste."""
+    from runbook.config.presets import load_preset
+
+    preset = load_preset(name)
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in preset.variables.items()]
+    if preset.config:
+        exports.append(f"export {CONFIG_VARIABLE}=configs/{preset.config}")
+    rows = [
+        {"name": key, "value": one.value, "requirement": one.source, "meaning": preset.meaning(key)}
+        for key, one in preset.env.items()
+    ]
+    if as_json:
+        document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
+        more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+        console.json_document({**document, **more, "exports": exports})
+        return
+    console.result(f"{preset.name}: {preset.title} ({preset.source})\n")
+    cells = [tuple(row.values()) for row in rows]
+    console.table(("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), cells)
+    if preset.replaced:
+        console.result("")
+        console.table(("DOCUMENTED", "HERE"), list(preset.replaced.items()))
+    console.result("")
+    for line in exports:
+        console.result(line)
 
 
 def _toggles(args: argparse.Namespace, console: Console) -> int:
     """Raise UsageError that lists everything wrong with the environment."""
+    if args.preset is not None:
+        _show_preset(args.preset, console, as_json=args.json)
+        return 0
     from nsa.contract import NSAError
     from nsa.toggles import TOGGLES as TABLE
     from nsa.toggles import parse_toggles
@@ -188,13 +230,16 @@ TOGGLES = Command(
     help="list every NSA_* variable with its meaning and its value in this shell",
     description="""\
 List every toggle: value in this shell, allowed values, meaning, and the requirement
-it serves. A trainer or `runbook watch` started by hand here reads these values;
-`runbook run` does not, it takes toggles from the profile and --set NAME=value.
+it serves. A trainer or `runbook watch` started by hand here reads these values, and
+so does `runbook run`: the shell goes over the profile, and --set NAME=value over the
+shell. A preset is a set of variables that belong together.
 `arm` marks those that may change inside one launch.
 A variable that is unknown or holds a bad value is an error (exit code 2).""",
     examples="""\
   runbook toggles
-  NSA_DDP_BUCKET_MB=50 runbook toggles""",
+  NSA_DDP_BUCKET_MB=50 runbook toggles
+  runbook toggles --preset production""",
+    add_arguments=_add_toggles,
     run=_toggles,
 )
 

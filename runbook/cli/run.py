@@ -91,8 +91,16 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     )
     add_settings(
         group,
-        "an NSA_* or NCCL_* variable, or a config key such as train.seq_len; repeatable "
-        "(default: the profile's)",
+        "an NSA_* or NCCL_* variable, CONFIG, or a config key such as train.seq_len; repeatable; "
+        "goes over this shell's variables, which go over the preset's and the profile's (default: "
+        "none)",
+    )
+    group.add_argument(
+        "--preset",
+        default="",
+        metavar="NAME",
+        help="variables that belong together, over the profile's and under those of this shell: "
+        "`runbook toggles --preset NAME` shows them (default: none)",
     )
     add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
 
@@ -196,6 +204,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
     from runbook.config import detect_profile
+    from runbook.config.precedence import shell_settings
     from runbook.engine.options import RunOptions, prepare
     from runbook.registry import report_names
     from runbook.tools.export.webhook import blanked
@@ -227,6 +236,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
         profile=profile,
         out=args.out,
         settings=tuple(args.settings),
+        shell=shell_settings(os.environ),
+        preset=args.preset,
         steps_scale=args.steps_scale,
         protocol=args.protocol,
         aa=args.aa,
@@ -236,7 +247,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
         head=args.head,
         keep_going=args.keep_going,
         plan=args.plan,
-        config=args.config or "",
         until=args.until or "",
         without_go=bool(args.without_go),
         command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
@@ -304,14 +314,20 @@ def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
     ]
 
 
-def _tell_unused(args: argparse.Namespace, console: Console) -> None:
-    """Whoever exported a setting learns that it has no say, however quiet the console."""
-    from runbook.engine.unused import unused_text, unused_variables
+def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
+    """What a person gave for this run, in words; of one that goes on, how this shell differs."""
+    from runbook.config.precedence import differing, shell_settings, told
+    from runbook.engine.journal import recorded_settings
 
-    # The setup of a run that goes on is in its record; nothing is taken as given then.
-    args.unused = unused_variables(os.environ, {} if args.goes_on else args.setup.exports)
-    if args.unused:
-        console.error(printable(f"warning: {unused_text(args.unused)}"))
+    if not args.goes_on:
+        setup = args.setup
+        return list(told(setup.given, setup.sources, setup.profile.variables))
+    given, sources = recorded_settings(args.resume_folder)
+    found = list(differing(given, sources, shell_settings(os.environ)))
+    if found:
+        text = f"this run keeps the variables that it began with: {'; '.join(found)}"
+        console.error(printable(f"warning: {text}"))
+    return found
 
 
 def _run(args: argparse.Namespace, console: Console) -> int:
@@ -320,7 +336,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     from runbook.cli._observers import observer_for, print_summary
     from runbook.engine import resume_run, run_plan
 
-    _tell_unused(args, console)
+    args.told = _tell_settings(args, console)
     if args.dry_run:
         from runbook.cli._dry_run import print_plan
 
@@ -335,6 +351,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             )
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
+            for text in args.told:
+                observer.note(f"set {text}")
             if called := how_to_call():
                 observer.note(called)
             record = run_plan(args.options, observer=observer, until_s=args.until_s)

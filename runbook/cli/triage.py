@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import (
     Command,
     CommandParser,
@@ -16,7 +19,7 @@ from runbook.cli._parser import (
 )
 from runbook.cli.finished import find_run
 from runbook.console import Console, printable
-from runbook.errors import ProgramExit, RunbookError
+from runbook.errors import ProgramExit, RunbookError, UsageError
 
 if TYPE_CHECKING:
     from runbook.tools.triage import StepResult, Triage
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _EXIT = {
     "found": ProgramExit.GO,
     "nothing_helped": ProgramExit.NO_GO,
+    "flaky": ProgramExit.INCOMPLETE,
     "not_reproduced": ProgramExit.INCOMPLETE,
     "interrupted": ProgramExit.INCOMPLETE,
 }
@@ -69,7 +73,7 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 
-    target = _target(args)
+    target = _target(args, console)
     if args.dry_run:
         _show_steps(console, target, as_json=args.json)
         return 0
@@ -86,15 +90,31 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
     return _EXIT[triage.outcome]
 
 
-def _target(args: argparse.Namespace) -> Target:
+def _target(args: argparse.Namespace, console: Console) -> Target:
+    """The launch to repeat; a config has this shell's variables, a run keeps its own."""
     from runbook.config import load_profile, parse_settings
+    from runbook.config.precedence import SHELL, differing, shell_settings, told
+    from runbook.config.settings import variable_problems
     from runbook.tools.triage_target import find_target, with_choices
 
-    settings = parse_settings(args.settings)
+    typed = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
-    path = _path(args.target or (profile.config if profile else None), args.out)
+    here = shell_settings(os.environ)
+    default = here.get(CONFIG_VARIABLE, profile.config) if profile else None
+    path = _path(args.target or default, args.out)
     target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
-    return with_choices(target, settings, steps=args.steps)
+    if path.suffix not in (".yaml", ".yml"):
+        if found := list(differing(target.launch.env, {}, here)):
+            text = f"warning: the failing launch keeps its variables: {'; '.join(found)}"
+            console.error(printable(text))
+        return with_choices(target, typed, steps=args.steps)
+    shell = {name: value for name, value in here.items() if name != CONFIG_VARIABLE}
+    if problems := [f"in this shell: {text}" for text in variable_problems(shell)]:
+        raise UsageError(problems)
+    for text in told(shell, dict.fromkeys(shell, SHELL), profile.variables if profile else {}):
+        console.progress(printable(f"set {text}"))
+    typed = replace(typed, toggles={**shell, **typed.toggles})
+    return with_choices(target, typed, steps=args.steps)
 
 
 def _path(text: str | None, out: Path) -> Path:
@@ -112,12 +132,12 @@ def _path(text: str | None, out: Path) -> Path:
 
 def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
     from runbook.launch.command import pasteable
-    from runbook.tools.triage import STEPS, applied
+    from runbook.tools.triage_steps import STEPS, applied
 
     rows = []
     for number, step in enumerate(STEPS[target.symptom], start=1):
         launch = applied(step, target.launch, name=step.name, steps=target.steps)
-        skipped = "" if step.changes(target.launch) else "skipped: the command does this already"
+        skipped = "" if step.changes(target.launch) else "skipped: it would change nothing"
         rows.append(
             {"step": number, "name": step.name, "title": step.title, "source": step.source}
             | {"command": pasteable(launch).line, "note": skipped}
@@ -152,13 +172,14 @@ TRIAGE = Command(
     description="""\
 Run the failing command unchanged, then with one change at a time, in the order of the
 operator's cheatsheet and the failure playbook, and stop at the first change that makes
-the failure go away. RUN|CONFIG is a run's folder or id (its first failed launch is
+the failure go away. A change that helps is repeated, in turn with the command as it was,
+until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch is
 taken), a launch's directory, or a trainer config.""",
     examples="""\
   runbook triage                        the newest run
   runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
   runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1""",
-    exits="0 a step helped, 1 none did, 2 usage, 3 it did not fail again",
+    exits="0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes",
     add_arguments=_add_arguments,
     run=_triage,
 )

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -122,7 +123,8 @@ def run_tool(
 
 def _gave_up(process: subprocess.Popen[str], problem: str) -> ToolResult:
     """Kill the tool's session; one that hangs in a driver cannot be, and is not waited for."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it ended by itself while an interrupt was on its way
+        os.killpg(process.pid, signal.SIGKILL)
     try:
         stdout, stderr = process.communicate(timeout=_KILLED_WITHIN_S)
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -42,9 +42,17 @@ def shipped_names(folder: Path) -> tuple[str, ...]:
 
 
 def whole_document(
-    what: str, name_or_path: str, folder: Path, *, seen: tuple[str, ...] = ()
+    what: str,
+    name_or_path: str,
+    folder: Path,
+    *,
+    prepare: Callable[[dict[str, Any], Path], None] = lambda _document, _path: None,
+    seen: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The document with everything that it extends. Raises UsageError for an unreadable one."""
+    """The document with everything that it extends. Raises UsageError for an unreadable one.
+
+    `prepare` changes each document on the way before the one that extends it goes over it.
+    """
     if name_or_path in seen:
         raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
     path = locate(what, name_or_path, folder)
@@ -58,12 +66,14 @@ def whole_document(
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]
     if problems:
         raise UsageError([f"{path}: {problem}" for problem in problems])
+    prepare(data, path)
     base = data.pop("extends", None)
     if base is None:
         return dict(data)
     if not isinstance(base, str):
         raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
-    return merged(whole_document(what, base, folder, seen=(*seen, name_or_path)), data)
+    below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
+    return merged(below, data)
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

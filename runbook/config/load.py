@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from runbook import registry
-from runbook.config.extends import is_file, key_problem, shipped_names, whole_document
+from runbook.config.extends import is_file, key_problem, merged, shipped_names, whole_document
 from runbook.config.limits import limit_problems
+from runbook.config.presets import load_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, did_you_mean
@@ -35,9 +36,10 @@ def load_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by name, or one's own by path (it ends in .yaml or has a slash).
 
     A profile may say `extends: NAME` and then only what differs; null drops an inherited key.
+    `preset: NAME` gives it the variables of a preset, below those of its own `env`.
     Raises UsageError that lists every wrong key and value.
     """
-    document = whole_document("profile", name_or_path, _folder())
+    document = whole_document("profile", name_or_path, _folder(), prepare=_take_preset)
     return load_profile_document(document, where=name_or_path)
 
 
@@ -56,6 +58,17 @@ def load_profile_document(document: Mapping[str, object], *, where: str = "profi
 
 def _folder() -> Path:
     return data_path("configs") / "profiles"
+
+
+def _take_preset(data: dict[str, Any], path: Path) -> None:
+    named = data.pop("preset", None)
+    if named is None:
+        return
+    if not isinstance(named, str):
+        raise UsageError(f"{path}: preset: expected the name of a preset, got {named!r}")
+    own = data.get("env") or {}
+    variables = load_preset(named).model_dump(mode="json")["env"]
+    data["env"] = merged(variables, own) if isinstance(own, dict) else own
 
 
 def _problem(detail: ErrorDetails) -> str:

@@ -12,10 +12,14 @@ from runbook.records.measurement import Record
 
 
 class Sourced(Record):
-    """A setting and where it comes from; always text, as in an environment."""
+    """A setting and where it comes from; always text, as in an environment.
+
+    A toggle's meaning is in its own table; other variables may say theirs here.
+    """
 
     value: str
     source: str = Field(min_length=1)
+    meaning: str = ""
 
 
 class LimitValue(Record):
@@ -212,6 +216,11 @@ class Profile(Record):
         if self.kernels and not self.kernels_source:
             raise ValueError("kernels needs kernels_source, where the expectation comes from")
         return self
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the whole profile as an environment."""
+        return {name: one.value for name, one in self.env.items()}
 
     def limit(self, spec: LimitSpec) -> Limit:
         """The limit in force; every phase's limits are checked when a profile is loaded."""

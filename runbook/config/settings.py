@@ -29,12 +29,33 @@ VARIABLE_FAMILIES = (
 )  # fmt: skip
 
 
+# Whose every name a run takes, beside those of torch that `nsa.torch_env` knows.
+NCCL_FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
+# What a process needs to run on this machine. Toggles are not among them: a launch gets exactly
+# the ones that its plan shows.
+_FROM_MACHINE = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR",
+    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
+    "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_*",
+    "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TIKTOKEN_CACHE_DIR",
+    "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `--set` asked for: environment variables by name, config keys by dotted path."""
+    """What a person gave: environment variables by name, config keys by dotted path, a config.
+
+    `sources` says of each by whom (`runbook.config.precedence`).
+    """
 
     toggles: Mapping[str, str] = field(default_factory=dict)
     config_overrides: Mapping[str, Scalar] = field(default_factory=dict)
+    config: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def config_keys() -> dict[str, Any]:
@@ -58,15 +79,18 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
     """
     toggles: dict[str, str] = {}
     overrides: dict[str, Scalar] = {}
+    config = ""
     problems: list[str] = []
     keys = config_keys()
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             problems.append(f"--set {pair!r}: expected KEY=VALUE")
-        elif name in toggles or name in overrides:
+        elif name in toggles or name in overrides or (name == CONFIG_VARIABLE and config):
             problems.append(f"--set {name}: given twice")
-        elif name in TOGGLES or name in TORCH_VARIABLES:
+        elif name == CONFIG_VARIABLE:
+            config = value
+        elif name in TOGGLES or name in TORCH_VARIABLES or name.startswith(NCCL_FAMILIES):
             toggles[name] = value
         elif name in keys:
             overrides[name] = scalar(value)
@@ -76,7 +100,17 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
     problems += _typed(override_problems(overrides))
     if problems:
         raise UsageError(problems)
-    return Settings(toggles=toggles, config_overrides=overrides)
+    return Settings(toggles=toggles, config_overrides=overrides, config=config)
+
+
+def is_passed_on(name: str) -> bool:
+    """Does a launch get this variable from the machine it runs on?"""
+    return any(fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
+
+
+def word(value: Scalar) -> str:
+    """A config value as a person types it after `--set KEY=`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def may_be_set(name: str) -> bool:
@@ -160,14 +194,19 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
     """Everything that is wrong with the variables: unknown, not allowed, contradicting."""
     problems = _toggle_problems(environ)
     problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
-    read = torch_variables()
+    return problems + torch_variable_problems(environ)
+
+
+def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
+    """The TORCH_NCCL_* and TORCH_FR_* among these that the installed torch does not read."""
+    asked = sorted(name for name in environ if name.startswith(_FAMILY_PREFIXES))
+    read = torch_variables() if asked else frozenset()
     known = {*read, *torch_env.TORCH_VARIABLES}
-    problems += [
+    return [
         f"{name}: the installed torch reads no such variable{did_you_mean(name, known)}"
-        for name in sorted(environ)
-        if read and name.startswith(_FAMILY_PREFIXES) and name not in known
+        for name in asked
+        if read and name not in known
     ]
-    return problems
 
 
 def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:

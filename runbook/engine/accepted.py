@@ -26,7 +26,7 @@ from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.read import file_sha256, read_training_csv
 from runbook.read.accepted import ACCEPTED_JSON, accepted_document
-from runbook.read.alike import SAME, Facts, device_facts, env_facts, unlike
+from runbook.read.alike import SAME, Facts, device_facts, env_facts, unlike, variable_facts
 from runbook.read.documents import DEVICES_BEFORE_JSON, read_json_object
 from runbook.read.shapes import DEVICES, ENV, Fields, shaped
 from runbook.records import LaunchEntry, RunRecord, Verdict
@@ -219,7 +219,7 @@ def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None
         env = _document(folder / contract.ENV_JSON, ENV)
         if env is not None:
             devices = _document(folder / DEVICES_BEFORE_JSON, DEVICES)
-            found.append(env_facts(env) | device_facts(devices))
+            found.append(env_facts(env) | device_facts(devices) | variable_facts(entry.launch.env))
     other = [fact for one in found[1:] for fact in unlike(found[0], one, absent="absent")]
     return found[0] if found and not any(fact[0] in SAME for fact in other) else None
 

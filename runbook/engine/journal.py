@@ -232,9 +232,12 @@ def assemble(
         key=lambda phase: order.index(phase.name) if phase.name in known else len(order),
     )
     checks = tuple(check for phase in whole for check in phase.checks)
-    exports = dict(record.exports)
+    exports, sources = dict(record.exports), dict(record.sources)
     for phase in whole:
-        exports |= phase.choices
+        # What a person gave has the last word in a launch, and so here.
+        chosen = {k: v for k, v in phase.choices.items() if k not in record.settings}
+        exports |= chosen
+        sources |= dict.fromkeys(chosen, f"phase {phase.name}")
     return record.model_copy(
         update={
             "phases": tuple(whole),
@@ -243,6 +246,7 @@ def assemble(
             "verdict": judge_run(checks, record.required),
             "reasons": reasons_for(checks, record.required, interrupted=signal),
             "exports": {name: value for name, value in exports.items() if value},
+            "sources": sources,
         }
     )
 
@@ -253,3 +257,16 @@ def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, s
     loads = [event["environment"] for event in events if event["event"] == "load"]
     known = {**skeleton.environment, **(facts[-1] if facts else {})}
     return {**known, **{name: text for load in loads for name, text in load.items()}}
+
+
+def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """What a person gave for a run, by its journal, and the source of each.
+
+    Raises `RunbookError` if the journal is damaged; empty where there is none.
+    """
+    path = run_root / EVENTS_FILE
+    events = read_events(path)[0] if path.is_file() else []
+    if not events:
+        return {}, {}
+    record = RunRecord.model_validate(events[0]["record"])
+    return record.settings, record.given_by

@@ -25,8 +25,8 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
     Raises UsageError for a plan or a config that does not fit, and where a phase that needs a GO is
     asked for and none is found.
     """
-    if options.config:
-        profile = with_config(profile, options.config)
+    if settings.config:
+        profile = _with_workload(profile, settings.config)
     plan = load_plan(options.plan, has_gpu=profile.has_gpu)
     named = not is_plan_file(options.plan)
     known = with_plan(profile, plan, shipped=named)
@@ -41,24 +41,22 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
     return with_plan(profile, plan, shipped=named, chosen=chosen, go=go)
 
 
-def with_config(profile: Profile, config: str) -> Profile:
-    """The profile with another config, and the workload that this config trains."""
+def _with_workload(profile: Profile, config: str) -> Profile:
+    """The profile with the workload that another config trains."""
     try:
         train = load_config(resolve_config(config)).config
     except NSAError as error:
-        raise UsageError([f"--config {config}: {text}" for text in error.problems]) from error
+        raise UsageError([f"CONFIG={config}: {text}" for text in error.problems]) from error
     workload = profile.workload.model_copy(
         update={
             "seq_len": train.train.seq_len,
             "global_batch": train.train.batch_size,
             "accumulation": train.train.accumulate_grad_batches,
             "dtype": train.runtime.precision,
-            "source": f"--config {config}",
+            "source": f"CONFIG={config}",
         }
     )
-    named = config if "/" in config else f"configs/{config}"
-    update = {"config": named, "config_single": named, "workload": workload}
-    return profile.model_copy(update=update)
+    return profile.model_copy(update={"workload": workload})
 
 
 def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
@@ -78,7 +76,7 @@ def _refusal(
     options: RunOptions, needing: Sequence[str], asked: Sequence[str], found: Standing
 ) -> str:
     before = asked[: asked.index(needing[0])]
-    first = replace(options.invocation(), plan="", config="", steps_scale=1.0).line(["all"])
+    first = replace(options.invocation(), plan="", steps_scale=1.0).line(["all"])
     ways = [f"validate it first: {first}"]
     ways += [f"stop before: --until {before[-1]}"] if before else []
     ways.append("or --without-go, which the verdict's first line will tell")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -15,6 +15,8 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
+from runbook.config.precedence import flat, gathered, with_config, words
+from runbook.config.presets import load_preset
 from runbook.engine.commits import with_commits
 from runbook.engine.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
@@ -31,15 +33,18 @@ if TYPE_CHECKING:
 class RunOptions(Invocation):
     """The command line of `runbook run`, as values.
 
-    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `retry`
-    false forbids the second attempt after a stall; `keep_going` starts launches on a machine that
-    preflight found wrong, and again where the same command ended badly. With a `plan` the phases
-    are its own, as far as `until`.
+    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `shell` has
+    the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
+    too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
+    machine that preflight found wrong, and again where the same command ended badly. With a `plan`
+    the phases are its own, as far as `until`.
     """
 
     phases: str = "all"
     profile: str = "auto"
     command: str = ""
+    shell: Mapping[str, str] = field(default_factory=dict)
+    preset: str = ""
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
     keep_going: bool = False
@@ -48,7 +53,7 @@ class RunOptions(Invocation):
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
         kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
-        named = {"profile": self.profile, "plan": self.plan, "config": self.config}
+        named = {"profile": self.profile, "plan": self.plan}
         files = {name: lasting(text) for name, text in named.items() if is_profile_file(text)}
         return Invocation(**kept | files | {"out": lasting(self.out)})
 
@@ -57,6 +62,7 @@ class RunOptions(Invocation):
         return {
             **self.invocation().options(),
             "phases": self.phases,
+            "preset": self.preset,
             "retry": self.retry,
             "keep_going": self.keep_going,
             "formats": ",".join(self.formats),
@@ -115,9 +121,19 @@ class Setup:
 
     @property
     def exports(self) -> dict[str, str]:
-        """The variables that profile and `--set` give to every launch that can use them."""
-        profile = {name: default.value for name, default in self.profile.env.items()}
-        return profile | dict(self.settings.toggles)
+        """The variables that every launch which can use them gets."""
+        return self.profile.variables | dict(self.settings.toggles)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each of these variables, and each other setting, comes from."""
+        known = dict.fromkeys(self.profile.variables, f"profile {self.profile.name}")
+        return known | dict(self.settings.sources)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What a person gave for this run, as text by name."""
+        return flat(self.settings)
 
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
@@ -148,6 +164,13 @@ def prepare(options: RunOptions) -> Setup:
 
     resolve("profile", lambda: load_profile(options.profile if named else detect_profile()[0]))
     resolve("settings", lambda: parse_settings(options.settings))
+    resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
+    preset = found.pop("preset", None)
+    if {"profile", "settings"} <= found.keys():
+        given = {"shell": options.shell, "preset": preset}
+        profile, typed = found["profile"], found["settings"]
+        resolve("settings", lambda: gathered(profile, typed, **given))
+        found["profile"] = with_config(profile, found["settings"].config)
     if options.plan:
         options = _with_plan(options, found, resolve)
     elif "profile" in found:
@@ -168,6 +191,7 @@ def prepare(options: RunOptions) -> Setup:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
     if problems:
         raise UsageError(problems)
+    options = replace(options, settings=words(found["settings"]))
     setup = Setup(options=options, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
@@ -228,12 +252,9 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     phases = tuple(select(options.phases, profile.phases))
     if problems := _without_settings(profile, phases):
         raise UsageError(problems)
-    return Setup(
-        options=options,
-        profile=profile,
-        settings=parse_settings(options.settings),
-        phases=phases,
-    )
+    settings = replace(parse_settings(options.settings), sources=record.given_by)
+    profile = with_config(profile, settings.config)
+    return Setup(options=options, profile=profile, settings=settings, phases=phases)
 
 
 def setup_to_resume(record: RunRecord) -> Setup:

@@ -1,12 +1,14 @@
 """Settings that cannot hold together, in any launch that a run would start.
 
-A profile, `--set` and the arms of a phase are each sound by themselves. Only the planned launch has
-them all, and the trainer would refuse it, or run without what was asked for, hours later.
+A profile, what a person gave and the arms of a phase are each sound by themselves. Only the planned
+launch has them all, and the trainer would refuse it, or run without what was asked for, hours
+later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nsa import torch_env
@@ -16,17 +18,23 @@ from nsa.toggles import (
     UNAVAILABLE,
     ToggleSet,
     conflicts,
+    meaning,
     read_values,
     toggle_set,
     with_safe_mode,
 )
+from runbook.config.precedence import PRESET, SHELL, TYPED
+from runbook.config.settings import torch_variable_problems
+from runbook.engine.planned_config import config_problems
 from runbook.records import Launch
+from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
     from runbook.engine.options import Setup
 
-_TYPED = "--set"
 _PROFILE = "profile "
+_BOARD = "tensorboard"
+_OF_RANKS = ("NSA_DDP_", "NCCL_")
 
 
 def planned_problems(setup: Setup) -> list[str]:
@@ -38,10 +46,13 @@ def planned_problems(setup: Setup) -> list[str]:
     phases: dict[str, dict[str, None]] = {}
     context = setup.context({})
     for phase in setup.phases:
-        for launch in phase.plan(context):
+        launches = phase.plan(context)
+        found = [*_not_honored(setup, phase, launches)]
+        for launch in launches:
             if launch.kind == "trainer":
-                for text in _launch_problems(setup, launch):
-                    phases.setdefault(text, {})[phase.name] = None
+                found += _launch_problems(setup, launch)
+        for text in found:
+            phases.setdefault(text, {})[phase.name] = None
     return [f"{text} (planned in {', '.join(names)})" for text, names in phases.items()]
 
 
@@ -49,9 +60,11 @@ def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:
     values, problems = read_values(launch.env)
     yield from problems
     yield from torch_env.plan(launch.env, uses_nccl=setup.profile.has_gpu)[1]
+    yield from torch_variable_problems(launch.env)
     given = toggle_set(values, {name: _source(setup, launch, name) for name in values})
     cuda = setup.profile.has_gpu
     yield from _toggle_problems(given, cuda=cuda)
+    yield from config_problems(setup, launch, given)
     arms = launch.schedule.settings if launch.schedule else {}
     for arm, settings in arms.items():
         values, problems = read_values(settings)
@@ -62,29 +75,63 @@ def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:
 
 def _toggle_problems(toggles: ToggleSet, *, cuda: bool) -> Iterator[str]:
     for found in conflicts(toggles):
-        ways = (_way_out(toggles, found.one, "0"), _way_out(toggles, found.other, found.needs))
+        ways = (way_out(toggles, found.one, "0"), way_out(toggles, found.other, found.needs))
         yield f"{found.text}: {' or '.join(ways)}"
     for name, why in UNAVAILABLE.items():
         if toggles.flag(name):
             yield (
                 f"{name}=1 ({toggles.sources[name]}) can never take effect: {why}; "
-                f"{_way_out(toggles, name, '0')}"
+                f"{way_out(toggles, name, '0')}"
             )
     for setting, why in NEEDS_CUDA.items():
         name, _, value = setting.partition("=")
         if not cuda and toggles.values[name] == TOGGLES[name].parse(value):
             yield (
                 f"{setting} ({toggles.sources[name]}): {why}, and the profile has none; "
-                f"{_way_out(toggles, name, 'off' if TOGGLES[name].choices else '0')}"
+                f"{way_out(toggles, name, 'off' if TOGGLES[name].choices else '0')}"
             )
+    board = "NSA_TB_DISABLE"
+    if not toggles.flag(board) and importlib.util.find_spec(_BOARD) is None:
+        yield (
+            f"{board}=0 ({toggles.sources[board]}): the package {_BOARD} is not installed here; "
+            f"pip install 'nsa-runbook[{_BOARD}]', or {way_out(toggles, board, '1')}"
+        )
 
 
-def _way_out(toggles: ToggleSet, name: str, harmless: str) -> str:
+def _not_honored(setup: Setup, phase: Phase, launches: Sequence[Launch]) -> Iterator[str]:
+    """What a person gave, and a launch of the phase would not have: said, never ignored."""
+    compared = phase.compares(setup.context({}))
+    for name, value in setup.settings.toggles.items():
+        for launch in launches:
+            now = {**launch.env, **compared} if launch.kind == "trainer" else launch.env
+            if _says_nothing(name, launch) or meaning(name, now) == meaning(name, {name: value}):
+                continue
+            own = now.get(name, "unset")
+            toggles = toggle_set({}, setup.settings.sources)
+            yield (
+                f"{name}={value} ({toggles.sources[name]}) cannot be had where a phase itself "
+                f"decides it ({own}): {way_out(toggles, name, own)}, or name the phases that can "
+                "have it (--phase)"
+            )
+            break
+
+
+def _says_nothing(name: str, launch: Launch) -> bool:
+    """Has this launch no use for the variable, whatever its value?"""
+    if launch.kind != "trainer":
+        # Tests and ceilings get the few variables that their plan shows.
+        return name not in launch.env
+    return name.startswith(_OF_RANKS) and launch.argv[0] != "torchrun"
+
+
+def way_out(toggles: ToggleSet, name: str, harmless: str) -> str:
     """What a person changes so that a launch does not get this value."""
     source = toggles.sources[name]
-    if source == _TYPED:
+    if source == TYPED:
         return f"leave out --set {name}"
-    if source.startswith(_PROFILE):
+    if source == SHELL:
+        return f"unset {name}"
+    if source.startswith((_PROFILE, PRESET)):
         return f"add --set {name}={harmless}"
     return f"name the phases without {source.rpartition(' ')[2]} (--phase)"
 
@@ -92,8 +139,9 @@ def _way_out(toggles: ToggleSet, name: str, harmless: str) -> str:
 def _source(setup: Setup, launch: Launch, name: str) -> str:
     """Where a launch's variable comes from, as a person would say it."""
     profile, value = setup.profile, launch.env[name]
-    if setup.settings.toggles.get(name) == value:
-        return _TYPED
+    given: Mapping[str, str] = setup.settings.toggles
+    if given.get(name) == value:
+        return setup.settings.sources.get(name, TYPED)
     for known in (profile.phases[launch.phase].env, profile.env):
         if name in known and known[name].value == value:
             return f"{_PROFILE}{profile.name}"

@@ -6,7 +6,6 @@ finished.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +35,6 @@ from runbook.engine.outputs import (
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.progress import Forecaster
-from runbook.engine.unused import UNUSED, unused_variables
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
@@ -360,9 +358,6 @@ def _finish(state: RunState) -> RunRecord:
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
     profile, plan = setup.profile, setup.profile.plan
-    unused = unused_variables(os.environ, setup.exports)
-    settings = {**setup.settings.toggles}
-    settings |= {name: _word(value) for name, value in setup.settings.config_overrides.items()}
     return RunRecord(
         tool_version=__version__,
         run_id=run_id,
@@ -375,23 +370,18 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         started_at=utc_text(),
         finished_at=None,
         command=setup.options.command,
-        settings=settings,
+        settings=setup.given,
+        sources=setup.sources,
         options=setup.options.document(),
         environment={
             **identity(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
-            **({UNUSED: ", ".join(unused)} if unused else {}),
         },
         required=setup.required,
         phases=(),
         exports=setup.exports,
     )
-
-
-def _word(value: str | int | float | bool) -> str:
-    """A config value as a person types it after `--set KEY=`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _known_phases(setup: Setup) -> list[list[str]]:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from nsa.toggles import meaning
 from runbook import registry
 from runbook.config import Profile, Settings, load_profile, profile_names
 from runbook.config.plan import load_plan, needing_go, with_plan
@@ -109,7 +110,7 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
         "workload": _of_workload(profile, base),
         "settings": [
             *_of_variables(profile, base),
-            *(f"{name}={value}" for name, value in settings.toggles.items()),
+            *_given(settings, base),
         ],
     }
     found += [f"{what} changed ({', '.join(texts)})" for what, texts in groups.items() if texts]
@@ -117,6 +118,20 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
         found.append(f"fewer steps ({', '.join(shorter)})")
     loosened = _loosened(profile, base)
     return [*found, *([f"limits loosened ({', '.join(loosened)})"] if loosened else [])]
+
+
+def _given(settings: Settings, base: Profile) -> list[str]:
+    """The variables that mean something else than what the shipped profile sets, or leaves."""
+    environments = [base.variables]
+    environments += [
+        {**base.variables, **{name: one.value for name, one in phase.env.items()}}
+        for phase in base.phases.values()
+    ]
+    return [
+        f"{name}={value}"
+        for name, value in settings.toggles.items()
+        if any(meaning(name, one) != meaning(name, settings.toggles) for one in environments)
+    ]
 
 
 def _profile_of(record: RunRecord) -> Profile:

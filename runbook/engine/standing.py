@@ -90,7 +90,7 @@ def _check(
     ]
     chosen = {name for phase in record.phases for name in phase.choices}
     theirs = {name: value for name, value in record.exports.items() if name not in chosen}
-    mine = {name: one.value for name, one in profile.env.items()} | dict(settings.toggles)
+    mine = profile.variables | dict(settings.toggles)
     mine = {name: value for name, value in mine.items() if name not in chosen - {*settings.toggles}}
     differ += _differences(theirs, mine, without=FREE_VARIABLES)
     entries = [entry for phase in record.phases for entry in phase.launches]

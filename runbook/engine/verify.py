@@ -244,15 +244,14 @@ def _judged(
     ran = [phase for phase in record.phases if phase.started_at]
     kept = record.model_copy(update={"phases": tuple(ran)})
     judged: list[PhaseRecord] = [new for _, new in rejudge(kept, run_root, setup, phases=phases)]
-    toggles = setup.settings.toggles
-    exports = {name: value.value for name, value in profile.env.items()} | dict(toggles)
     changed = record.model_copy(
         update={
             "profile": profile.name,
             "profile_sha256": setup.profile_sha256(),
             "profile_document": setup.profile_document(),
             "required": setup.required,
-            "exports": exports,
+            "exports": setup.exports,
+            "sources": setup.sources,
             "options": {**record.options, "profile": setup.options.invocation().profile},
         }
     )

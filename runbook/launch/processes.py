@@ -7,7 +7,6 @@ killed for lack of memory.
 from __future__ import annotations
 
 import fcntl
-import fnmatch
 import os
 import struct
 import subprocess
@@ -18,29 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
-from runbook.config.settings import VARIABLE_FAMILIES, may_be_set
+from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import UsageError
 from runbook.launch.reaper import GOOD_BYE, kill_all
 
 _HERE = Path(__file__).parent
 _BARE = (sys.executable, "-I", "-S")
-# What a process needs to run on this machine. Toggles are not among them: a launch gets exactly
-# the ones that its plan shows.
-_FROM_MACHINE = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR",
-    "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
-    "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_*",
-    "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TIKTOKEN_CACHE_DIR",
-    "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
-)  # fmt: skip
-
-
-def is_passed_on(name: str) -> bool:
-    """Does a launch get this variable from the machine it runs on?"""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
 
 
 def check_launch_variables(names: Iterable[str]) -> None:

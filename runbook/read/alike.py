@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nsa.toggles import PREFIX
+
 # What something is, by its kind and its name.
 Facts = dict[tuple[str, str], str]
 
@@ -34,6 +36,15 @@ def env_facts(env: Mapping[str, Any]) -> Facts:
         if "name" in _mapping(toggle):
             facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
     return facts
+
+
+def variable_facts(planned: Mapping[str, str]) -> Facts:
+    """The variables of a planned launch that are no toggles, such as NCCL's."""
+    return {
+        ("toggles", f"variable {name}"): value
+        for name, value in planned.items()
+        if not name.startswith(PREFIX)
+    }
 
 
 def device_facts(devices: Mapping[str, Any] | None) -> Facts:

@@ -6,17 +6,19 @@ a directory of unknown origin are all read by it. `runbook.read.history` keeps w
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
+from runbook.read.blocks import WholeLines
 from runbook.read.shapes import is_count, is_number
 
-_BLOCK_BYTES = 2 << 20
+if TYPE_CHECKING:
+    from runbook.read.columns import Bools, Columns, Floats, Ints
+
 _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()
 _KNOWN = frozenset(Event)
@@ -58,22 +60,18 @@ class RankFold:
     steps_done: int | None = None
     _writer: object = None
 
+    def take_lines(self, block: bytes) -> None:
+        """Fold whole lines in; those that hold no record are counted."""
+        lines = [line for line in block.split(b"\n") if line.strip()]
+        for record in _records(lines):
+            if record is None:
+                self.dropped += 1
+            else:
+                self.take(record)
+
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record in; memory does not grow with the number of records."""
-        event = record.get("event", record.get("msg"))
-        if isinstance(event, str):
-            self.events += 1
-            self.event = event
-        else:
-            self.unnamed += 1
-            self.event = ""
-        self.phase = str(record.get("phase") or self.phase)
-        token, rank = record.get("token"), record.get("rank")
-        if token is not None:
-            self.tokens[str(token)] = None
-        named = whole_number(rank)
-        if named is not None and named != self.rank:
-            self.other_ranks.add(named)
+        self._take_speaker(record)
         self._take_clocks(record)
         self._take_step(record.get("step"))
         if self.event == Event.EXIT:
@@ -83,12 +81,41 @@ class RankFold:
             self.exit_reason = str(record.get("reason") or "")
             self.steps_done = whole_number(record.get("steps_done"))
 
+    def take_many(self, columns: Columns, lines: slice) -> None:
+        """What `take` does with the record of each of these lines, none of which is an exit."""
+        for form, count in columns.forms_in(lines):
+            self._take_speaker(form.record, count)
+        last = columns.forms[columns.form[lines][-1]].record
+        self.event, self.phase = last["event"], last["phase"]
+        writers = columns.each(lines, lambda record: record["pid"])
+        self._take_clock_columns(
+            columns.number("mono")[lines], columns.number("ts")[lines], writers
+        )
+        training = columns.each(lines, lambda record: _is_of_training(record["event"]))
+        self._take_step_column(columns.number("step")[lines], training)
+
+    def _take_speaker(self, record: Mapping[str, Any], count: int = 1) -> None:
+        event = record.get("event", record.get("msg"))
+        if isinstance(event, str):
+            self.events += count
+            self.event = event
+        else:
+            self.unnamed += count
+            self.event = ""
+        self.phase = str(record.get("phase") or self.phase)
+        token, rank = record.get("token"), record.get("rank")
+        if token is not None:
+            self.tokens[str(token)] = None
+        named = whole_number(rank)
+        if named is not None and named != self.rank:
+            self.other_ranks.add(named)
+        if (pid := whole_number(record.get("pid"))) is not None:
+            self.pids[pid] = None
+
     def _take_clocks(self, record: Mapping[str, Any]) -> None:
         writer: Any = record.get("pid")
         mono: Any = record.get("mono")
         now: Any = record.get("ts")
-        if (pid := whole_number(writer)) is not None:
-            self.pids[pid] = None
         if is_number(mono):
             # Each process counts from a beginning of its own, at least after a reboot.
             if self.mono is not None and writer == self._writer and mono < self.mono:
@@ -102,13 +129,41 @@ class RankFold:
                 self.silence_s = max(self.silence_s or 0.0, now - self.ts)
             self.ts = float(now)
 
+    def _take_clock_columns(self, mono: Floats, ts: Floats, writers: Ints) -> None:
+        """`_take_clocks` of records that all have both clocks."""
+        import numpy as np
+
+        if self.mono is not None and int(writers[0]) == self._writer and mono[0] < self.mono:
+            self.clock_back += 1
+        same = writers[1:] == writers[:-1]
+        self.clock_back += int(np.count_nonzero(same & (mono[1:] < mono[:-1])))
+        self.first_mono = float(mono[0]) if self.first_mono is None else self.first_mono
+        self.mono, self._writer = float(mono[-1]), int(writers[-1])
+        pauses = np.diff(ts) if self.ts is None else np.diff(ts, prepend=self.ts)
+        if len(pauses):
+            self.wall_clock_back += int(np.count_nonzero(pauses < 0))
+            self.silence_s = max(self.silence_s or 0.0, float(pauses.max()))
+        self.ts = float(ts[-1])
+
+    def _take_step_column(self, steps: Floats, training: Bools) -> None:
+        """`_take_step` of records that all have a step; which of them are of the training."""
+        import numpy as np
+
+        self.steps_back += int(np.count_nonzero(np.diff(steps, prepend=self.step) < 0))
+        self.step = int(steps[-1])
+        if training.any():
+            own = steps[training]
+            lowest = int(own.min())
+            self.first_step = lowest if self.first_step is None else min(self.first_step, lowest)
+            self.last_step = int(own[-1])
+
     def _take_step(self, value: object) -> None:
         step = whole_number(value)
         if step is None or not 0 <= step <= _MOST_STEPS:
             return
         self.steps_back += step < self.step
         self.step = step
-        if self.event in STEPPING or self.event not in _KNOWN:
+        if _is_of_training(self.event):
             self.first_step = step if self.first_step is None else min(self.first_step, step)
             self.last_step = step
 
@@ -132,21 +187,10 @@ class RankFold:
 
 def fold_file(path: Path, fold: RankFold) -> tuple[str, int]:
     """Fold a whole file in; its digest, and the length of a torn last line."""
-    digest = hashlib.sha256()
-    tail = b""
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            block = tail + block
-            cut = block.rfind(b"\n") + 1
-            tail = block[cut:]
-            lines = [line for line in block[:cut].split(b"\n") if line.strip()]
-            for record in _records(lines):
-                if record is None:
-                    fold.dropped += 1
-                else:
-                    fold.take(record)
-    return digest.hexdigest(), len(tail)
+    lines = WholeLines(path)
+    for block in lines:
+        fold.take_lines(block)
+    return lines.sha256, len(lines.torn)
 
 
 def heartbeats_in(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -170,6 +214,11 @@ def parse_heartbeat(line: bytes) -> Mapping[str, Any] | None:
 def whole_number(value: object) -> int | None:
     """The value if it is an integer of 64 bits; JSON's true and false are none."""
     return value if isinstance(value, int) and is_count(value) else None
+
+
+def _is_of_training(event: str) -> bool:
+    """Whether an event tells the step of the training: also one of another trainer's own."""
+    return event in STEPPING or event not in _KNOWN
 
 
 def heartbeat_files(run_dir: Path) -> dict[int, Path]:

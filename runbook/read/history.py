@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,21 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
 from runbook.read.documents import name_below
+from runbook.read.forms import DIGEST_TEXT
 from runbook.read.heartbeats import STEPPING, RankFold, fold_file, whole_number
 from runbook.read.shapes import EVENTS, is_any_number, shaped
+from runbook.read.table import Table
 from runbook.records.evidence import Effect, RankLog
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from runbook.read.columns import Columns, Forms
 
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
 # Numbers of a step's end, kept as they are.
 _KEPT = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
-_STEP_COLUMNS = ("step", "mono", "ts", "alone", "embedded", "data", *_KEPT)
 _SAID = ("loss", "toks_per_s", "grad_norm")
-_DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
+_ENDED: Mapping[str, type] = {
+    "step": int, "mono": float, "ts": float, "alone": bool, "embedded": float, "data": str,
+    **dict.fromkeys(_KEPT, float),
+}  # fmt: skip
+_PROGRESS: Mapping[str, type] = {"step": int, **dict.fromkeys(_SAID, float)}
+_OWN: Mapping[str, tuple[str, ...]] = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
 
 
 @dataclass(kw_only=True)
@@ -36,10 +43,26 @@ class RankHistory(RankFold):
     counts: Counter[str] = field(default_factory=Counter)
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    ended: list[tuple[Any, ...]] = field(default_factory=list)
-    progress: list[tuple[Any, ...]] = field(default_factory=list)
+    ended: Table = field(default_factory=lambda: Table(_ENDED))
+    progress: Table = field(default_factory=lambda: Table(_PROGRESS))
     misshapen: list[str] = field(default_factory=list)
     _alone: bool = False
+    _forms: Forms | None = None
+
+    def take_lines(self, block: bytes) -> None:
+        """Fold whole lines in: those of one form together, in columns, the others one by one."""
+        from runbook.read.columns import Forms
+
+        self._forms = self._forms or Forms(_for_columns)
+        columns = self._forms.columns(block)
+        if columns is None:
+            super().take_lines(block)
+            return
+        for piece in columns.pieces():
+            if isinstance(piece, slice):
+                self._take_columns(columns, piece)
+            else:
+                super().take_lines(columns.line(piece))
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record in, and keep it if it is a rare one."""
@@ -50,8 +73,32 @@ class RankHistory(RankFold):
         self._take_account(record)
         if self.event == Event.EFFECT:
             self._keep_effect(record)
-        elif self.event not in STEPPING:
+        elif self.event in EVENTS:
             self._keep(self._in_shape(record))
+
+    def _take_columns(self, columns: Columns, lines: slice) -> None:
+        """What `take` does with the record of each of these lines."""
+        import numpy as np
+
+        self.take_many(columns, lines)
+        for form, count in columns.forms_in(lines):
+            self.counts[form.record["event"]] += count
+        ends = columns.each(lines, lambda record: record["event"] == Event.STEP_END)
+        broken = columns.each(lines, lambda record: record["event"] not in _IN_A_STEP)
+        marks = np.flatnonzero(ends | broken)
+        alone = np.concatenate([[self._alone], ends[marks]])
+        self._alone = bool(alone[-1])
+        if ends.any():
+            own: dict[str, Any] = {
+                name: columns.number(name)[lines][ends]
+                for name, kind in _ENDED.items()
+                if kind in (int, float)
+            }
+            own["alone"], own["data"] = alone[:-1][ends[marks]], columns.texts(lines, ends)
+            self.ended.extend(own)
+        said = columns.each(lines, lambda record: record["event"] == Event.PROGRESS)
+        if said.any():
+            self.progress.extend({name: columns.number(name)[lines][said] for name in _PROGRESS})
 
     def _take_account(self, record: Mapping[str, Any]) -> None:
         """What this step says, to be held against the CSV's row of it."""
@@ -62,11 +109,11 @@ class RankHistory(RankFold):
                 when = None  # no clock reads that
             digest = self._digest(record)
             wall = self._number(record, "ts")
-            self.ended.append((self.step, when, wall, self._alone, embedded, digest, *kept))
+            self.ended.add((self.step, when, wall, self._alone, embedded, digest, *kept))
             self._alone = True
         elif self.event == Event.PROGRESS:
             said = (self._number(record, name) for name in _SAID)
-            self.progress.append((self.step, *said))
+            self.progress.add((self.step, *said))
         elif self.event not in _IN_A_STEP:
             self._alone = False
 
@@ -82,7 +129,7 @@ class RankHistory(RankFold):
 
     def _digest(self, record: Mapping[str, Any]) -> str | None:
         value = record.get("data")
-        if value is None or (isinstance(value, str) and _DIGEST.fullmatch(value)):
+        if value is None or (isinstance(value, str) and DIGEST_TEXT.fullmatch(value)):
             return value
         self._misshapen(f"{self.event}.data is no digest: {str(value)[:40]!r}")
         return None
@@ -101,17 +148,10 @@ class RankHistory(RankFold):
 
     def steps_frame(self) -> pd.DataFrame | None:
         """The columns of `RankLog.steps`, or None where no step ended."""
-        import pandas as pd
-
         if not self.ended:
             return None
-        ended = pd.DataFrame(self.ended, columns=_STEP_COLUMNS)
-        said = pd.DataFrame(self.progress, columns=("step", *_SAID))
-        for name in ("mono", "ts", "embedded", *_KEPT):
-            ended[name] = ended[name].astype(float)
-        for name in _SAID:
-            said[name] = said[name].astype(float)
-        return ended.merge(said.drop_duplicates("step"), on="step", how="left")
+        said = self.progress.frame().drop_duplicates("step")
+        return self.ended.frame().merge(said, on="step", how="left")
 
     def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:
@@ -139,6 +179,24 @@ class RankHistory(RankFold):
     def last(self, event: str) -> Mapping[str, Any]:
         """The last record of an event, or an empty one."""
         return self.kept.get(event, [{}])[-1]
+
+
+def _for_columns(record: Mapping[str, Any]) -> bool:
+    """Whether lines like this one say nothing that has to be kept whole or complained about."""
+    event, pid, phase = (record.get(name) for name in ("event", "pid", "phase"))
+    if not isinstance(event, str) or not event or event == Event.EFFECT or event in EVENTS:
+        return False
+    if not isinstance(phase, str) or not phase:
+        return False
+    number = whole_number(pid)
+    if number is None or abs(number) >= 1 << 63:
+        return False
+    own = (record.get(name) for name in _OWN.get(event, ()))
+    digest = record.get("data")
+    is_digest = isinstance(digest, str) and DIGEST_TEXT.fullmatch(digest)
+    return all(value is None or is_any_number(value) for value in own) and (
+        digest is None or bool(is_digest)
+    )
 
 
 def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:

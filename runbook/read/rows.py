@@ -7,19 +7,19 @@ them readable. pandas alone would take a torn `60,...,1` for one token per secon
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from runbook.read.blocks import WholeLines
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
 
-_BLOCK_BYTES = 4 << 20
 _NEWLINE, _COMMA = 10, 44
 _NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
 _LARGEST_EXACT = float(2**53)
@@ -56,11 +56,12 @@ class RowFile:
 class _Reader:
     """State of one pass over a file."""
 
-    def __init__(self, spec: RowSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: RowSpec, size: int) -> None:
+        self.spec, self.size = spec, size
         self.columns: tuple[str, ...] = ()
         self.legacy = False
-        self.frames: list[pd.DataFrame] = []
+        self.numbers: dict[str, _Numbers] = {}
+        self.texts: dict[str, list[pd.Series[str]]] = {}
         self.bad_rows = 0
         self.headers_again = 0
         self.nul_rows = 0
@@ -73,7 +74,16 @@ class _Reader:
         if self.unreadable or not block:
             return
         frame = self._fast(block)
-        self.frames.append(self._slow(block) if frame is None else frame)
+        frame = self._slow(block) if frame is None else frame
+        for name in self._wanted():
+            if name in self.spec.text:
+                self.texts.setdefault(name, []).append(frame[name])
+                continue
+            if name not in self.numbers:
+                kind = "int64" if name in self.spec.whole else "float64"
+                room = len(frame) * self.size // len(block)
+                self.numbers[name] = _Numbers(kind, room + room // 50)
+            self.numbers[name].extend(frame[name].to_numpy())
 
     def _take_header(self, block: bytes) -> bytes:
         line, _, rest = block.partition(b"\n")
@@ -101,10 +111,7 @@ class _Reader:
         import numpy as np
         import pandas as pd
 
-        head = f"{self.spec.key},".encode()
-        if b"\0" in block or block.startswith(head) or b"\n" + head in block:
-            return None
-        if not bool(np.all(_commas_per_line(block) == len(self.columns) - 1)):
+        if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
             return None
         wanted = self._wanted()
         try:
@@ -181,15 +188,42 @@ class _Reader:
         import pandas as pd
 
         wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
-        frames = [frame for frame in self.frames if len(frame)]
-        if frames:
-            result = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
-        else:
-            types = {n: "str" if n in self.spec.text else "float64" for n in wanted}
-            result = pd.DataFrame({name: [] for name in wanted}).astype(types)
-        self.frames.clear()
-        whole = {name: "int64" for name in wanted if name in self.spec.whole}
-        return result[wanted].astype(whole)
+        found: dict[str, Any] = {}
+        for name in wanted:
+            if name in self.spec.text:
+                pieces = self.texts.pop(name, None) or [pd.Series([], dtype="str")]
+                found[name] = pd.concat(pieces, ignore_index=True)
+            else:
+                kind = "int64" if name in self.spec.whole else "float64"
+                found[name] = self.numbers.pop(name, _Numbers(kind, 0)).array
+        return pd.DataFrame(found, columns=wanted, copy=False)
+
+
+class _Numbers:
+    """An array that grows in place, so that a column is in memory once."""
+
+    def __init__(self, kind: str, room: int) -> None:
+        import numpy as np
+
+        self._values = np.empty(room, dtype=kind)
+        self._count = 0
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """What was put in so far."""
+        return self._values[: self._count]
+
+    def extend(self, values: npt.NDArray[np.float64]) -> None:
+        """Append, in the array's own type."""
+        import numpy as np
+
+        end = self._count + len(values)
+        if end > len(self._values):
+            grown = np.empty(2 * end, dtype=self._values.dtype)
+            grown[: self._count] = self.array
+            self._values = grown
+        self._values[self._count : end] = values
+        self._count = end
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:
@@ -197,24 +231,17 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
 
     Raises `OSError` if the file cannot be read at all.
     """
-    reader = _Reader(spec)
-    digest = hashlib.sha256()
-    tail = b""
-    for block in _blocks(path):
-        digest.update(block)
-        block = tail + block
-        cut = block.rfind(b"\n") + 1
-        tail = block[cut:]
-        if cut:
-            reader.feed(block[:cut])
+    reader, lines = _Reader(spec, path.stat().st_size), WholeLines(path)
+    for block in lines:
+        reader.feed(block)
     damage = list(_damage(reader))
     return RowFile(
         frame=reader.frame(),
-        sha256=digest.hexdigest(),
+        sha256=lines.sha256,
         legacy=reader.legacy,
-        dropped=reader.bad_rows + reader.nul_rows + bool(tail),
+        dropped=reader.bad_rows + reader.nul_rows + bool(lines.torn),
         damaged=bool(damage),
-        problems=[*_torn(tail), *damage],
+        problems=[*_torn(lines.torn), *damage],
     )
 
 
@@ -235,19 +262,20 @@ def _damage(reader: _Reader) -> Iterator[str]:
         yield f"{reader.bad_rows} unreadable rows were dropped"
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            yield block
-
-
-def _commas_per_line(block: bytes) -> npt.NDArray[np.int64]:
+def _all_plain(block: bytes, columns: int, key: str) -> bool:
+    """Whether every line has so many fields, and none may be the header again."""
     import numpy as np
 
     data = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
+    starts = np.concatenate([[0], ends[:-1] + 1])
     commas = np.flatnonzero(data == _COMMA)
-    return np.diff(np.searchsorted(commas, ends), prepend=0)
+    if len(commas) != (columns - 1) * len(ends) or (data[starts] == ord(key[0])).any():
+        return False
+    if not len(commas):
+        return True
+    rows = commas.reshape(len(ends), columns - 1)
+    return bool(np.all(rows[:, 0] >= starts) and np.all(rows[:, -1] < ends))
 
 
 def _all_whole(values: npt.NDArray[np.float64]) -> bool:

@@ -105,6 +105,13 @@ class Phase(ABC):
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """The ids of all rows that `judge` returns, so that no row can vanish."""
 
+    def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
+        """The toggles that its arms decide, as the arm has them that stands for all other phases.
+
+        Whoever gives one of them another value is refused: the phase could not have it. Pure.
+        """
+        return {}
+
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:  # noqa: ARG002
         """May a scheduled launch stop after the blocks in `log`? Pure; asked after each block."""
         return False

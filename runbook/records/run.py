@@ -97,7 +97,8 @@ class PhaseRecord(Record):
 class RunRecord(Record):
     """One run of the runbook on one machine.
 
-    `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody.
+    `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody. `settings`
+    is what a person gave; `sources` says of these and of `exports` where each comes from.
     """
 
     schema_version: Literal[1] = 1
@@ -115,6 +116,7 @@ class RunRecord(Record):
     interrupted: bool = False
     command: str
     settings: dict[str, str] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
     required: tuple[str, ...]
@@ -137,6 +139,11 @@ class RunRecord(Record):
         """The required checks whose phases were not asked for."""
         wanted = set(self.required)
         return tuple(one.id for one in self.checks() if one.left_out and one.id in wanted)
+
+    @property
+    def given_by(self) -> dict[str, str]:
+        """The source of each setting that a person gave."""
+        return {name: self.sources[name] for name in self.settings if name in self.sources}
 
     @property
     def invocation(self) -> Invocation:
@@ -195,7 +202,7 @@ class Invocation:
 
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
     pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
-    name or the path of a file, makes it a `runbook launch`, with `config` and `without_go`.
+    name or the path of a file, makes it a `runbook launch`, with `without_go`.
     """
 
     profile: str
@@ -209,7 +216,6 @@ class Invocation:
     reference: str = ""
     head: str = ""
     plan: str = ""
-    config: str = ""
     without_go: bool = False
 
     @classmethod
@@ -230,7 +236,6 @@ class Invocation:
             reference=str(options.get("reference") or ""),
             head=str(options.get("head") or ""),
             plan=str(options.get("plan") or ""),
-            config=str(options.get("config") or ""),
             without_go=bool(options.get("without_go")),
         )
 
@@ -238,7 +243,7 @@ class Invocation:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
         kept = {name: value for name, value in asdict(self).items() if name != "settings"}
         # A run that follows no plan says nothing of plans.
-        return {k: v for k, v in kept.items() if v or k not in ("plan", "config", "without_go")}
+        return {k: v for k, v in kept.items() if v or k not in ("plan", "without_go")}
 
     def line(self, phases: Iterable[str]) -> str:
         """The command that runs these phases in the same way; it leaves out what is default.
@@ -250,7 +255,6 @@ class Invocation:
         if self.plan:
             words = ["runbook", "launch", "--until", named[-1], "--profile", self.profile]
             words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
-            words += ["--config", self.config] if self.config else []
             words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
         changed = {

@@ -1,119 +1,42 @@
 """The failing command again, with one change at a time, until the failure goes away.
 
-The changes are data, `configs/triage/steps.yaml`: a new one is one entry there. What is triaged is
-found in `triage_target`; nothing here judges a run.
+A failure may come and go: a change is believed only when chance alone would hardly look like it.
+What is triaged is found in `triage_target`, the changes in `triage_steps`; nothing here judges a
+run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from math import comb
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import Field, TypeAdapter
-
-from nsa.contract import TRAINING_CSV, NSAError
-from nsa.toggles import TOGGLES, Value
-from runbook.files import data_path, make_private_dir, write_atomic
+from nsa.contract import TRAINING_CSV
+from runbook.files import make_private_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.read import read_training_csv
-from runbook.records import Launch, LaunchResult
-from runbook.records.launch import with_option
-from runbook.records.measurement import Record
+from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.stats import WindowTooShort, last_window
-from runbook.tools.triage_target import Target
+from runbook.tools.triage_steps import STEPS, TriageStep, applied
+from runbook.tools.triage_target import SYMPTOMS, Target
 
+# The command as it was has to fail within so many tries.
+_FIRST_TRIES = 3
+# A step is repeated so often at most, and believed where the exact test of Fisher for two rates
+# of failure says at most this.
+_MOST_TRIES = 6
+_CHANCE = 0.05
+_SHOWN = "shown:"
 _PARITY_TIMEOUT_S = 600.0
 _PARITY_ARGV = (
     "python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_selection_v2_equiv",
     "-k", "equivalence_various_patterns",
 )  # fmt: skip
-
-
-class TriageStep(Record):
-    """One change to the failing command. `set` and `unset` are environment variables.
-
-    `single` runs one process without DDP. `parity` runs the parity tests beside it. `always` runs
-    it although it changes no setting (another port is another attempt).
-    """
-
-    name: str
-    title: str
-    source: str
-    set: dict[str, str] = Field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-    single: bool = False
-    parity: bool = False
-    always: bool = False
-
-    def changes(self, launch: Launch) -> bool:
-        """Does it change anything about this launch?
-
-        A value that a toggle has anyway is no change: run all the same, it could be called the
-        cure of a failure that comes and goes.
-        """
-        now = {name: _value(name, launch.env) for name in (*self.set, *self.unset)}
-        then = {name: _value(name, self.set) for name in now}
-        return now != then or self.always or (self.single and launch.nproc > 1)
-
-    def exports(self) -> list[str]:
-        """Lines for a shell that apply it."""
-        lines = [f"export {name}={value}" for name, value in self.set.items()]
-        return [*lines, *(f"unset {name}" for name in self.unset)]
-
-
-def _value(name: str, env: Mapping[str, str]) -> Value:
-    """What a variable means here: a toggle that is not given has its default."""
-    text, toggle = env.get(name), TOGGLES.get(name)
-    if toggle is None:
-        return text
-    try:
-        return toggle.default if text is None else toggle.parse(text)
-    except NSAError:
-        return text
-
-
-STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(
-    yaml.safe_load((data_path("configs") / "triage" / "steps.yaml").read_text("utf-8"))
-)
-
-
-def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -> Launch:
-    """The launch with one step's change, or as it is (`step` None), for `steps` steps."""
-    env, argv, nproc = dict(launch.env), list(launch.argv), launch.nproc
-    if step is not None:
-        for variable in step.unset:
-            env.pop(variable, None)
-        env.update(step.set)
-        if step.single:
-            argv, nproc = _single(argv), 1
-            env = {k: v for k, v in env.items() if not k.startswith(("NSA_DDP_", "NCCL_"))}
-    return launch.model_copy(
-        update={
-            "name": name,
-            "phase": "triage",
-            "argv": tuple(with_option(argv, "--steps", str(steps))),
-            "env": env,
-            "run_dir": name,
-            "nproc": nproc,
-            "steps": steps,
-            "schedule": None,
-            "purpose": step.title if step else "the failing command as it was",
-        }
-    )
-
-
-def _single(argv: list[str]) -> list[str]:
-    """The same trainer in one process: torchrun and its options become python."""
-    if argv[0] != "torchrun":
-        return argv
-    rest = argv[argv.index("-m") :] if "-m" in argv else argv[1:]
-    return with_option(["python", *rest], "--ddp", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +54,11 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Triage:
-    """All steps that were run. `outcome`: found, nothing_helped, not_reproduced or interrupted."""
+    """All steps that were run, every repetition a row of its own.
+
+    `outcome`: found, nothing_helped, flaky (a step looks good, and chance could look the same),
+    not_reproduced or interrupted.
+    """
 
     outcome: str
     finding: str
@@ -153,9 +80,11 @@ def run_steps(
 ) -> Triage:
     """Run the steps for the target's symptom below `out`, a new folder.
 
-    First the command as it was: a failure that does not come back cannot be triaged. Each step
-    then changes one thing against that command, and the first one under which it works is the
-    finding. Writes `triage.json`. Raises `FileExistsError` if `out` exists.
+    First the command as it was, which has to fail: one that does not come back in three tries
+    cannot be triaged. Each step then changes one thing against that command. One under which it
+    works is repeated, in turn with the command as it was, until chance would look so in at most 5 %
+    of cases, and is the finding then. Writes `triage.json`. Raises `FileExistsError` if `out`
+    exists.
     """
     make_private_dir(out)
     runner = _Runner(
@@ -176,34 +105,82 @@ class _Runner:
     stop: StopRequest
     budgets: Budgets | None
     done: list[StepResult] = field(default_factory=list)
+    # Of every try of the command as it was: did it fail?
+    failed: list[bool] = field(default_factory=list)
+    status: LaunchStatus = LaunchStatus.NOT_RUN
 
     def run(self, tell: Callable[[StepResult], None]) -> Triage:
-        for number, step in enumerate((None, *STEPS[self.target.symptom])):
-            result = self._try(step, f"{number}-{step.name if step else 'as_it_was'}")
-            self.done.append(result)
-            tell(result)
+        for number in range(_FIRST_TRIES):
+            first = self._told(tell, None, f"0-as_it_was{_numbered(number)}")
             if self.stop.requested:
-                return self._ended("interrupted", f"interrupted by {self.stop.requested}")
-            if result.outcome == "helped" and step is None:
-                return self._ended("not_reproduced", f"it did not fail again: {result.detail}")
-            if result.outcome == "helped" and step is not None:
-                finding = f"it goes away with: {step.title} ({step.source}); {result.detail}"
-                return self._ended("found", finding, exports=self._exports(step))
-        return self._ended("nothing_helped", f"no step helped; as it was: {self.done[0].detail}")
+                return self._interrupted()
+            if first.outcome != "helped":
+                break
+        else:
+            tries = f"{_FIRST_TRIES} tries"
+            return self._ended("not_reproduced", f"not again in {tries}: {first.detail}")
+        symptom = self.target.symptom
+        if symptom != "throughput":
+            symptom = SYMPTOMS.get(self.status, "failure")
+        for place, step in enumerate(STEPS[symptom], start=1):
+            name = f"{place}-{step.name}"
+            result = self._told(tell, step, name)
+            verdict = self._repeated(tell, step, name) if result.outcome == "helped" else ""
+            if self.stop.requested:
+                return self._interrupted()
+            if verdict:
+                finding = f"{step.title} ({step.source}); {verdict}"
+                if verdict.startswith(_SHOWN):
+                    finding = f"it goes away with: {finding}"
+                    return self._ended("found", finding, exports=self._exports(step))
+                return self._ended("flaky", f"it comes and goes, also without: {finding}")
+        return self._ended("nothing_helped", f"no step helped; as it was: {first.detail}")
+
+    def _repeated(self, tell: Callable[[StepResult], None], step: TriageStep, name: str) -> str:
+        """What the repetitions say of a step that helped once; empty if it failed after all."""
+        for again in range(1, _MOST_TRIES + 1):
+            tries, fails = len(self.failed), sum(self.failed)
+            chance = comb(tries, fails) / comb(tries + again, fails)
+            counted = f"{fails} of {tries} tries failed as it was, 0 of {again} with it"
+            if chance <= _CHANCE:
+                return f"{_SHOWN} {counted}"
+            if again == _MOST_TRIES:
+                return f"not shown: {counted}, which chance alone does in {chance:.0%} of cases"
+            self._told(tell, None, f"{name}-without{_numbered(again)}")
+            if self.stop.requested:
+                return ""
+            result = self._told(tell, step, f"{name}{_numbered(again)}")
+            if self.stop.requested or result.outcome != "helped":
+                return ""
+        return ""
+
+    def _told(
+        self, tell: Callable[[StepResult], None], step: TriageStep | None, name: str
+    ) -> StepResult:
+        result = self._try(step, name)
+        if step is None:
+            self.failed.append(result.outcome != "helped")
+        self.done.append(result)
+        tell(result)
+        return result
+
+    def _interrupted(self) -> Triage:
+        return self._ended("interrupted", f"interrupted by {self.stop.requested}")
 
     def _exports(self, step: TriageStep) -> tuple[str, ...]:
         command = applied(step, self.target.launch, name="x", steps=self.target.steps)
-        return tuple(step.exports()) or (f"# {pasteable(command).line}",)
+        return tuple(step.exports(self.target.launch)) or (f"# {pasteable(command).line}",)
 
     def _ended(self, outcome: str, finding: str, *, exports: tuple[str, ...] = ()) -> Triage:
         return Triage(outcome=outcome, finding=finding, exports=exports, steps=tuple(self.done))
 
     def _try(self, step: TriageStep | None, name: str) -> StepResult:
         if step is not None and not step.changes(self.target.launch):
-            what = "the command does this already"
+            what = "it would change nothing"
             return _said(step, "skipped", what, self.target.launch)
         launch = applied(step, self.target.launch, name=name, steps=self.target.steps)
         result = self._launch(launch)
+        self.status = result.status
         helped, detail = self._judge(launch, result)
         if step is not None and step.parity:
             detail = f"{detail}; parity tests: {self._parity(f'{name}-parity')}"
@@ -222,7 +199,7 @@ class _Runner:
     def _judge(self, launch: Launch, result: LaunchResult) -> tuple[bool, str]:
         if not result.ok:
             return False, f"{result.status.value}: {result.cause}"
-        if self.target.symptom == "failure":
+        if self.target.symptom != "throughput":
             return True, f"all {launch.steps} steps done"
         floor = self.target.floor_toks_per_s or 0.0
         path = self.out / launch.run_dir / TRAINING_CSV
@@ -261,3 +238,7 @@ def _said(
         command=pasteable(launch).line,
         run_dir=run_dir,
     )
+
+
+def _numbered(again: int) -> str:
+    return f"-again{again}" if again else ""

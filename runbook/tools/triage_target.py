@@ -16,7 +16,9 @@ from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 _TIMEOUT_S = 900.0
-_STEPS = {"failure": 30, "throughput": 80}
+# What a failure is triaged as, by how the launch ended; else `failure`.
+SYMPTOMS = {LaunchStatus.NON_FINITE: "non_finite", LaunchStatus.OUT_OF_MEMORY: "memory"}
+_STEPS = {"failure": 30, "non_finite": 30, "memory": 30, "throughput": 80}
 _BEYOND = 10
 _RANKS = 2
 _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
@@ -85,7 +87,7 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
         steps = max((rank.steps_done or 0 for rank in result.ranks), default=0)
-        return _target(launch, "failure", floor, why, steps)
+        return _target(launch, SYMPTOMS.get(result.status, "failure"), floor, why, steps)
     for phase in record.phases:
         trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
         for check in phase.checks if trainers else ():

@@ -54,7 +54,7 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
         "NSA_PREFILL_BATCHED=1",
         "NSA_SEL_RANGES_V2=1",
         "NSA_DDP_COMPRESS=bf16",
-        "NSA_DDP_BUCKET_MB=50",
+        "NSA_DDP_BUCKET_MB=25",
         "NCCL_ALGO=Ring",
         "NCCL_PROTO=Simple",
         "--dataset synthetic",
@@ -211,9 +211,8 @@ def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.yaml").write_text(
-        "extends: cpu\nname: mine\ntitle: mine\nconfig: ./none.yaml\n", encoding="utf-8"
+        "extends: cpu\nname: mine\ntitle: mine\ntrainer: no_such_trainer\n", encoding="utf-8"
     )
-    (tmp_path / "none.yaml").write_text("model: {dim: 3}\n", encoding="utf-8")
     words = ("run", "--dry-run", "--measure", "--profile", "mine.yaml", "--phase", "baseline")
     ended = runbook(*words, cwd=tmp_path)
     assert ended.code == 3 and "nothing could be measured here: " in ended.err

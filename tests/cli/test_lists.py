@@ -78,13 +78,13 @@ def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
 
 
 def test_toggles_in_this_shell(tmp_path: Path) -> None:
-    """Read by what is started by hand: `runbook run` takes none of them, and nothing says so."""
+    """Read by what is started by hand and by `runbook run`, and the note says over what."""
     ended = inside("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
     assert ended.code == 0
     *lines, note = ended.out.splitlines()
     assert "IN FORCE" not in ended.out and "IN THIS SHELL*" in lines[0]
-    assert note.startswith("* read by what you start by hand here")
-    assert note.endswith("`runbook run` takes toggles from the profile and --set NAME=value only")
+    assert note.startswith("* read by the trainer and `runbook watch` started here, and by")
+    assert note.endswith("it goes over the profile and under --set NAME=value")
     rows = {line.split()[0]: line.split()[1:3] for line in lines[1:]}
     assert rows["NSA_DDP_BUCKET_MB"] == ["50", "environment"]
     assert rows["NSA_OPT_FUSED"] == ["1", "environment"]
@@ -97,7 +97,7 @@ def test_toggles_for_machines(tmp_path: Path) -> None:
 
     ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
     document = json.loads(ended.out)
-    assert "`runbook run` takes toggles from the profile and --set" in document["note"]
+    assert "it goes over the profile and under --set NAME=value" in document["note"]
     rows = {row["name"]: row for row in document["toggles"]}
     assert set(rows) == set(TOGGLES)
     assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -166,6 +167,22 @@ def test_a_tool_that_cannot_be_ended_is_not_waited_for() -> None:
     stuck = run_tool(["sh", "-c", "setsid sleep 20 & wait"], timeout_s=0.5)
     assert stuck.problem == "sh: no answer within 0.5 s, and it does not end"
     assert time.monotonic() - began < 10
+
+
+def test_an_interrupt_stays_one_when_the_tool_ends_by_itself_meanwhile() -> None:
+    """Python waits a quarter of a second for a child when it is interrupted, and reaps it then."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for seconds in ("0.3", "30"):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                run_tool(["sleep", seconds], timeout_s=60)
+    finally:
+        signal.signal(signal.SIGALRM, earlier)
 
 
 def test_a_tool_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

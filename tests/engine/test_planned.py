@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,12 @@ from runbook.records import Launch
 
 EVERY_PROFILE = ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
 SAFE = "NSA_DDP_SAFE_MODE=1"
+# What a phase decides for itself, so that a run of all phases cannot have it.
+DECIDED = {
+    *("NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1", "NSA_WINDOW=varlen", "NSA_WINDOW=masked"),
+    *("NSA_SDPA_AUDIT=0", "NSA_NVTX=0", "NSA_OPT_FUSED=1"),
+    *("NSA_DISABLE_CSV_LOGS=1", "NSA_TEST_SEL_PACK=0"),
+}
 
 
 def refusal(*settings: str, profile: str = "cpu", phases: str = "all", **options: object) -> str:
@@ -29,12 +36,32 @@ def refusal(*settings: str, profile: str = "cpu", phases: str = "all", **options
 
 
 @pytest.mark.parametrize("profile", EVERY_PROFILE)
-def test_a_profile_and_a_setting_that_exclude_each_other(profile: str) -> None:
-    text = refusal(SAFE, profile=profile, phases="baseline,long_run")
-    assert f"{SAFE} (--set) and NSA_DDP_COMPRESS=bf16 (profile {profile}) exclude" in text
-    assert "leave out --set NSA_DDP_SAFE_MODE or add --set NSA_DDP_COMPRESS=off" in text
-    assert "(planned in baseline, long_run)" in text
-    prepare(RunOptions(profile=profile, phases="baseline", settings=(SAFE, "NSA_DDP_COMPRESS=off")))
+def test_the_safe_mode_overrides_the_profile_and_says_so(profile: str) -> None:
+    setup = prepare(RunOptions(profile=profile, phases="baseline", settings=(SAFE,)))
+    assert setup.settings.toggles["NSA_DDP_COMPRESS"] == "off"
+    assert setup.sources["NSA_DDP_COMPRESS"] == "safe mode (--set)"
+    assert all(one.env["NSA_DDP_COMPRESS"] == "off" for one in setup.planned)
+    assert "NSA_DDP_COMPRESS=off" in setup.options.settings  # so a rerun is the same
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed", "text"),
+    [
+        ({}, (SAFE, "NSA_DDP_COMPRESS=bf16"), "NSA_DDP_COMPRESS=bf16"),
+        ({"NSA_DDP_SAFE_MODE": "1", "NSA_DDP_COMPRESS": "bf16"}, (), "NSA_DDP_COMPRESS=bf16"),
+        (
+            {"NSA_DDP_SAFE_MODE": "1"},
+            ("NSA_OPT_FUSED=1",),
+            "NSA_DDP_SAFE_MODE=1 (shell) and NSA_OPT_FUSED=1 (--set) exclude each other: "
+            "unset NSA_DDP_SAFE_MODE or leave out --set NSA_OPT_FUSED (planned in baseline)",
+        ),
+    ],
+)
+def test_what_is_asked_for_beside_or_over_the_safe_mode_contradicts_it(
+    shell: dict[str, str], typed: tuple[str, ...], text: str
+) -> None:
+    found = refusal(*typed, phases="baseline", shell=shell)
+    assert "exclude each other" in found and text in found
 
 
 def test_one_process_without_ddp_has_no_use_for_either() -> None:
@@ -49,7 +76,7 @@ def test_one_process_without_ddp_has_no_use_for_either() -> None:
     ],
 )
 def test_an_arm_that_cannot_run_under_a_setting(phase: str, other: str) -> None:
-    text = refusal(SAFE, "NSA_DDP_COMPRESS=off", phases=phase)
+    text = refusal(SAFE, phases=phase)
     assert f"{SAFE} (--set) and {other} exclude each other" in text
     assert f"name the phases without {phase} (--phase)" in text
 
@@ -98,7 +125,7 @@ def test_the_dry_run_says_so_too_and_starts_nothing(
     for more in (("--dry-run",), ()):
         assert main(["run", *more, "--profile", "cpu", "--set", SAFE]) == 2
         shown = capsys.readouterr()
-        assert shown.out == "" and "NSA_DDP_COMPRESS=bf16 (profile cpu)" in shown.err
+        assert shown.out == "" and "NSA_OPT_FUSED=1 (arm fused of phase fused_adamw)" in shown.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,8 +165,12 @@ def test_what_is_planned_is_what_the_trainer_accepts(
                         accepted_by_the_trainer(launch)
                     except NSAError as error:
                         pytest.fail(f"{setting}, {launch.phase}/{launch.name}: {error}")
+    no_board = set() if importlib.util.find_spec("tensorboard") else {"NSA_TB_DISABLE=0"}
     on_cuda = set(NEEDS_CUDA) if profile == "cpu" else set()
-    assert refused == {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1", *on_cuda}
+    never = {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1"}
+    # That profile asks for graphs of whole layers, which exclude these.
+    graphs = {"NSA_COMPILE=graphs", "NSA_SEL_RANGES_V2=0"} if profile == "h200x1" else set()
+    assert refused == {*never, *on_cuda, *DECIDED, *no_board, *graphs}
 
 
 def test_what_needs_a_cuda_device() -> None:
@@ -147,5 +178,74 @@ def test_what_needs_a_cuda_device() -> None:
     assert "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device" in text
     assert "leave out --set NSA_COMPILE" in text
     assert "NSA_LIGER=1 (--set): its kernels need" in refusal("NSA_LIGER=1", phases="baseline")
-    prepare(RunOptions(profile="h200x1", phases="baseline", settings=("NSA_COMPILE=graphs",)))
+    other = "a100x2_pcie4"  # whose profile asks for no graphs of layers
+    prepare(RunOptions(profile=other, phases="baseline", settings=("NSA_COMPILE=graphs",)))
     prepare(RunOptions(profile="cpu", phases="baseline", settings=("NSA_COMPILE=dense",)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "phase", "own"),
+    [
+        ("NSA_DDP_BUCKET_MB=7", "bucket_sweep", "0.25"),
+        ("NSA_OPT_FUSED=1", "fused_adamw", "0"),
+        ("NSA_SDPA_NO_FLASH=1", "sdpa_audit", "0"),
+        ("NSA_WINDOW=varlen", "sdpa_audit", "auto"),
+        ("NSA_NVTX=0", "nvtx", "1"),
+        ("NSA_DISABLE_CSV_LOGS=1", "baseline", "0"),
+        ("NSA_TEST_SEL_PACK=0", "v2_parity", "1"),
+    ],
+)
+def test_what_a_phase_decides_itself_is_refused_and_never_ignored(
+    setting: str, phase: str, own: str
+) -> None:
+    text = refusal(setting, phases=phase)
+    assert f"{setting} (--set) cannot be had where a phase itself decides it ({own})" in text
+    assert f"leave out --set {setting.partition('=')[0]}" in text and phase in text
+    name, _, value = setting.partition("=")
+    assert f"unset {name}" in refusal(phases=phase, shell={name: value})
+
+
+def test_the_control_of_a_comparison_may_be_given() -> None:
+    prepare(RunOptions(profile="cpu", phases="bucket_sweep", settings=("NSA_DDP_BUCKET_MB=1.0",)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("NSA_SCALER_BACKOFF_FACTOR=0.25",), "only fp16 has a gradient scaler"),
+        (
+            ("NSA_LR=0.1", "train.lr=0.2"),
+            "NSA_LR=0.1 (--set) and train.lr=0.2 (--set) are the same",
+        ),
+        (
+            ("NSA_SDPA_FLASH_ONLY=1", "runtime.use_flash=false"),
+            "NSA_SDPA_FLASH_ONLY=1 (--set) and runtime.use_flash=false exclude each other",
+        ),
+        (("runtime.use_triton_sel=true",), "no Triton kernel for the selected branch"),
+        (("runtime.device=cuda",), "the profile cpu is for cpu"),
+        (("CONFIG=no_such.yaml",), "CONFIG (--set): no trainer config 'configs/no_such.yaml'"),
+        (("TORCH_NCCL_TRACE_BUFFER_SIZ=1",), "the installed torch reads no such variable"),
+    ],
+)
+def test_what_the_config_and_the_installed_torch_cannot_do(
+    settings: tuple[str, ...], text: str
+) -> None:
+    assert text in refusal(*settings, phases="baseline")
+
+
+def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name)
+    )
+    text = refusal("NSA_TB_DISABLE=0", phases="baseline")
+    assert (
+        "the package tensorboard is not installed here; pip install 'nsa-runbook[tensorboard]'"
+        in text
+    )
+
+
+def test_a_config_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("model: {dimm: 3}\n", encoding="utf-8")
+    text = refusal(phases="baseline", shell={"CONFIG": str(tmp_path / "mine.yaml")})
+    assert "model.dimm: no such key" in text and "train: missing" in text

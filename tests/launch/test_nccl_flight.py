@@ -102,7 +102,7 @@ def test_the_rank_that_did_not_come_is_to_blame_and_not_the_one_that_was_aborted
     paths = [write_dump(tmp_path, rank, steps(9 - (rank == late))) for rank in (0, 1)]
     end = End(status=LaunchStatus.CRASHED, cause=TIMEOUT, culprit_rank=0)
     ranks = [RankState(rank=rank, path=tmp_path / "x") for rank in (0, 1)]
-    exact, files, _ = bundle(tmp_path, ranks, end, token=TOKEN, console=[])
+    exact, files, _ = bundle(tmp_path, ranks, end, token=TOKEN, console=[], load=None)
     assert exact.culprit_rank == late
     assert exact.cause == f"rank {late} did not come to collective 19 ({TIMEOUT})"
     assert set(paths) <= set(files)
@@ -112,7 +112,7 @@ def test_equal_records_accuse_nobody_else(tmp_path: Path) -> None:
     for rank in (0, 1):
         write_dump(tmp_path, rank, steps(9))
     end = End(status=LaunchStatus.CRASHED, cause=TIMEOUT, culprit_rank=0)
-    assert bundle(tmp_path, [], end, token=TOKEN, console=[])[0] == end
+    assert bundle(tmp_path, [], end, token=TOKEN, console=[], load=None)[0] == end
 
 
 class Harmful:

@@ -16,20 +16,20 @@ PHASES = registry.phases()
 
 
 def test_a_clearly_better_bucket_wins_and_is_chosen() -> None:
-    judgement = judged("bucket_sweep", {"25": 1.1e5, "50": 1e5, "100": 1e5})
+    judgement = judged("bucket_sweep", {"25": 1e5, "50": 1.1e5, "100": 1e5})
     best = get(judgement, "bucket_sweep.best")
     assert best.outcome is Outcome.PASS and best.reason.startswith("WINNER")
     assert "stays" not in best.reason
-    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "50"}
     assert best.measurement is not None and best.measurement.interval is not None
 
 
 def test_equal_buckets_tie_and_the_configured_one_stays_whatever_the_documented_rule_says() -> None:
-    judgement = judged("bucket_sweep", {"25": 1.0005e5, "50": 1e5, "100": 1e5})
+    judgement = judged("bucket_sweep", {"25": 1e5, "50": 1.0005e5, "100": 1e5})
     best = get(judgement, "bucket_sweep.best")
     assert best.outcome is Outcome.PASS and best.reason.startswith("TIE")
-    assert "the configured 50 MB stays" in best.reason
-    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "50"}
+    assert "the configured 25 MB stays" in best.reason
+    assert judgement.choices == {"NSA_DDP_BUCKET_MB": "25"}
     assert "by the documented rule alone" in judgement.notes[0]
 
 

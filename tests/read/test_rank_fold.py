@@ -109,7 +109,7 @@ def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> N
 def test_lines_that_only_look_like_records_are_dropped_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr("runbook.read.heartbeats._BLOCK_BYTES", block)
+    monkeypatch.setattr("runbook.read.blocks._BLOCK_BYTES", block)
     path = tmp_path / "x"
     path.write_text(beat("boot") + "{no json}\n" + "\n" + beat("step_end", step=1) + '{"event')
     fold = RankFold(rank=0)

@@ -115,7 +115,7 @@ def test_rows_of_several_blocks_are_all_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Two blocks, the header in the first of them, and each row in one of its own."""
-    monkeypatch.setattr("runbook.read.rows._BLOCK_BYTES", block)
+    monkeypatch.setattr("runbook.read.blocks._BLOCK_BYTES", block)
     rows = read(tmp_path, HEAD + "1,a,1,1\n2,a,1,1\n3,a,1,1\n")
     assert rows.frame["step"].tolist() == [1, 2, 3]
     assert rows.frame.index.tolist() == [0, 1, 2]

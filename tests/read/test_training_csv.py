@@ -151,5 +151,5 @@ def test_blocks_of_the_file_do_not_change_what_is_read(
 ) -> None:
     text = training(40)
     whole = read(tmp_path, text).frame
-    monkeypatch.setattr("runbook.read.rows._BLOCK_BYTES", 37)
+    monkeypatch.setattr("runbook.read.blocks._BLOCK_BYTES", 37)
     pd.testing.assert_frame_equal(read(tmp_path, text).frame, whole)

@@ -181,7 +181,7 @@ def test_one_rank_that_hung_left_what_it_has_to(hang: Any, tmp_path: Path) -> No
     kept = LaunchResult.model_validate_json((folder / "result.json").read_bytes())
     lines, _ = read_console(folder / "console.log")
     end = End(status=kept.status, cause=kept.cause, culprit_rank=kept.culprit_rank)
-    told, _, _ = bundle(folder, [], end, token=kept.run_token, console=lines)
+    told, _, _ = bundle(folder, [], end, token=kept.run_token, console=lines, load=None)
     assert told.status is LaunchStatus.HUNG and told.cause.startswith("hang: rank 0 silent for")
     result = kept.model_copy(update={"cause": told.cause, "run_token": ""})
     assert judge(hang, result, folder, ranks=1) == []

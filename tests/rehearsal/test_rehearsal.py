@@ -97,8 +97,12 @@ def test_the_page_has_every_machine_and_its_rows() -> None:
         assert set(machine.stopped_by) <= set(re.split(", ", row[5]))
 
 
-def test_the_page_says_that_nothing_was_measured() -> None:
-    assert "Nothing on this page was measured on a GPU" in PAGE.read_text(encoding="utf-8")
+def test_the_page_says_that_nothing_of_it_was_measured() -> None:
+    before, _, after = PAGE.read_text(encoding="utf-8").partition(
+        "**Nothing from here on was measured on a GPU.**"
+    )
+    assert "# Measured" in before and "rehearsal: begin" not in before
+    assert "# Measured" not in after and "rehearsal: begin" in after
     assert "NOT A MEASUREMENT" in (package.__doc__ or "")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import shlex
 import subprocess
@@ -17,34 +16,13 @@ from phases.playbook import BY_REASON, BY_TOPIC
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
-from runbook.records import RunRecord
 from tests.cli.shell import inside
+from tests.reports.printed import commands_of, is_command
 from tests.reports.records import NAMES, record_called
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo")
 # The rehearsal is no command: its record says so, and no page may turn it into one.
 NO_COMMAND = {"rehearsal"}
-
-
-def commands_of(record: RunRecord) -> dict[str, None]:
-    """Every line of a shell block, and every code span that begins with a program."""
-    found: dict[str, None] = {}
-    for fmt in ("md", "details"):
-        for token in MarkdownIt("commonmark").enable("table").parse(render(record, fmt)):
-            if token.type == "fence":
-                found |= dict.fromkeys(token.content.splitlines())
-            spans = (inner for inner in token.children or [] if inner.type == "code_inline")
-            found |= dict.fromkeys(span.content for span in spans if _is_command(span.content))
-    page = render(record, "html")
-    for block in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL):
-        found |= dict.fromkeys(html.unescape(block).splitlines())
-    spans = map(html.unescape, re.findall(r"<code>(.*?)</code>", page))
-    return found | dict.fromkeys(filter(_is_command, spans))
-
-
-def _is_command(text: str) -> bool:
-    return text.partition(" ")[0] in PROGRAMS and " " in text
 
 
 def check_command(line: str) -> None:
@@ -95,7 +73,7 @@ def test_a_command_that_does_not_work_is_found(line: str) -> None:
 
 def told_by_remedies() -> Iterator[str]:
     for text in (*BY_TOPIC.values(), *BY_REASON.values()):
-        yield from filter(_is_command, re.findall(r"`([^`]+)`", text))
+        yield from filter(is_command, re.findall(r"`([^`]+)`", text))
 
 
 @pytest.mark.parametrize("line", sorted(set(told_by_remedies())))

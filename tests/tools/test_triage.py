@@ -12,14 +12,16 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
-from runbook.records import Launch
+from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.scene import drill_launch
-from runbook.tools.triage import STEPS, applied, run_steps
+from runbook.tools.triage import run_steps
+from runbook.tools.triage_steps import STEPS, TriageStep, applied
 from runbook.tools.triage_target import Target, find_target
 from tests.launch.helpers import FAST, fake_launch
 
-SMOKE = Path(__file__).parents[2] / "configs" / "cpu_smoke.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+SMOKE = CONFIGS / "cpu_smoke.yaml"
 
 
 def target(launch: Launch, **changes: object) -> Target:
@@ -29,8 +31,15 @@ def target(launch: Launch, **changes: object) -> Target:
 
 def test_the_steps_are_those_of_the_requirements() -> None:
     assert [step.name for step in STEPS["failure"]] == [
-        "compression_off", "static_graph_off", "find_unused", "nccl_debug", "sdpa_no_flash",
-        "v2_off", "fused_unset", "single_gpu",
+        "compression_off", "static_graph_off", "find_unused", "nccl_debug", "logging_off",
+        "synthetic_data", "sdpa_no_flash", "v2_off", "fused_unset", "safe_mode", "single_gpu",
+    ]  # fmt: skip
+    assert [step.name for step in STEPS["non_finite"]] == [
+        "lower_lr", "compression_off", "sdpa_no_flash", "v2_off", "fused_unset", "synthetic_data",
+        "safe_mode", "single_gpu",
+    ]  # fmt: skip
+    assert [step.name for step in STEPS["memory"]] == [
+        "smaller_sequence", "more_accumulation", "checkpointing",
     ]  # fmt: skip
     assert [step.name for step in STEPS["throughput"]] == [
         "bucket_50", "flash_allowed", "tracing_off", "aux_stats_off",
@@ -48,7 +57,8 @@ def test_one_change_at_a_time_against_the_failing_command() -> None:
         kept = {k: v for k, v in base.env.items() if k not in (*step.set, *step.unset)}
         if step.single:
             kept = {k: v for k, v in kept.items() if not k.startswith("NSA_DDP_")}
-        assert changed.env == kept | dict(step.set), step.name
+        safe = {"NSA_DDP_COMPRESS": "off", "NSA_OPT_FUSED": "0"} if step.name == "safe_mode" else {}
+        assert changed.env == kept | safe | dict(step.set), step.name
     assert applied(None, base, name="x", steps=7).env == base.env
 
 
@@ -91,7 +101,8 @@ def test_targets(tmp_path: Path) -> None:
 def test_a_failure_that_does_not_come_back_is_not_triaged(tmp_path: Path) -> None:
     triage = run_steps(target(fake_launch()), tmp_path / "t", budgets=FAST)
     assert triage.outcome == "not_reproduced"
-    assert [step.name for step in triage.steps] == ["as_it_was"]
+    assert [step.name for step in triage.steps] == ["as_it_was"] * 3
+    assert triage.finding.startswith("not again in 3 tries: ")
 
 
 def test_nothing_helps_and_every_step_is_on_record(tmp_path: Path) -> None:
@@ -138,7 +149,13 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(
     document = json.loads(capsys.readouterr().out)
     assert code == 0, document
     assert document["outcome"] == "found"
-    assert [r["outcome"] for r in document["steps"]] == ["failed", "failed", "helped"]
+    outcomes = [r["outcome"] for r in document["steps"]]
+    assert outcomes == [
+        "failed",
+        "failed",
+        "helped",
+        *["failed", "helped"] * (len(outcomes) // 2 - 1),
+    ]
     assert document["steps"][-1]["name"] == "static_graph_off"
     assert "export NSA_DDP_STATIC_GRAPH=0" in document["exports"]
 
@@ -147,7 +164,8 @@ def test_dry_run_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["triage", "--dry-run", str(SMOKE), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in document["steps"]] == [r.name for r in STEPS["failure"]]
-    assert document["steps"][6]["note"].startswith("skipped")
+    notes = {row["name"]: row["note"] for row in document["steps"]}
+    assert notes["fused_unset"].startswith("skipped") and notes["synthetic_data"]
     assert main(["triage", "nonsense.yaml"]) == 2
 
 
@@ -159,9 +177,9 @@ every try runs with a copy of the config in which train.seq_len=64
 1. buckets of 50 MiB [requirement T1]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {start} {end}
 2. flash kernel not disabled [requirement T1]
-   skipped: the command does this already
+   skipped: it would change nothing
 3. no NVTX, no TensorBoard, no audit [requirement T1]
-   skipped: the command does this already
+   skipped: it would change nothing
 4. no auxiliary statistics [requirement N1]
    NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 NSA_DISABLE_AUX_STATS=1 {start} {end}
 """
@@ -211,7 +229,7 @@ def test_a_switch_that_is_zero_is_not_set() -> None:
 )
 def test_a_step_that_equals_the_defaults_does_not_run(name: str, changed: dict[str, str]) -> None:
     """Static graph 0, find-unused 0 and tracing off ran over a flaky fault, and were its cure."""
-    (step,) = (step for steps in STEPS.values() for step in steps if step.name == name)
+    step = next(step for steps in STEPS.values() for step in steps if step.name == name)
     bare = fake_launch().model_copy(update={"env": {}})
     if name not in ("find_unused", "compression_off"):
         assert not step.changes(bare)
@@ -221,3 +239,114 @@ def test_a_step_that_equals_the_defaults_does_not_run(name: str, changed: dict[s
     for variable in step.unset:
         done.pop(variable, None)
     assert not step.changes(bare.model_copy(update={"env": done}))
+
+
+def production(**env: str) -> Launch:
+    """A launch of the production config, as a profile plans it."""
+    return find_target(CONFIGS / "m7c_125m_2xa100_production.yaml").launch.model_copy(
+        update={"env": env}
+    )
+
+
+def step_of(symptom: str, name: str) -> TriageStep:
+    return next(step for step in STEPS[symptom] if step.name == name)
+
+
+def test_numbers_follow_flag_variable_and_config() -> None:
+    shorter = step_of("memory", "smaller_sequence")
+    assert shorter.numbers(production()) == {"NSA_SEQ_LEN": "1024"}
+    assert applied(shorter, production(), name="x", steps=3).env["NSA_SEQ_LEN"] == "1024"
+    assert not shorter.changes(production(NSA_SEQ_LEN="512"))
+    flagged = production()
+    flagged = flagged.model_copy(update={"argv": (*flagged.argv, "--seq-len", "4096")})
+    changed = applied(shorter, flagged, name="x", steps=3)
+    assert changed.argv[changed.argv.index("--seq-len") + 1] == "1024"
+    assert "NSA_SEQ_LEN" not in changed.env
+    lower = step_of("non_finite", "lower_lr")
+    assert lower.numbers(production()) == {"NSA_LR": "2e-05"}
+    assert lower.numbers(production(NSA_LR="0.5")) == {"NSA_LR": "0.05"}
+    assert not lower.changes(production(NSA_LR="0"))
+
+
+def test_half_a_batch_needs_a_sequence_for_every_rank() -> None:
+    more = step_of("memory", "more_accumulation")
+    assert not more.changes(production())  # two sequences for two ranks
+    wider = production(NSA_BATCH_SIZE="4", NSA_ACCUM="3")
+    assert more.numbers(wider) == {"NSA_BATCH_SIZE": "2", "NSA_ACCUM": "6"}
+
+
+def test_checkpointing_and_data_are_changed_where_they_differ() -> None:
+    on = step_of("memory", "checkpointing")
+    changed = applied(on, production(), name="x", steps=3)
+    assert changed.env["NSA_DDP_DISABLE_GC"] == "0"
+    assert changed.config_overrides == {"runtime.gradient_checkpointing": True}
+    assert not on.changes(production(NSA_DDP_DISABLE_GC="0"))  # the config has it
+    data = step_of("failure", "synthetic_data")
+    assert not data.changes(production())
+    streamed = production()
+    words = ["fineweb_edu" if word == "synthetic" else word for word in streamed.argv]
+    streamed = streamed.model_copy(update={"argv": tuple(words)})
+    assert applied(data, streamed, name="x", steps=30).argv == (*production().argv, "--steps", "30")
+
+
+def test_the_safe_mode_comes_with_what_it_overrides() -> None:
+    safe = step_of("failure", "safe_mode")
+    launch = production(NSA_DDP_COMPRESS="bf16", NSA_DDP_STATIC_GRAPH="1")
+    wanted = {"NSA_DDP_COMPRESS": "off", "NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_SAFE_MODE": "1"}
+    assert applied(safe, launch, name="x", steps=3).env == wanted
+    assert set(safe.exports(launch)) == {f"export {k}={v}" for k, v in wanted.items()}
+
+
+class Rates:
+    """A trainer that fails in a given order, as it was and with a change."""
+
+    def __init__(self, without: str, with_it: str) -> None:
+        self.left = {True: list(without), False: list(with_it)}
+
+    def __call__(self, launch: Launch, *_: object, **__: object) -> LaunchResult:
+        base = launch.purpose == "the failing command as it was"
+        fails = self.left[base].pop(0) == "f"
+        status = LaunchStatus.CRASHED if fails else LaunchStatus.COMPLETED
+        return LaunchResult(status=status, cause="a test" if fails else "", duration_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("without", "with_it", "outcome", "text"),
+    [
+        ("fff", "ooo", "found", "shown: 3 of 3 tries failed as it was, 0 of 3 with it"),
+        ("fofff", "ooooo", "found", "shown: 4 of 5 tries failed as it was, 0 of 5 with it"),
+        ("fooooo", "oooooo", "flaky", "1 of 6 tries failed as it was, 0 of 6 with it"),
+        ("ooo", "", "not_reproduced", "not again in 3 tries"),
+        ("off" + "f" * 9, "of" + "f" * 9, "nothing_helped", "no step helped"),
+    ],
+)
+def test_a_change_is_believed_where_chance_would_hardly_look_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, with_it: str, outcome: str,
+    text: str,
+) -> None:  # fmt: skip
+    """The order of the ends is given, which no real launch allows."""
+    monkeypatch.setattr("runbook.tools.triage.run_launch", Rates(without, with_it))
+    one = step_of("failure", "compression_off")
+    monkeypatch.setitem(STEPS, "failure", (one,))
+    triage = run_steps(target(production()), tmp_path / "t")
+    assert triage.outcome == outcome and text in triage.finding
+    assert bool(triage.exports) == (outcome == "found")
+
+
+def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSA_DDP_BUCKET_MB", "7")
+    words = ["triage", "--profile", "a100x2_pcie4", "--dry-run"]
+    assert main(words) == 0
+    shown = capsys.readouterr()
+    assert "NSA_DDP_BUCKET_MB=7" in shown.out
+    assert "set NSA_DDP_BUCKET_MB=7 (shell, over 25 of the profile)" in shown.err
+    launch = fake_launch(env={"NSA_DDP_BUCKET_MB": "1"})
+    (tmp_path / "launch.json").write_text(
+        json.dumps({"launch": json.loads(launch.model_dump_json())})
+    )
+    assert main(["triage", str(tmp_path), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert "NSA_DDP_BUCKET_MB=1 " in shown.out
+    assert "keeps its variables: NSA_DDP_BUCKET_MB=7 here, 1 in the run" in shown.err

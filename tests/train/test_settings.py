@@ -56,6 +56,19 @@ def test_the_production_config_is_the_documented_one() -> None:
     assert parameter_count(plan.model_config()) == pytest.approx(78.4e6, rel=0.001)
 
 
+def test_the_config_of_125m_has_them() -> None:
+    named = ["--config", str(CONFIGS / "m7c_125m_gpt2_2xa100.yaml")]
+    plan = plan_launch(named, {})
+    assert parameter_count(plan.model_config()) == pytest.approx(125e6, rel=0.005)
+    other = plan_launch(["--config", str(CONFIGS / "m7c_125m_2xa100_production.yaml")], {})
+    mine, theirs = plan.config.model_dump(), other.config.model_dump()
+    differ = {
+        f"{section}.{key}" for section in mine for key in mine[section]
+        if mine[section][key] != theirs[section][key]
+    }  # fmt: skip
+    assert differ == {"model.mlp_ratio", "data.tokenizer", "train.out_dir"}
+
+
 def test_tuned_config_is_batch_4_without_accumulation() -> None:
     train = load_config(CONFIGS / "m7c_125m_2xa100_production_tuned.yaml").config.train
     assert (train.batch_size, train.accumulate_grad_batches) == (4, 1)

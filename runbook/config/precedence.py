@@ -1,0 +1,171 @@
+"""Whose value a variable of a run has: the one owner of that order.
+
+A later layer wins: the profile, a preset, the caller's shell, `--set`. What a person gave, in
+whichever layer, is kept with its source, so that a run can be repeated from its record alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa import torch_env
+from nsa.contract import CONFIG_VARIABLE
+from nsa.toggles import PREFIX, meaning, safe_mode_changes
+from runbook.config.settings import (
+    NCCL_FAMILIES,
+    Settings,
+    is_passed_on,
+    variable_problems,
+    word,
+)
+from runbook.errors import UsageError
+from runbook.files import data_path
+
+if TYPE_CHECKING:
+    from runbook.config.presets import Preset
+    from runbook.config.profile import Profile
+
+TYPED = "--set"
+SHELL = "shell"
+PRESET = "preset"
+SAFE_MODE = "NSA_DDP_SAFE_MODE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    source: str
+    values: Mapping[str, str]
+    config: str = ""
+
+
+def shell_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a shell that are settings of a run, sorted by name.
+
+    What a launch gets from its machine anyway (CUDA_VISIBLE_DEVICES, a network interface) is none.
+    """
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if _is_setting(name) and not is_passed_on(name) and (value or name != CONFIG_VARIABLE)
+    }
+
+
+def _is_setting(name: str) -> bool:
+    families = (PREFIX, *NCCL_FAMILIES)
+    return name.startswith(families) or name in torch_env.TORCH_VARIABLES or name == CONFIG_VARIABLE
+
+
+def gathered(
+    profile: Profile, typed: Settings, *, shell: Mapping[str, str], preset: Preset | None = None
+) -> Settings:
+    """Everything that a person gave for this run, each with its source.
+
+    The safe mode overrides what a lower layer sets against it; beside such a value of its own layer
+    or of a higher one it is a contradiction, which planning refuses. Raises UsageError that lists
+    every unknown variable and bad value of the shell.
+    """
+    in_shell = {name: value for name, value in shell.items() if name != CONFIG_VARIABLE}
+    if problems := [f"in this shell: {text}" for text in variable_problems(in_shell)]:
+        raise UsageError(problems)
+    layers = [
+        _Layer(source=SHELL, values=in_shell, config=shell.get(CONFIG_VARIABLE, "")),
+        _Layer(source=TYPED, values=typed.toggles, config=typed.config),
+    ]
+    if preset is not None:
+        named = f"{PRESET} {preset.name}"
+        layers.insert(0, _Layer(source=named, values=preset.variables, config=preset.config))
+    toggles: dict[str, str] = {}
+    sources: dict[str, str] = dict.fromkeys(typed.config_overrides, TYPED)
+    config = ""
+    for layer in layers:
+        values = _by_todays_name(layer.values)
+        overridden = _by_safe_mode(layer, profile, toggles)
+        toggles |= {**overridden, **values}
+        sources |= dict.fromkeys(overridden, f"safe mode ({layer.source})")
+        sources |= dict.fromkeys(values, layer.source)
+        if layer.config:
+            config, sources[CONFIG_VARIABLE] = layer.config, layer.source
+    return replace(typed, toggles=toggles, config=config and config_name(config), sources=sources)
+
+
+def _by_todays_name(values: Mapping[str, str]) -> dict[str, str]:
+    """An old name that stands alone is the new one, which a lower layer may have set."""
+    alias = torch_env.ALIASES
+    return {
+        (alias[name] if name in alias and alias[name] not in values else name): value
+        for name, value in values.items()
+    }
+
+
+def _by_safe_mode(layer: _Layer, profile: Profile, below: Mapping[str, str]) -> dict[str, str]:
+    """What the layer's safe mode changes of what the layers below it set."""
+    if meaning(SAFE_MODE, layer.values) is not True:
+        return {}
+    changes: dict[str, str] = {}
+    for phase in profile.phases.values():
+        under = {name: one.value for name, one in {**profile.env, **phase.env}.items()}
+        changes |= safe_mode_changes({**under, **below})
+    return {name: value for name, value in changes.items() if name not in layer.values}
+
+
+def config_name(text: str) -> str:
+    """A trainer config as a profile names it: a shipped one by its name, else the whole path."""
+    path, name = Path(text), text.removeprefix("configs/")
+    shipped = data_path("configs") / name
+    if not path.is_file():
+        return name if shipped.is_file() else text
+    if shipped.is_file() and shipped.read_bytes() == path.read_bytes():
+        return name
+    return str(path.absolute())
+
+
+def with_config(profile: Profile, config: str) -> Profile:
+    """The profile with another trainer config, for all ranks and for one."""
+    if config in ("", profile.config):
+        return profile
+    return profile.model_copy(update={"config": config, "config_single": config})
+
+
+def words(settings: Settings) -> tuple[str, ...]:
+    """The settings as `KEY=VALUE` words, by which `--set` asks for the same again."""
+    return tuple(f"{name}={value}" for name, value in flat(settings).items())
+
+
+def flat(settings: Settings) -> dict[str, str]:
+    """Every setting as text, by name."""
+    overrides = {name: word(value) for name, value in settings.config_overrides.items()}
+    config = {CONFIG_VARIABLE: settings.config} if settings.config else {}
+    return {**settings.toggles, **overrides, **config}
+
+
+def told(
+    settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
+) -> Iterator[str]:
+    """Each setting with its source and what it replaces of the profile's variables, in words."""
+    notes = {row.name: row.note for row in torch_env.plan(settings, uses_nccl=True)[0]}
+    for name, value in settings.items():
+        before = profile.get(name)
+        parts = [sources.get(name, TYPED)]
+        if before is not None:
+            same = meaning(name, profile) == meaning(name, settings)
+            parts.append("as in the profile" if same else f"over {before} of the profile")
+        parts += [notes[name]] if notes.get(name) else []
+        yield f"{name}={value} ({', '.join(parts)})"
+
+
+def differing(
+    settings: Mapping[str, str], sources: Mapping[str, str], shell: Mapping[str, str]
+) -> Iterator[str]:
+    """How a shell differs now from what a run that goes on was given, in words."""
+    for name, value in shell.items():
+        held = settings.get(name)
+        if held is None:
+            yield f"{name}={value} here, not given to the run"
+        elif held != (config_name(value) if name == CONFIG_VARIABLE else value):
+            yield f"{name}={value} here, {held} in the run"
+    for name, source in sources.items():
+        if source == SHELL and name not in shell:
+            yield f"{name} is not set here, {settings.get(name, '')} in the run"

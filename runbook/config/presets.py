@@ -1,0 +1,84 @@
+"""A preset: variables that belong together, each with its value and the requirement behind it.
+
+The shipped ones are `configs/presets/*.yaml`. A profile that names one runs with its variables, so
+that what is measured and what the documents launch have one owner.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from nsa.settings import load_strict
+from nsa.toggles import TOGGLES
+from runbook.config.extends import merged
+from runbook.config.profile import Sourced
+from runbook.config.settings import variable_problems
+from runbook.errors import UsageError, did_you_mean
+from runbook.files import data_path
+from runbook.records.measurement import Record
+
+
+class Preset(Record):
+    """`config` is the trainer config that it is meant for, if not the profile's.
+
+    `replaced` says of variables that the documents type what stands in their place.
+    """
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    title: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    config: str = ""
+    env: dict[str, Sourced]
+    replaced: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables as an environment."""
+        return {name: one.value for name, one in self.env.items()}
+
+    def meaning(self, name: str) -> str:
+        """What a variable of it means: the toggle's own words, else what the preset says."""
+        return TOGGLES[name].meaning if name in TOGGLES else self.env[name].meaning
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the shipped presets, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_preset(name: str) -> Preset:
+    """A shipped preset. Raises UsageError that lists every wrong key and value."""
+    document = _document(name)
+    try:
+        preset = Preset.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        raise UsageError([f"preset {name}: {text}" for text in found]) from error
+    if problems := variable_problems(preset.variables):
+        raise UsageError([f"preset {name}: {text}" for text in problems])
+    return preset
+
+
+def _folder() -> Path:
+    return data_path("configs") / "presets"
+
+
+def _document(name: str) -> dict[str, Any]:
+    """The preset's document; `extends` puts it over another one, and null drops a key."""
+    names = preset_names()
+    if name not in names:
+        raise UsageError(
+            f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
+        )
+    data, problems = load_strict((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    if not problems and not isinstance(data, dict):
+        problems = ["expected a mapping of keys"]
+    if problems:
+        raise UsageError([f"preset {name}: {problem}" for problem in problems])
+    base = data.pop("extends", None)
+    return merged(_document(base), data) if isinstance(base, str) else dict(data)

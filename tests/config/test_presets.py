@@ -1,0 +1,80 @@
+"""Presets: every variable with its meaning and requirement, and one owner of what is launched."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nsa.toggles import SAFE_MODE, TOGGLES, meaning
+from runbook.cli import main
+from runbook.config import load_profile
+from runbook.config.presets import load_preset, preset_names
+from runbook.errors import UsageError
+
+# What the production runbook makes mandatory and the cheatsheet bakes in, under today's names.
+MANDATORY = {
+    "NSA_PREFILL_BATCHED": "1", "NSA_SEL_RANGES_V2": "1", "NSA_DDP_COMPRESS": "bf16",
+    "NSA_DDP_BUCKET_MB": "25", "NSA_DDP_STATIC_GRAPH": "1", "NSA_DDP_FIND_UNUSED": "0",
+    "NSA_DDP_DISABLE_GC": "1", "NSA_DISABLE_AUX_STATS": "1",
+    "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_IB_DISABLE": "1",
+    "PYTORCH_ALLOC_CONF": "max_split_size_mb:256,expandable_segments:True",
+}  # fmt: skip
+
+
+def test_these_presets_are_shipped() -> None:
+    assert preset_names() == ("production", "safe", "tuned", "validated")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_variable_has_a_meaning_and_a_requirement(name: str) -> None:
+    preset = load_preset(name)
+    for variable, one in preset.env.items():
+        assert preset.meaning(variable), variable
+        assert re.match(r"requirements? [A-Z]+\d", one.source), variable
+
+
+def test_what_is_mandatory_is_in_the_preset_and_in_every_gpu_profile() -> None:
+    assert load_preset("validated").variables == MANDATORY
+    for name in ("a100x2_pcie3", "a100x2_pcie4"):
+        assert load_profile(name).variables == MANDATORY
+    pcie, several = {"NCCL_ALGO", "NCCL_PROTO"}, {"NCCL_IB_DISABLE"}
+    for name in ("a100x2_nvlink", "h100x2_nvlink", "h200x2_nvlink"):
+        left = MANDATORY.keys() - pcie
+        assert load_profile(name).variables == {key: MANDATORY[key] for key in left}
+    for name in ("a100x1", "h100x1", "h200x1"):
+        left = MANDATORY.keys() - pcie - several
+        variables = load_profile(name).variables
+        variables.pop("NSA_CUDA_GRAPHS")  # what one host thread needs on these cards
+        assert variables == {key: MANDATORY[key] for key in left}
+
+
+def test_production_is_what_is_validated_with_the_board_on_and_the_csv_off() -> None:
+    more = {"NSA_TB_DISABLE": "0", "NSA_DISABLE_CSV_LOGS": "1"}
+    assert load_preset("production").variables == MANDATORY | more
+    tuned = load_preset("tuned")
+    assert tuned.variables == MANDATORY
+    assert tuned.config == "m7c_125m_2xa100_production_tuned.yaml"
+
+
+def test_the_safe_preset_spells_out_what_the_safe_mode_means() -> None:
+    variables = load_preset("safe").variables
+    assert {name: meaning(name, variables) for name in SAFE_MODE} == SAFE_MODE
+    assert set(variables) == {"NSA_DDP_SAFE_MODE", *SAFE_MODE}
+
+
+def test_a_preset_that_is_not_there() -> None:
+    with pytest.raises(UsageError, match=r"no preset 'prod'.*there are: production, safe"):
+        load_preset("prod")
+
+
+def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toggles", "--preset", "production"]) == 0
+    shown = capsys.readouterr().out
+    for name, value in MANDATORY.items():
+        assert f"export {name}={value}" in shown
+        assert name not in TOGGLES or TOGGLES[name].meaning in shown
+    assert "NSA_USE_FA2" in shown and "torch's SDPA" in shown
+    assert main(["toggles", "--preset", "tuned"]) == 0
+    assert "export CONFIG=configs/m7c_125m_2xa100_production_tuned.yaml" in capsys.readouterr().out
+    assert main(["toggles", "--preset", "fast"]) == 2

@@ -1,0 +1,135 @@
+"""What the caller's shell has is honored, listed before the start and kept; never ignored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import runbook.engine
+from runbook.cli import main
+from runbook.config.precedence import shell_settings
+from runbook.engine import RunOptions, plan_all
+from runbook.engine.options import Setup, prepare, setup_of_record
+from runbook.engine.outputs import render
+from runbook.engine.run import run_setup
+from runbook.errors import UsageError
+from runbook.launch.observer import Observer
+from runbook.records import RunRecord
+from tests.cli.shell import inside
+from tests.engine.toys import Toy, profile, run
+
+EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB": "0.25"}
+WORDS = ("--profile", "cpu", "--phase", "baseline")
+
+
+def test_a_dry_run_lists_and_plans_with_them(tmp_path: Path) -> None:
+    ended = inside("run", "--dry-run", *WORDS, "--set", "NSA_DDP_BUCKET_MB=1", cwd=tmp_path,
+                  **EXPORTED)  # fmt: skip
+    assert (ended.code, ended.err) == (0, "")
+    for line in (
+        "# set      NSA_OPT_FUSED=1 (shell)",
+        "# set      NCCL_NET_GDR_LEVEL=2 (shell)",
+        "# set      NSA_DDP_BUCKET_MB=1 (--set, over 0.5 of the profile)",
+        "# differs  settings changed (",
+    ):
+        assert line in ended.out
+    assert "NSA_OPT_FUSED=1" in ended.out.splitlines()[-3]
+    assert "# set" not in inside("run", "--dry-run", *WORDS, cwd=tmp_path).out
+
+
+def test_a_dry_run_for_machines_names_the_source_of_every_variable(tmp_path: Path) -> None:
+    ended = inside("run", "--dry-run", "--json", *WORDS, cwd=tmp_path, **EXPORTED)
+    document = json.loads(ended.out)
+    assert document["settings"] == EXPORTED
+    assert document["sources"]["NSA_OPT_FUSED"] == "shell"
+    assert document["sources"]["NSA_DDP_COMPRESS"] == "profile cpu"
+    for launch in document["phases"][0]["launches"]:
+        assert EXPORTED.items() <= launch["env"].items()
+
+
+def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    ended = inside("run", *WORDS, cwd=tmp_path, NSA_DDP_BUKET_MB="7")
+    assert ended.code == 2 and list(tmp_path.iterdir()) == []
+    assert "in this shell: NSA_DDP_BUKET_MB: no such toggle (did you mean" in ended.err
+
+
+def test_a_run_lists_them_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(options: RunOptions, **_: object) -> None:
+        assert "set NSA_OPT_FUSED=1 (shell)" in capsys.readouterr().err
+        raise UsageError("the test stops here")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NSA_OPT_FUSED", "1")
+    monkeypatch.setattr(runbook.engine, "run_plan", refuse)
+    assert main(["run", *WORDS]) == 2
+
+
+def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
+    """A finished run of a toy under a shell's variables."""
+    setup = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path, shell=EXPORTED,
+                               settings=("train.seed=3",)))  # fmt: skip
+    toy = (Toy("baseline"),)
+    required = profile(toy).required
+    setup = replace(
+        setup, phases=toy, planned=(),
+        profile=setup.profile.model_copy(update={"required": required}),
+    )  # fmt: skip
+    record = run_setup(setup, observer=Observer())
+    return record, setup
+
+
+def test_record_report_and_rerun_keep_them_with_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, setup = kept(tmp_path)
+    assert record.settings == {**EXPORTED, "train.seed": "3"}
+    assert {record.sources[name] for name in EXPORTED} == {"shell"}
+    assert record.sources["train.seed"] == "--set"
+    # The toy chooses a bucket, and a person gave one: that one was launched.
+    assert record.exports["NSA_DDP_BUCKET_MB"] == "0.25"
+    report = render(record, "md").replace("\\", "")
+    assert "Set by hand: NSA_OPT_FUSED=1 (shell)" in report
+    assert "NSA_DDP_BUCKET_MB=0.25 (shell, over 0.5 of the profile)" in report
+    assert "settings changed (" in record.headline
+    line = record.invocation.line(["baseline"])
+    assert "--set NSA_OPT_FUSED=1" in line and "--set NCCL_NET_GDR_LEVEL=2" in line
+    again = setup_of_record(record, profile=setup.profile)
+    assert (again.given, again.settings.sources) == (record.settings, record.given_by)
+
+    monkeypatch.setenv("NSA_OPT_FUSED", "0")
+    main(["run", "--resume", str(tmp_path / record.run_id)])
+    said = capsys.readouterr().err
+    assert "this run keeps the variables that it began with: NSA_OPT_FUSED=0 here, 1 in" in said
+    assert "NCCL_NET_GDR_LEVEL is not set here, 2 in the run" in said
+
+
+def test_another_config_is_another_configuration(tmp_path: Path) -> None:
+    plain = prepare(RunOptions(profile="a100x2_pcie4", phases="baseline"))
+    tuned = "configs/m7c_125m_2xa100_production_tuned.yaml"
+    options = RunOptions(profile="a100x2_pcie4", phases="baseline", shell={"CONFIG": tuned})
+    setup = prepare(options)
+    assert setup.profile_sha256() != plain.profile_sha256()
+    assert {launch.config for launch in setup.planned} == {tuned}
+    assert [launches for _, launches in plan_all(options)]
+
+
+def test_two_runs_under_other_variables_are_not_alike() -> None:
+    from runbook.read.alike import SAME, unlike, variable_facts
+
+    ring, tree = variable_facts({"NCCL_ALGO": "Ring"}), variable_facts({"NCCL_ALGO": "Tree"})
+    ((kind, name, *_),) = unlike(ring, tree, absent="absent")
+    assert kind in SAME and name == "variable NCCL_ALGO"
+
+
+def test_what_a_shell_passes_on_anyway_is_no_setting() -> None:
+    assert shell_settings({"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "lo"}) == {}
+
+
+def test_without_anything_given_nothing_is_listed(tmp_path: Path) -> None:
+    record, _ = run(tmp_path, Toy("baseline"))
+    assert record.settings == {} and "Set by hand" not in render(record, "md")
