@@ -1,6 +1,6 @@
 """What the harness costs: a run of phases against its launches, run bare, in processor time.
 
-    python benchmarks/harness_cost.py [--rounds 3] [--phase LIST] [--steps-scale X] [--profile cpu]
+    python -m benchmarks.harness_cost [--rounds 3] [--phase LIST] [--steps-scale X] [--profile cpu]
 
 A is `runbook run --phase LIST`; B are the launches that A started, one after the other: the same
 words and variables, as A's launch.json files have them, each in a folder of its own. A and B take

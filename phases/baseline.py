@@ -11,6 +11,7 @@ from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
 from phases.common.curves import losses, marks, throughputs
 from phases.common.gpu_samples import balance, headroom, on_gpus, utilisation
+from phases.common.launches import first_problem
 from phases.common.measure import rank_value
 from phases.common.plausible import alike
 from phases.common.proofs import effect_problem, proof_text
@@ -28,7 +29,7 @@ from phases.common.rates import (
     throughput,
 )
 from phases.common.rows import Row, RowPhase
-from phases.common.training import first_problem, toggles_row, training_rows
+from phases.common.training import toggles_row, training_rows
 from phases.limits import (
     ACCEPTED_LOSS,
     FLAKY_LAUNCHES,

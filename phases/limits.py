@@ -7,6 +7,7 @@ line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
 from __future__ import annotations
 
 from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse
+from runbook.config.profile import MOST_OF_PEAK
 from runbook.records import Comparator
 
 
@@ -135,9 +136,6 @@ RATE_TOLERANCE = 0.01
 # Half-width of what one more baseline launch may give: the worst launch-to-launch noise of a
 # healthy machine, so that three lucky launches do not make every later one invalid.
 CONTROL_LEAST = 0.05
-# A card's clocks and timers keep to its specification within a percent or two: what is faster than
-# this share of what it allows was not measured.
-MOST_OF_PEAK = 1.03
 # Smaller matrices do not fill these cards, and smaller copies stay in their caches (L2: 40 MB of an
 # A100, 50 MB of an H100 or H200, by the data sheets).
 LEAST_MATRIX, LEAST_COPY_MIB = 4096, 256

@@ -1,23 +1,51 @@
 """What to do about each kind of failure: requirements T1 to T15 and C5, as data.
 
-Each begins with the first thing to try. A finding that names its topic takes that one's remedy: it
-knows the fault, such as the end of a launch. Any other row that is not PASS takes the remedy of its
-own topic if there is one, else that of its reason.
+Each begins with the first thing to try, and has parts that are said only where they fit: advice on
+GPUs, NCCL, several ranks or bf16 is none where there are none. A finding that names its topic takes
+that one's remedy: it knows the fault, such as the end of a launch. Any other row that is not PASS
+takes the remedy of its own topic if there is one, else that of its reason.
 """
 
 from __future__ import annotations
 
+from phases.common.machine_remedies import MACHINE
+from phases.common.situation import (
+    Remedy,
+    Situation,
+    cpu,
+    gpu,
+    in_bf16,
+    in_full,
+    long,
+    nccl,
+    one_gpu,
+    pcie,
+    several,
+    short,
+    told,
+)
 from runbook.records import Reason
 
-BY_TOPIC: dict[str, str] = {
+# A process writes them only if it is asked to.
+_DUMPS = "with --set NSA_MEM_DUMP_EVERY=20 read in {folder}/mem_*.json what grows"
+
+_TRAINING: dict[str, Remedy] = {
     "environment": (
-        "correct what the message names on this machine (driver, torch, devices, network), or "
-        "choose the profile of this machine (runbook profiles); the trainer itself was not tested"
+        "correct what the message names on this machine, or choose its profile (runbook profiles); "
+        "the trainer itself was not tested"
     ),
     # Requirements T1 and C5.
     "throughput": (
-        "set NSA_DDP_BUCKET_MB=50, keep flash enabled (no NSA_SDPA_NO_FLASH), switch tracing and "
-        "TensorBoard off; on PCIe keep the batch at 2 and raise NSA_ACCUM instead"
+        nccl("set NSA_DDP_BUCKET_MB=50"),
+        one_gpu(
+            "a GPU that idles waits for the host that feeds it: the nvtx phase names what the host "
+            "does; replay the layers (NSA_CUDA_GRAPHS=1) and set NSA_OPT_FUSED=1"
+        ),
+        gpu("keep flash enabled (no NSA_SDPA_NO_FLASH)"),
+        cpu("keep NSA_PREFILL_BATCHED=1, and see that nothing else takes the CPUs (top)"),
+        "switch tracing and TensorBoard off",
+        pcie("on PCIe keep the batch at 2 and raise NSA_ACCUM instead"),
+        one_gpu("raise train.batch_size as far as memory_headroom allows"),
     ),
     "busy": (
         "end the other work on this machine (top shows it), or run when it is quiet; times of two "
@@ -25,8 +53,9 @@ BY_TOPIC: dict[str, str] = {
     ),
     # Requirements T2 and T7.
     "stall": (
-        "read the stacks and the last heartbeats of the culprit rank; send SIGUSR1 to a live rank "
-        "for more; run again on another port with NCCL_DEBUG=INFO for a short window"
+        "read the stacks and the last heartbeats of the culprit rank",
+        "while it hangs again, `runbook stacks` takes the stacks of every rank",
+        nccl("run again on another port with NCCL_DEBUG=INFO for a short window"),
     ),
     "frozen": (
         "look at what holds the process: the state in incident.json (T: stopped by a signal or a "
@@ -96,8 +125,12 @@ BY_TOPIC: dict[str, str] = {
         "branches are exercised; only rank 0 logs it"
     ),
     "kernels": (
-        "compare with NSA_SDPA_NO_FLASH=1 and check torch, driver and the profile's expected "
-        "kernels; a fallback costs speed, two unusable paths are a no-go"
+        gpu(
+            "compare with NSA_SDPA_NO_FLASH=1 and check torch, driver and the profile's expected "
+            "kernels"
+        ),
+        cpu("check torch's build and the profile's expected kernels"),
+        "a fallback costs speed, two unusable paths are a no-go",
     ),
     # Requirement N4.
     "nvtx": (
@@ -110,29 +143,42 @@ BY_TOPIC: dict[str, str] = {
     ),
     # Requirements S4 and S5.
     "scaling": (
-        "capture an nvtx run of both sides; sweep the buckets; check PCIe width and NCCL's choice "
-        "of ring, and that both sides ran the same batch, checkpointing and toggles"
+        "capture an nvtx run of both sides",
+        "sweep the buckets",
+        pcie("check the PCIe width"),
+        nccl("check NCCL's choice of ring"),
+        cpu("give each rank cores of its own"),
+        "check that both sides ran the same batch, checkpointing and toggles",
     ),
     # Requirement T12.
     "memory": (
-        "reduce train.seq_len to 1024, accumulate more, or allow gradient checkpointing under DDP "
-        "with NSA_DDP_DISABLE_GC=0; look at mem_*.json for what grows"
+        long("reduce train.seq_len to 1024"),
+        short("reduce train.seq_len"),
+        "accumulate more (NSA_ACCUM)",
+        several("allow gradient checkpointing under DDP with NSA_DDP_DISABLE_GC=0"),
+        _DUMPS,
     ),
     "host_memory": (
-        "free memory of the host, not of the GPU: end other processes, raise the container's "
-        "memory limit, use fewer loader workers or ranks; the kernel killed the process"
+        gpu("free memory of the host, not of the GPU"),
+        "end other processes, raise the container's memory limit, or use fewer ranks: the kernel "
+        "killed the process",
     ),
     "leak": (
-        "find what grows from step to step in mem_*.json and in the report's memory curve: a list "
-        "that keeps tensors or losses with their graphs, a cache, a loader's queue; a smaller "
-        "batch only delays it"
+        "find what grows from step to step: a list that keeps tensors or losses with their graphs, "
+        "a cache, a loader's queue",
+        _DUMPS,
+        "a smaller batch only delays it",
     ),
     # Requirement E1.
     "prefill": "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
     # Requirements G5 and T15.
     "loss": (
-        "run the phase with train.lr lowered (NSA_LR) and bf16 off (runtime.precision=fp32); a "
-        "loss that is not finite in bf16 is a no-go"
+        "run the phase with train.lr lowered (NSA_LR)",
+        in_bf16(
+            "then with bf16 off (runtime.precision=fp32): a loss that is not finite in bf16 is a "
+            "no-go"
+        ),
+        in_full("read in {folder}/training.csv where loss and grad_norm leave their course"),
     ),
     "plausible": (
         "do not use these numbers; check which config, data and trainer really ran (env.json) "
@@ -155,10 +201,13 @@ BY_TOPIC: dict[str, str] = {
         "equations; do not train until it agrees"
     ),
     "self_test": (
-        "attention.self_test in env.json has the errors by tensor: check the GPU (ECC, Xid), the "
-        "driver and torch's build; NSA_WINDOW=masked trains without that kernel, and says so"
+        "attention.self_test in env.json has the errors by tensor",
+        gpu(
+            "check the GPU (ECC, Xid), the driver and torch's build; NSA_WINDOW=masked trains "
+            "without that kernel, and says so"
+        ),
     ),
-    "untested": (
+    "untested": gpu(
         "leave NSA_SELF_TEST at auto and NSA_PREFILL_BATCHED at 1, so that the trainer holds "
         "attention on this GPU against the equations, at its own length and type, before it trains"
     ),
@@ -167,15 +216,16 @@ BY_TOPIC: dict[str, str] = {
         "and resume from a checkpoint before the collapse"
     ),
     "steady": (
-        "look for the change point in training.csv: data stalls (fetch_s), checkpoints, clocks "
-        "and temperature of the GPUs, other processes"
+        "look for the change point in training.csv: data stalls (fetch_s), checkpoints, other "
+        "processes",
+        gpu("then clocks and temperature of the GPUs"),
     ),
     "data": (
         "run with --dataset synthetic to isolate, then raise --loader-timeout moderately and use a "
         "local cache (--dataset local --local-path)"
     ),
     "sanity": "read the failing assertion in junit.xml; do not train until it passes",
-    "test_device": (
+    "test_device": gpu(
         "let torch see the GPU (row preflight.cuda), then run the phase again: on a CPU these "
         "tests run other kernels than training does"
     ),
@@ -183,73 +233,11 @@ BY_TOPIC: dict[str, str] = {
         "run the phase again by its own command, whose plugin nsa.tests.told_device records each "
         "test's device in junit.xml; look there at who wrote the file"
     ),
-    "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
-    "hardware": "choose the profile of this machine (runbook profiles), or run on the right one",
-    "cuda": (
-        "`nvidia-smi -L` lists the GPUs: if it finds none, go to a machine that has them, or take "
-        "--profile cpu; if it does, install a torch that was built for CUDA and a driver that can "
-        "run it, and leave the GPUs visible (CUDA_VISIBLE_DEVICES)"
-    ),
-    "driver": (
-        "update the driver to the version that the row names, or install a torch that was built "
-        "for an older CUDA (pytorch.org, previous versions)"
-    ),
-    "mig": (
-        "pin whole GPUs with CUDA_VISIBLE_DEVICES, or switch MIG off on an idle GPU with "
-        "`sudo nvidia-smi -i INDEX -mig 0`"
-    ),
-    "extra_gpus": (
-        "pin the GPUs of the profile, such as CUDA_VISIBLE_DEVICES=0,1, so that no other one counts"
-    ),
-    "gpu_state": (
-        "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
-        "with CUDA_VISIBLE_DEVICES"
-    ),
-    "card": (
-        "train on another card: this one is slower than its kind, whatever the settings are. Look "
-        "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "
-        "CLOCK,POWER,TEMPERATURE,PERFORMANCE) and at its ECC counters; reset or replace it"
-    ),
-    "power": (
-        "give the card its own power limit and clocks back (as root: `nvidia-smi -i INDEX -pl "
-        "WATTS` with the default that the row names, `-rgc` and `-rac`), or ask who set them and "
-        "why; then run the phase again"
-    ),
-    "ceilings": (
-        "do not use these numbers: the profile is not the one of this card or link (runbook "
-        "profiles), or ceilings.json was not written by nsa.ceilings on it; compare with "
-        "hardware.peaks of the profile, and run preflight again"
-    ),
-    "link": (
-        "look at the link, not at the settings: generation and width under load (nvidia-smi -q -d "
-        "PCIE), nvidia-smi topo -m and nvlink -s, the slot, ACS and IOMMU; NCCL_DEBUG=INFO shows "
-        "the path between the ranks"
-    ),
-    "overlap": (
-        "the link would allow more: sweep NSA_DDP_BUCKET_MB, set NSA_DDP_COMPRESS=bf16 and "
-        "NSA_DDP_STATIC_GRAPH=1, leave NCCL_ALGO and NCCL_PROTO unset for a run, and look in an "
-        "nvtx run for work of the host between the steps"
-    ),
-    "devices": (
-        "do not use these numbers; do what the Xid or the counter asks for (reset the GPU, reboot, "
-        "cool or reseat it, field diagnostics), end the other process, then run the phase again; "
-        "to read the kernel log run as root or set kernel.dmesg_restrict=0"
-    ),
-    "devices_told": (
-        "the numbers stand; watch what the row names (a counter that grows from run to run is a "
-        "card to be looked at). To read the kernel log run as root or set kernel.dmesg_restrict=0"
-    ),
-    "host_settings": (
-        "do what the row says beside each setting; none of them decides, but numbers of machines "
-        "that are set up differently are not alike"
-    ),
     "resume": (
         "compare the two launches' env.json (config, toggles, software, notes): data position, "
         "random states, optimizer or schedule were not restored as they were; do not start a run "
         "that has to survive an interruption"
     ),
-    "disk": "free space there (df -h), or write elsewhere with --out",
-    "variables": "correct or unset the variables named; `runbook toggles` lists the known ones",
     "reference": (
         "pin another reference in configs/nightly.yaml: a good commit whose trainer still runs "
         "here, with this config and this contract"
@@ -268,29 +256,25 @@ BY_TOPIC: dict[str, str] = {
     ),
 }
 
-# One rank alone exchanges nothing: a topic that speaks of several has another remedy there.
-ALONE: dict[str, str] = {
-    "throughput": (
-        "a GPU that idles waits for the host that feeds it: the nvtx phase names what the host "
-        "does. Replay the layers (NSA_CUDA_GRAPHS=1), set NSA_OPT_FUSED=1, keep flash enabled (no "
-        "NSA_SDPA_NO_FLASH), switch tracing and TensorBoard off; raise train.batch_size as far as "
-        "memory_headroom allows"
-    ),
-}
+BY_TOPIC: dict[str, Remedy] = {**_TRAINING, **MACHINE}
 
-BY_REASON: dict[Reason, str] = {
+BY_REASON: dict[Reason, Remedy] = {
     Reason.BELOW_LIMIT: "compare with the baseline phase and the profile's hardware, then rerun",
     Reason.ABOVE_LIMIT: "compare with the baseline phase and the profile's hardware, then rerun",
     Reason.MISMATCH: "read both sides in the evidence, correct the one that is wrong, rerun",
     Reason.UNDECIDED: "run it again on a quiet machine, or with more steps (--steps-scale 2)",
     Reason.TOO_FEW_SAMPLES: "run more steps (--steps-scale 2) or more launches",
-    Reason.NOT_COMPARABLE: "run both sides in one run of the program, with one config and checkout",
+    Reason.NOT_COMPARABLE: (
+        "run both sides in one run of the program, with one config and checkout"
+    ),
     Reason.NOT_PLAUSIBLE: BY_TOPIC["plausible"],
     Reason.UNBALANCED: BY_TOPIC["accounts"],
     Reason.NOT_LEARNING: BY_TOPIC["gradients"],
-    Reason.NO_EFFECT: "check the toggle's value and whether this path reads it (runbook toggles)",
+    Reason.NO_EFFECT: ("check the toggle's value and whether this path reads it (runbook toggles)"),
     Reason.WRONG_ENVIRONMENT: "fix what the row names, or choose the profile of this machine",
-    Reason.DAMAGED_ARTIFACT: "run the phase again into a new run; keep the damaged file for study",
+    Reason.DAMAGED_ARTIFACT: (
+        "run the phase again into a new run; keep the damaged file for study"
+    ),
     Reason.MISSING_ARTIFACT: (
         "the row says what is missing: of a launch, read its console.log and check free disk "
         "space; of the machine, install the tool named or choose its profile; then rerun"
@@ -339,14 +323,10 @@ _FIXED_FIRST = frozenset(
 )
 
 
-def remedy_for(topic: str, code: Reason, *, own: str = "", ranks: int = 2) -> str:
+def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> str:
     """The remedy of what a finding names as its `own` topic, else of its row's topic or reason.
 
-    `ranks` train together: one alone has remedies of its own.
+    Only what fits the situation; where nothing of a topic does, what the reason asks for.
     """
-    by_topic = BY_TOPIC if ranks > 1 else BY_TOPIC | ALONE
-    if own:
-        return by_topic[own]
-    if topic in by_topic and code not in _FIXED_FIRST:
-        return by_topic[topic]
-    return BY_REASON.get(code, "")
+    its = own or (topic if topic in BY_TOPIC and code not in _FIXED_FIRST else "")
+    return told(BY_TOPIC[its] if its else (), now) or told(BY_REASON.get(code, ()), now)

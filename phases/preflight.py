@@ -282,8 +282,8 @@ def _imports(case: Case) -> Finding:
 
 def _infiniband(case: Case) -> Finding:
     fact, value = case.known("infiniband.present")
-    advice = f"present: {fact.note}" if fact.value else "absent; NCCL_IB_DISABLE=1 is safe"
-    return passed(advice, measurement=value)
+    safe = "; NCCL_IB_DISABLE=1 is safe" if case.profile.has_gpu else ""
+    return passed(f"present: {fact.note}" if fact.value else f"absent{safe}", measurement=value)
 
 
 def _disk_free(case: Case) -> Finding:

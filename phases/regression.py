@@ -22,11 +22,12 @@ from phases.common.case import (
     warned,
 )
 from phases.common.commands import trainer_launch
+from phases.common.launches import first_problem
 from phases.common.measure import decided, derived
 from phases.common.plausible import alike
 from phases.common.rates import cell, optional
 from phases.common.rows import Row, RowPhase
-from phases.common.training import first_problem, require_sound, training_rows
+from phases.common.training import require_sound, training_rows
 from phases.limits import FLAKY_LAUNCHES
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence

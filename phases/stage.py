@@ -11,13 +11,14 @@ from phases.common.commands import trainer_launch
 from phases.common.curves import gate_curves, losses, throughputs
 from phases.common.gates import gates
 from phases.common.gpu_samples import balance, on_gpus, utilisation
+from phases.common.launches import first_problem
 from phases.common.measure import against, shown_only
 from phases.common.rates import aim, last50s, launch_rate, mfu, optional, rate_table
 from phases.common.resuming import checkpoint_time, resumed, storage
 from phases.common.rows import Row, RowPhase
 from phases.common.stability import memory_limit, memory_plateau, no_halt, steadiness
 from phases.common.stepping import heartbeats, past_step_5
-from phases.common.training import first_problem, toggles_row, training_rows
+from phases.common.training import toggles_row, training_rows
 from phases.limits import (
     CHECKPOINT_SHARE,
     DRIFT,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from reports.view import ReportView, limit_text, one_line, shown_value
 from runbook.config.precedence import told
+from runbook.console import counted
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord, Table, Verdict
 from runbook.records.measurement import plain_number
 from runbook.records.run import Invocation
@@ -72,7 +73,8 @@ class KeyNumber:
     interval: str
     limit: str
     basis: str
-    path: str
+    files: tuple[str, ...]
+    more_files: int
     why: str
 
 
@@ -88,12 +90,18 @@ class SmallTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What stands on the first page, in its order."""
+    """What stands on the first page, in its order.
+
+    `exports` are lines for a shell, to be shown only if the run `approved` them; `unapproved` says
+    instead what they are.
+    """
 
     tiles: tuple[KeyNumber, ...]
     numbers: tuple[KeyNumber, ...]
     exports: str
     approved: bool
+    settings_title: str
+    unapproved: str
     facts: tuple[tuple[str, str], ...]
     tables: tuple[SmallTable, ...]
     began_and_ended: str
@@ -110,12 +118,14 @@ def summarize(view: ReportView) -> Summary:
     found = [_key_number(key, checks.get(key.check), skipped) for key in keys]
     numbers = tuple(one for one in found if one.value)
     shown = {key.check for key in keys if key.always} | {one.id for one in numbers}
-    folder = run_folder(record)
+    folder, approved = run_folder(record), record.verdict is Verdict.GO
     return Summary(
         tiles=tuple(one for one in found if one.id in shown)[:_TILES],
         numbers=numbers,
         exports=exports_text(record),
-        approved=record.verdict is Verdict.GO,
+        approved=approved,
+        settings_title="Settings to use" if approved else "Settings of this run, not approved",
+        unapproved=f"The verdict is {record.verdict}: no advice, only what the launches had.",
         facts=tuple(_facts(record)),
         tables=tuple(_tables(record)),
         began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
@@ -162,7 +172,8 @@ def _key_number(key: _Key, check: Check | None, skipped: Container[str]) -> KeyN
         interval=_interval(measured, key) if measured else "",
         limit=_limit(check, key) if check else "",
         basis=f"n={measured.n}{window}" if measured else "",
-        path=measured.where if measured else "",
+        files=measured.named[0] if measured else (),
+        more_files=measured.named[1] if measured else 0,
         why=one_line(check.reason) if check else why,
     )
 
@@ -228,6 +239,8 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _told("Model", *_workloads(record), between="; ")
     yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
     yield from _told("Set by hand", *_set_by_hand(record), between="; ")
+    for what, listed in filter(None, map(counted, record.caveats)):
+        yield from _told(what.capitalize(), listed)
 
 
 def _set_by_hand(record: RunRecord) -> Iterator[str]:

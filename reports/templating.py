@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from reports.view import shown_value, value_text
-from runbook.console import printable
+from runbook.console import printable, short_caveat
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def template_environment(*, html: bool) -> Environment:
     environment.filters["seconds"] = duration_text
     environment.filters["value_text"] = value_text
     environment.filters["blame"] = blame
+    environment.filters["short_caveat"] = short_caveat
     return environment
 
 

@@ -21,8 +21,7 @@ _REASONS = 2
 def render_terminal(record: RunRecord, screen: Screen) -> str:
     """Return the summary; without the screen's color it holds no escape codes.
 
-    With a location the last line points there. A brief one is the summary's end alone, for a
-    reader who has watched the phases go by.
+    A brief one is the summary's end alone, for a reader who has watched the phases go by.
     """
     view = build_view(record)
     if screen.brief:
@@ -31,8 +30,6 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
     if view.acceptance:
         lines += ["", view.required_counts, *_acceptance_lines(view, screen.color)]
     lines += ["", *_end_lines(view, screen.color)]
-    if screen.location:
-        lines.append(f"report  {one_line(screen.location)}/report.md")
     return _joined(lines)
 
 

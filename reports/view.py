@@ -34,7 +34,10 @@ def one_line(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """One check as text; `check` is None for a required id that the run never reported."""
+    """One check as text; `check` is None for a required id that the run never reported.
+
+    `path` is where its number is from in words; `files` are those that it names.
+    """
 
     id: str
     phase: str
@@ -47,6 +50,8 @@ class CheckRow:
     n: str = ""
     window: str = ""
     path: str = ""
+    files: tuple[str, ...] = ()
+    more_files: int = 0
     limit: str = ""
     limit_source: str = ""
     evidence: tuple[str, ...] = ()
@@ -176,10 +181,12 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
         code=check.code.value,
         reason=check.reason,
         required=check.required or check.id in required,
-        value=value_text(measured) if measured else "",
+        value=_value_of(check),
         n=str(measured.n) if measured else "",
         window=str(measured.window) if measured and measured.window else "",
         path=measured.where if measured else "",
+        files=measured.named[0] if measured else (),
+        more_files=measured.named[1] if measured else 0,
         limit=limit_text(check),
         limit_source=check.limit_source,
         evidence=check.evidence,
@@ -188,6 +195,15 @@ def _check_row(check: Check, required: set[str]) -> CheckRow:
         follows=check.follows,
         check=check,
     )
+
+
+def _value_of(check: Check) -> str:
+    """The number; a bare yes or no that no limit explains has its name: `git.dirty: no`."""
+    measured = check.measurement
+    if measured is None:
+        return ""
+    bare = isinstance(measured.value, bool) and check.comparator is Comparator.NONE
+    return f"{one_line(measured.name)}: {value_text(measured)}" if bare else value_text(measured)
 
 
 def shown_value(value: float | int | str | bool | None) -> str:

@@ -14,6 +14,9 @@ from typing import TextIO
 from unicodedata import category, combining, east_asian_width
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
+_LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
+_LISTED = 3
 _STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
 _STYLE_OF = {
     **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "good"),
@@ -28,9 +31,28 @@ def style_of(word: str) -> str:
 
 
 def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
-    """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed`."""
-    texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in caveats)
+    """The verdict with what it leaves out: `GO for 1 of 61 checks, fewer steps (13 settings)`."""
+    short = map(short_caveat, caveats)
+    texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in short)
     return f"{verdict}{''.join(texts)}"
+
+
+def counted(caveat: str) -> tuple[str, str] | None:
+    """What a caveat says and its list, where that is too long for a headline; else None."""
+    found = _LISTING.fullmatch(caveat)
+    long = found is not None and found[2].count(", ") >= _LISTED
+    return (found[1], found[2]) if found and long else None
+
+
+def short_caveat(caveat: str) -> str:
+    """The caveat as a headline has it: a long list of settings is counted."""
+    long = counted(caveat)
+    if long is None:
+        return caveat
+    what, listed = long
+    return (
+        f"{what} ({listed.count(', ') + 1} {'limits' if what.startswith('limits') else 'settings'})"
+    )
 
 
 def painted(text: str, *styles: str) -> str:
@@ -52,8 +74,8 @@ def printable(text: str) -> str:
     )
 
 
-def _in_one_line(text: str) -> str:
-    """A table's cell: a line break in it would look like another row."""
+def in_one_line(text: str) -> str:
+    """The printable text, line breaks spelled out too: one would look like another row."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -163,7 +185,7 @@ class Console:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header, two spaces apart; the last column is not padded."""
-        cells = [tuple(header), *(tuple(_in_one_line(cell) for cell in row) for row in rows)]
+        cells = [tuple(header), *(tuple(in_one_line(cell) for cell in row) for row in rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
         for row in cells:
             padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,15 @@ def halt_reason(path: Path) -> str:
     except OSError:
         text = ""  # agreed with a rank that saw it on another machine
     return f"{HALT_FILE} ({text.splitlines()[0][:200]})" if text else HALT_FILE
+
+
+def what_is_not_finite(agreed: Agreed) -> str:
+    """`gradient norm nan, while the loss is 5.545`, `loss nan on rank 1, gradient norm nan`."""
+    on = f" on {agreed.where}" if agreed.where else ""
+    told = (("loss", agreed.loss, on), ("gradient norm", agreed.grad_norm, ""))
+    bad = [f"{name} {value}{where}" for name, value, where in told if not math.isfinite(value)]
+    fine = [f"while the {name} is {value:.4g}" for name, value, _ in told if math.isfinite(value)]
+    return ", ".join([*bad, *fine])
 
 
 class Settler:
@@ -141,13 +151,10 @@ class Settler:
 
     def _decide(self, item: Pending, agreed: Agreed) -> None:
         if agreed.nonfinite:
-            self.heartbeat.write(Event.NONFINITE, step=item.step, value=repr(agreed.loss))
-            on = f" on {agreed.where}" if agreed.where else ""
-            self.end = End(
-                code=ExitCode.NONFINITE,
-                reason=f"non-finite at step {item.step}: loss {agreed.loss!r}{on}, gradient norm "
-                f"{agreed.grad_norm!r}",
-            )
+            value = agreed.grad_norm if math.isfinite(agreed.loss) else agreed.loss
+            self.heartbeat.write(Event.NONFINITE, step=item.step, value=repr(value))
+            reason = f"non-finite at step {item.step}: {what_is_not_finite(agreed)}"
+            self.end = End(code=ExitCode.NONFINITE, reason=reason)
         elif agreed.halt:
             why = halt_reason(self._halt_file)
             self.heartbeat.write(Event.HALT, reason=why)

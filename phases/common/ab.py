@@ -237,7 +237,7 @@ class AbPhase(RowPhase):
             compared_arms(frame, decision, measured, arms=arms, said=said),
             check=f"{self.name}.{self.decides}",
             title=f"{self.table_title}: ratios",
-            answer=decision.outcome.value,
+            answer=_told(decision, self.answer(case, decision)),
             margin=self.accepted(case.context, decision),
         )
 
@@ -278,3 +278,12 @@ class AbPhase(RowPhase):
             choices={self.toggle: choice} if choice else {},
             notes=self.notes(last_50s) if last_50s else [],
         )
+
+
+def _told(decision: Decision, finding: Finding) -> str:
+    """What the picture says: the decision, and the row's outcome where that is another."""
+    said = decision.outcome.value
+    if finding.outcome is decision.outcome.as_check:
+        return said
+    ungated = ", not gated" if finding.outcome is Outcome.PASS else ""
+    return f"{finding.outcome.value} ({said}{ungated})"

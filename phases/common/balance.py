@@ -14,6 +14,7 @@ from phases.common.case import (
     incomplete,
     invalid,
     missing,
+    once,
     passed,
     warned,
 )
@@ -28,6 +29,7 @@ from runbook.records.evidence import LaunchEvidence
 _TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
+@once
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, memory, processes and the tables have a second source."""
     log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)

@@ -6,10 +6,10 @@ The guards of a `Case` say what is missing instead of failing on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
@@ -29,6 +29,9 @@ from runbook.records.phase import PlanContext
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
     from runbook.config.profile import PhaseSettings, Profile
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,8 @@ _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {
     LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "interrupted"),
     LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN, "not_run"),
 }
+# Its cause says the rest of such an end.
+_SAID = {LaunchStatus.NON_FINITE: "ended"}
 # What one status can stand for asks for different things.
 _KINDS = {
     Kind.FROZEN: "frozen",
@@ -163,7 +168,8 @@ def ending(launch: LaunchEvidence) -> Finding:
     else:
         culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
         cause = f": {result.cause}" if result.cause else ""
-        reason = f"{name} {result.status.value.replace('_', ' ')}{culprit}{cause}"
+        how = _SAID.get(result.status, result.status.value.replace("_", " "))
+        reason = f"{name} {how}{culprit}{cause}"
     follows = launch.launch.id
     return _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
 
@@ -196,6 +202,8 @@ class Case:
         self.phase = phase
         self.evidence = evidence
         self.context = context
+        self.known_answers: dict[tuple[object, str], Any] = {}
+        self._earlier: dict[str, Case] = {}
 
     @property
     def profile(self) -> Profile:
@@ -324,4 +332,23 @@ class Case:
         if found is None:
             reason = f"the {phase} phase was not run in this run"
             raise Unanswerable(incomplete(Reason.NOT_RUN, reason, follows=phase))
-        return Case(phase=phase, evidence=found, context=self.context)
+        if phase not in self._earlier:
+            self._earlier[phase] = Case(phase=phase, evidence=found, context=self.context)
+        return self._earlier[phase]
+
+
+def once(answer: Callable[[Case, str], T]) -> Callable[[Case, str], T]:
+    """The answer about one launch, worked out for the first row that asks and kept in the case.
+
+    Nothing in a case changes, so every row would get the same. Raises as `answer` does.
+    """
+
+    @wraps(answer)
+    def kept(case: Case, name: str) -> T:
+        key = (answer, name)
+        if key not in case.known_answers:
+            case.known_answers[key] = answer(case, name)
+        found: T = case.known_answers[key]
+        return found
+
+    return kept

@@ -29,7 +29,6 @@ from phases.limits import (
     CEILING_MEMORY,
     LEAST_COPY_MIB,
     LEAST_MATRIX,
-    MOST_OF_PEAK,
 )
 from runbook.config.limits import LimitSpec
 from runbook.read.ceilings import CeilingsError, Measured, read_measured
@@ -199,13 +198,9 @@ def _not_measured(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
         enough = f"{least}" if what is Ceiling.MATMUL else f"{LEAST_COPY_MIB} MiB"
         seen = f"{what} on {smallest.where} was measured with {smallest.how}"
         return f"{seen}: at least {enough} fills a GPU and leaves its cache"
-    peak = case.profile.hardware.peaks[what]
-    if fastest.rate <= MOST_OF_PEAK * peak.value:
-        return ""
-    return (
-        f"{fastest.rate:.4g} {fastest.unit} on {fastest.where} is more than {MOST_OF_PEAK:g} times "
-        f"the {peak.value:g} that are possible ({peak.source}); {fastest.how}"
-    )
+    beyond = case.profile.hardware.peaks[what].beyond(fastest.rate)
+    rate = f"{fastest.rate:.4g} {fastest.unit} on {fastest.where}"
+    return f"{rate} is {beyond}; {fastest.how}" if beyond else ""
 
 
 def _unlike(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phases.common.case import Case, Finding, Unanswerable, invalid, missing, passed, warned
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    invalid,
+    missing,
+    once,
+    passed,
+    warned,
+)
 from phases.common.device_samples import sampled
 from phases.common.devices import no_gpu
 from phases.common.measure import in_file
@@ -53,6 +62,7 @@ class Notes:
     seen: list[str] = field(default_factory=list)
 
 
+@once
 def device_changes(case: Case, name: str) -> Finding:
     """PASS where nothing changed; INVALID where a fault shows that the machine was not healthy."""
     skip = no_gpu(case)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.common.case import Case, Finding, missing, skipped, warned
+from phases.common.case import Case, Finding, inconclusive, missing, skipped
 from phases.common.measure import against, derived, effective_rate, in_file
 from phases.common.taken import sampled_at
 from phases.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "memory_total_mib")
 # nvidia-smi's manual: utilization is a mean over the past sixth of a second to one second.
 _AVERAGED_S = 1.0
-# Fewer samples of a GPU say nothing about a trainer that is simply fast.
+# Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
+# Samples come five times a second: a sampler that is silent for longer, and for more than this
+# share of the timed steps at their end, has ended before them.
+_SILENT_S, _SILENT_SHARE = 2.0, 0.1
 
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
     means, value, few = _busy(case, names)
     if few:
-        return warned(few, measurement=value)
+        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
     value = derived(value, name="gpu_utilisation", value=means[least], unit="%")
@@ -45,7 +48,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
     if len(means) < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     if few:
-        return warned(few, measurement=value)
+        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
     spread = max(means.values()) - min(means.values())
     value = derived(value, name="gpu_imbalance", value=spread, unit="percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
@@ -143,7 +146,13 @@ def _in_timed_steps(
     begin, end = ended.get(window.first_step - 1), ended.get(window.last_step)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
-    return (seconds >= float(begin) + _AVERAGED_S) & (seconds <= float(end))
+    first, last = float(begin) + _AVERAGED_S, float(end)
+    timed = (seconds >= first) & (seconds <= last)
+    latest = float(seconds[timed].max()) if timed.any() else first
+    if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
+        reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"
+        raise missing(reason, launch.gpu_samples_path)
+    return timed
 
 
 def _value(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case, Finding, invalid, passed
+from phases.common.case import Case, Finding, invalid, once, passed
 from phases.common.measure import log_value
 from phases.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from runbook.records import Reason
@@ -23,6 +23,7 @@ _ALIKE = 3
 LOSS_WINDOW = 50
 
 
+@once
 def check_plausible(case: Case, name: str) -> Finding:
     """PASS if loss, tokens and times are possible, else INVALID with everything that is not."""
     log, launch, env = case.log(name), case.launch(name), case.env(name)

@@ -15,6 +15,7 @@ from phases.common.case import (
     Unanswerable,
     invalid,
     missing,
+    once,
     passed,
     skipped,
     warned,
@@ -80,6 +81,7 @@ def last50_cells(last: Measurement | None) -> tuple[float | None, float | None, 
 _SECONDS_PER_DAY = 86_400.0
 
 
+@once
 def launch_rate(case: Case, name: str) -> Measurement:
     """Tokens over time of one launch after warm-up, by the slower of two clocks.
 

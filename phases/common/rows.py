@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from phases.common.case import Case, Finding, Unanswerable, ending, invalid
+from phases.common.situation import situation_of
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
 from runbook.records import Check, Outcome, Reason
@@ -73,12 +74,12 @@ class RowPhase(Phase):
         case = Case(phase=self.name, evidence=evidence, context=context)
         rows = self.rows()
         found = {row.what: answered(row, case) for row in rows}
-        checks = [self._check(row, self._traced(row, found), context) for row in rows]
+        checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
             details = self.details(case)
         except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
-        return replace(details, checks=tuple(checks), remedies=_remedies(evidence))
+        return replace(details, checks=tuple(checks), remedies=_remedies(case))
 
     def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
         """The row's finding, following from another row's where that explains it."""
@@ -89,12 +90,14 @@ class RowPhase(Phase):
                 return replace(finding, follows=f"{self.name}.{name}")
         return finding
 
-    def _check(self, row: Row, finding: Finding, context: PlanContext) -> Check:
+    def _check(self, row: Row, finding: Finding, case: Case) -> Check:
+        context = case.context
         check_id = f"{self.name}.{row.what}"
         fine = finding.outcome in _FINE
         needs_advice = not fine or finding.code is Reason.WARNING
-        ranks = context.profile.ranks
-        advice = remedy_for(row.topic, finding.code, own=finding.topic, ranks=ranks)
+        launches = tuple(case.evidence.launches.values())
+        now = situation_of(case.profile, launches, finding.evidence)
+        advice = remedy_for(row.topic, finding.code, now, own=finding.topic)
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
@@ -128,11 +131,12 @@ def _says_the_same(base: Finding, finding: Finding) -> bool:
     return finding.outcome not in _FINE and finding.code is base.code
 
 
-def _remedies(evidence: PhaseEvidence) -> dict[str, str]:
+def _remedies(case: Case) -> dict[str, str]:
     """What to do about each launch that did not end well."""
-    ends = {name: ending(launch) for name, launch in evidence.launches.items()}
-    return {
-        name: remedy_for("", end.code, own=end.topic)
-        for name, end in ends.items()
-        if end.outcome is not Outcome.PASS
-    }
+    found = {}
+    for name, launch in case.evidence.launches.items():
+        end = ending(launch)
+        if end.outcome is not Outcome.PASS:
+            now = situation_of(case.profile, [launch], ranks=launch.launch.nproc)
+            found[name] = remedy_for("", end.code, now, own=end.topic)
+    return found

@@ -17,10 +17,12 @@ from phases.common.case import (
     incomplete,
     inconclusive,
     invalid,
+    once,
     passed,
     warned,
 )
 from phases.common.device_changes import device_changes
+from phases.common.launches import first_problem
 from phases.common.measure import in_file, log_value, rank_value
 from phases.common.other_work import other_work
 from phases.common.plausible import alike, check_plausible, mfu_of
@@ -30,35 +32,9 @@ from phases.common.software import other_software
 from phases.limits import FLAKY_LAUNCHES
 from runbook.config.limits import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence
+from runbook.records.evidence import LaunchEvidence, TrainingLog
 
 Names = Callable[[Case], Sequence[str]]
-
-
-def first_problem(
-    answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
-) -> Finding:
-    """The worst finding over several launches; PASS only if all pass, with the first's number.
-
-    A warning is worse than a plain PASS: it must not vanish behind one.
-    """
-    if not names:
-        return incomplete(Reason.NOT_RUN, "no launch was planned")
-    findings = [_caught(answer, case, name) for name in names]
-    # A warning stands before a plain PASS: of several launches it must be the one that is read.
-    worst = min(findings, key=lambda one: (one.outcome.rank, one.code is not Reason.WARNING))
-    if worst.outcome is not Outcome.PASS or worst.code is Reason.WARNING or len(findings) == 1:
-        return worst
-    paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
-    reason = f"{len(findings)} launches: {worst.reason}"
-    return passed(reason, measurement=worst.measurement, evidence=paths)
-
-
-def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
-    try:
-        return answer(case, name)
-    except Unanswerable as unanswerable:
-        return unanswerable.finding
 
 
 def training_rows(names: Names) -> tuple[Row, ...]:
@@ -249,6 +225,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value, evidence=paths)
 
 
+@once
 def _as_planned(case: Case, name: str) -> Finding:
     launch, env = case.launch(name), case.env(name)
     problems = [
@@ -312,20 +289,29 @@ def _loss_finite(case: Case, name: str) -> Finding:
     launch = case.launch(name)
     losses = log.frame["loss"].to_numpy(dtype=float)
     bad = (~(abs(losses) < math.inf)).nonzero()[0].tolist()
-    reported = [rank.nonfinite for rank in launch.ranks if rank.nonfinite]
-    if bad or reported:
-        step = int(log.frame["step"].iloc[bad[0]]) if bad else reported[0].get("step")
-        reason = f"{name}: the loss is not finite at step {step}"
-        rows = (bad[0], bad[0]) if bad else None
-        value = log_value(
-            log, "loss", float(losses[bad[0]]) if bad else math.nan, "nats", rows=rows
-        )
+    told = next((rank.nonfinite for rank in launch.ranks if rank.nonfinite), None)
+    if bad or told:
+        step = int(log.frame["step"].iloc[bad[0]]) if bad else (told or {}).get("step")
+        column, what = ("loss", "loss") if bad else _told(log, step)
+        rows = (log.frame["step"] == step).to_numpy().nonzero()[0][:1].tolist() * 2
+        # A rank's own word counts, whatever the log says of its loss.
+        number = float(log.frame[column].iloc[rows[0]]) if bad or column != "loss" else math.nan
+        value = log_value(log, column, number, "nats" if column == "loss" else "", rows=rows)
         # A launch that went on, or ended otherwise, has this fault besides.
         ended = launch.result.status is LaunchStatus.NON_FINITE
         follows = launch.launch.id if ended else ""
+        reason = f"{name}: the {what} is not finite at step {step}"
         return failed(Reason.NON_FINITE, reason, measurement=value, follows=follows)
     case.completed(name)
     value = log_value(log, "loss_max", float(losses.max()), "nats")
     return passed(
         f"finite in all {len(losses)} steps, highest {losses.max():.3f}", measurement=value
     )
+
+
+def _told(log: TrainingLog, step: object) -> tuple[str, str]:
+    """Column and name of what is not finite at the step at which a rank stopped for it."""
+    row = log.frame[log.frame["step"] == step]
+    if "grad_norm" in row and not row["grad_norm"].map(math.isfinite).all():
+        return "grad_norm", "gradient norm"
+    return "loss", "loss"

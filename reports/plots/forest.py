@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.plots import draw
-from reports.view import limit_text, one_line
+from reports.view import one_line
 from runbook.records import Check, Compared, Comparison, Mark, Span
 from runbook.records.measurement import plain_number
 
@@ -58,8 +58,8 @@ class Forest:
         """The picture in words."""
         answer = [self.answer] if self.answer else []
         rows = [f"{row.label}: {said(row, self.unit)}" for row in self.rows]
-        marks = [mark_text(mark) for mark in self._marks()]
-        marks += [span_text(self.margin)] if self.margin else []
+        marks = [mark_text(mark, self.unit) for mark in self._marks()]
+        marks += [span_text(self.margin, self.unit)] if self.margin else []
         return "; ".join([*rows, *answer, *marks])
 
     def svg(self) -> Markup:
@@ -90,10 +90,10 @@ class Forest:
         """Class and words of everything that the rows are held against."""
         for mark in self._marks():
             kind = "axis" if mark is self.reference else "limit"
-            yield kind, mark_text(mark) + ("" if x.holds(mark.value) else _OFF)
+            yield kind, mark_text(mark, self.unit) + ("" if x.holds(mark.value) else _OFF)
         if self.margin:
             inside = x.holds(self.margin.low) and x.holds(self.margin.high)
-            yield "band", span_text(self.margin) + ("" if inside else _OFF)
+            yield "band", span_text(self.margin, self.unit) + ("" if inside else _OFF)
 
     def _ground(self, x: draw.Scale, top: float, bottom: float) -> list[Markup]:
         parts = [draw.line(x(tick), top, x(tick), bottom, "grid") for tick in x.ticks]
@@ -134,7 +134,7 @@ def forest_of_check(check: Check) -> Forest | None:
         unit=measured.unit,
         answer=check.outcome.value,
         rows=(Compared(label=measured.name, values=(), measurement=measured),),
-        limits=(Mark(label=f"limit {limit_text(check)}", value=float(limit)),),
+        limits=(Mark(label=f"limit ({check.comparator.value})", value=float(limit)),),
     )
 
 
@@ -142,21 +142,27 @@ def said(row: Compared, unit: str) -> str:
     """`ratio 0.998, interval 0.991 to 1.005`, as far as it is known."""
     measured = row.measurement
     value = plain_number(measured.value)
-    parts = [f"{unit} {value}" if unit in _KINDS else f"{value} {unit}".rstrip()]
+    parts = [f"{unit} {value}" if unit in _KINDS else _in_unit(value, unit)]
     if measured.interval is not None:
         low, high = measured.interval
         parts.append(f"interval {plain_number(low)} to {plain_number(high)}")
     return ", ".join(parts if row.decides else [*parts, "does not decide"])
 
 
-def mark_text(mark: Mark) -> str:
+def mark_text(mark: Mark, unit: str) -> str:
     """A labelled level in words."""
-    return f"{mark.label}: {plain_number(mark.value)}"
+    return f"{mark.label}: {_in_unit(plain_number(mark.value), unit)}"
 
 
-def span_text(span: Span) -> str:
+def span_text(span: Span, unit: str) -> str:
     """A labelled stretch in words."""
-    return f"{span.label}: {plain_number(span.low)} to {plain_number(span.high)}"
+    return (
+        f"{span.label}: {_in_unit(f'{plain_number(span.low)} to {plain_number(span.high)}', unit)}"
+    )
+
+
+def _in_unit(number: str, unit: str) -> str:
+    return number if unit in _KINDS else f"{number} {unit}".rstrip()
 
 
 def _numbers(row: Compared) -> list[float]:

@@ -73,7 +73,11 @@ class Traces:
     def says(self) -> str:
         """The picture in words."""
         told = [_said(curve) for curve in self.curves]
-        limits = [f"Limits: {'; '.join(map(mark_text, self.limits))}"] if self.limits else []
+        limits = (
+            [f"Limits: {'; '.join(self._words(mark) for mark in self.limits)}"]
+            if self.limits
+            else []
+        )
         return ". ".join([*told, *limits])
 
     def svg(self) -> Markup:
@@ -112,9 +116,12 @@ class Traces:
         near = set(draw.near([mark.value for mark in self.limits], self._held, _FAR))
         return [mark for mark in self.limits if mark.value in near]
 
+    def _words(self, mark: Mark) -> str:
+        return mark_text(mark, self.unit)
+
     def _far_text(self) -> str:
         near = self._near()
-        far = [mark_text(mark) for mark in self.limits if mark not in near]
+        far = [self._words(mark) for mark in self.limits if mark not in near]
         return f" Too far away to draw: {'; '.join(far)}." if far else ""
 
     def _heights(self, panel: _Panel) -> draw.Scale:
@@ -153,7 +160,7 @@ class Traces:
                     parts.append(draw.box(left, panel.top, width, panel.bottom - panel.top, kind))
         parts += draw.axis_left(y, _LEFT, _RIGHT)
         parts += self._lines(panel, x, y)
-        marks = [(y(mark.value), mark_text(mark)) for mark in self._near()]
+        marks = [(y(mark.value), self._words(mark)) for mark in self._near()]
         drawn = [
             (x(at), y(value)) for curve in panel.curves for at, value in curve.points
             if draw.drawable(at) and draw.drawable(value)

@@ -86,15 +86,38 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
         everything += estimates
         if len(launches) > 1:
             console.result(f"#   time    {_total([(phase, launches)], estimates)}")
-        for launch, estimate in zip(launches, estimates, strict=True):
-            purpose = f": {launch.purpose}" if launch.purpose else ""
-            console.result(f"#   {launch.name}{purpose}")
-            console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
-            for note in pasteable(launch).notes:
-                console.result(f"#   {note}")
-            console.result(pasteable(launch).lines)
+        groups = _alike(launches)
+        if list(launches) != [launch for group in groups for launch in group]:
+            console.result("#   the commands take turns")
+        for alike in groups:
+            _print_alike(console, alike, estimator.estimate(alike[0]))
     console.result("")
     console.result(f"# total   {_total(plan, everything)}")
+
+
+def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
+    """Launches of the same command, those that differ in their folders alone, together."""
+    found: dict[tuple[str, float], list[Launch]] = {}
+    for launch in launches:
+        found.setdefault((pasteable(launch).lines, launch.timeout_s), []).append(launch)
+    return list(found.values())
+
+
+def _print_alike(console: Console, alike: Sequence[Launch], estimate: Estimate) -> None:
+    """The command once, and how often and under which names it runs."""
+    launch, others = alike[0], alike[1:]
+    purpose = f": {launch.purpose}" if launch.purpose else ""
+    console.result(f"#   {launch.name}{purpose}")
+    if others:
+        last = f" to {others[-1].name}" if len(others) > 1 else ""
+        asked = sum(one.conditional for one in others)
+        needed = f", {asked} of them only if they are needed" if asked else ""
+        again = "again" if len(others) == 1 else f"{len(others)} times more"
+        console.result(f"#   {again}: {others[0].name}{last}{needed}")
+    console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
+    for note in pasteable(launch).notes:
+        console.result(f"#   {note}")
+    console.result(pasteable(launch).lines)
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:

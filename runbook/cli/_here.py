@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from runbook.cli._parser import DEFAULT_OUT
-from runbook.console import Console, printable, verdict_text
+from runbook.console import Console, in_one_line, verdict_text
 from runbook.errors import ProgramExit, UsageError
 
 _RECORD, _JOURNAL = "run.json", "events.jsonl"
@@ -37,15 +37,15 @@ class Found:
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
     found = look(Path(DEFAULT_OUT))
-    console.result(printable(f"{'machine':<{_WIDTH}}{_machine()}"))
-    console.result(printable(f"{'run':<{_WIDTH}}{found.run}"))
+    console.result(in_one_line(f"{'machine':<{_WIDTH}}{_machine()}"))
+    console.result(in_one_line(f"{'run':<{_WIDTH}}{found.run}"))
     if found.detail:
-        console.result(printable(f"{'':<{_WIDTH}}{found.detail}"))
+        console.result(in_one_line(f"{'':<{_WIDTH}}{found.detail}"))
     commands = [*found.next, ("runbook --help", "all commands")]
     width = max(len(command) for command, _ in commands)
     for number, (command, why) in enumerate(commands):
         word = "next" if number == 0 else ""
-        console.result(printable(f"{word:<{_WIDTH}}{command:<{width}}  {why}"))
+        console.result(in_one_line(f"{word:<{_WIDTH}}{command:<{width}}  {why}"))
     return ProgramExit.GO
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from runbook.cli.finished import print_reports
 from runbook.console import Console, OutputFormat
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
@@ -70,6 +71,4 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     console.result(text.partition("\n")[0] if short else text)
     if record.interrupted:
         console.result(f"resume  runbook run --resume {near(folder)}")
-    for name in ("report.html", "report.md"):
-        if (folder / name).is_file():
-            console.result(f"report  {near(folder / name)}")
+    print_reports(console, folder, shown=near(folder))

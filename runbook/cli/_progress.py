@@ -152,7 +152,7 @@ class Progress:
     def doing(self, now: float) -> list[Part]:
         """What the launch does now. A rate stands there only while its ranks are heard."""
         if not self.launch:
-            return [Part(1, f"no launch, {duration_text(round(now - self.since))}")]
+            return [Part(1, f"collecting and judging, {duration_text(round(now - self.since))}")]
         silence = silence_texts(self.pulse.silent)
         step = f"step {self.step}/{self.total}" if self.total and self.step else ""
         parts = [Part(0, *silence), Part(1, step)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, add_out, add_run
-from runbook.console import Console, printable
+from runbook.console import Console, in_one_line
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -108,11 +108,18 @@ def _one_known_format(args: argparse.Namespace) -> list[str]:
     return ["--format takes one format here"] if several else _unknown_formats(args)
 
 
-def _print(console: Console, record: RunRecord, fmt: str, location: str = "") -> None:
+def print_reports(console: Console, folder: Path, shown: str = "") -> None:
+    """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
+    for name in ("report.html", "report.md"):
+        if (folder / name).is_file():
+            console.result(f"report  {in_one_line(f'{shown or folder}/{name}')}")
+
+
+def _print(console: Console, record: RunRecord, fmt: str) -> None:
     from runbook.engine.outputs import render
     from runbook.records.run import Screen
 
-    text = render(record, fmt, Screen(color=console.color_out, location=location))
+    text = render(record, fmt, Screen(color=console.color_out))
     console.result(text.rstrip("\n"))
 
 
@@ -124,7 +131,9 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     record = load_run(folder)
     formats = _formats(args)
     if len(formats) == 1:
-        _print(console, record, formats[0], location=str(folder))
+        _print(console, record, formats[0])
+        if formats == [_DEFAULT_FORMAT]:
+            print_reports(console, folder)
     else:
         for path in write_reports(record, folder, formats):
             console.result(str(path))
@@ -157,17 +166,17 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
         return code
     for difference in found.differences:
-        console.result(f"DIFFERS  {printable(difference)}")
+        console.result(f"DIFFERS  {in_one_line(difference)}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
     )
     if found.ok:
-        console.result(f"verified {found.run_id}: {checked}; nothing differs")
+        console.result(f"verified {in_one_line(found.run_id)}: {checked}; nothing differs")
     else:
         count = len(found.differences)
         differ = "1 difference" if count == 1 else f"{count} differences"
-        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
+        console.result(f"NOT VERIFIED {in_one_line(found.run_id)}: {differ} ({checked})")
     return code
 
 
@@ -258,7 +267,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json_document(found.document())
     else:
-        console.result(printable(comparison_text(found)))
+        console.result(comparison_text(found))
     return found.exit_code
 
 

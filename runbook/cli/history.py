@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_out
-from runbook.console import Console, printable
+from runbook.console import Console, in_one_line
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _print_trend(console: Console, trend: Trend) -> None:
     from runbook.engine.trends import sparkline
 
     line = sparkline(trend.numbers, plain=not console.unicode_out)
-    console.result(printable(f"{trend.name}: {trend.on_what}"))
+    console.result(in_one_line(trend.title))
     if line:
         low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
         unit = f" {trend.unit}" if trend.unit else ""

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_out, add_run, whole_type
 from runbook.cli.finished import find_run, load_run
-from runbook.console import Console, printable
+from runbook.console import Console, in_one_line
 from runbook.errors import ProgramExit, UsageError
+
+# Of a bundle's files; --json has all.
+_LISTED = 5
 
 if TYPE_CHECKING:
     from runbook.tools.prune import Candidate
@@ -49,13 +52,13 @@ def _bundle(args: argparse.Namespace, console: Console) -> int:
         console.json_document(document)
         return ProgramExit.GO
     for text in made.changed:
-        console.error(f"not as its manifest: {printable(text)}")
+        console.error(f"not as its manifest: {in_one_line(text)}")
     largest = sorted(made.files, key=lambda one: one.size_bytes, reverse=True)
-    rows = [(one.name, _size(one.size_bytes)) for one in largest]
-    console.table(("FILE", "SIZE"), rows)
+    rows = [(one.name, _size(one.size_bytes)) for one in largest[:_LISTED]]
+    console.table(("LARGEST FILES", "SIZE"), rows)
     for one in made.blanked:
         lines = ", ".join(map(str, one.blanked))
-        console.result(f"blanked  {printable(one.name)}: line {lines}; verify names this file")
+        console.result(f"blanked  {in_one_line(one.name)}: line {lines}; verify names this file")
     whole = sum(one.size_bytes for one in made.files)
     console.result(
         f"bundle  {made.path}  {_size(made.size_bytes)}, {len(made.files)} files of {_size(whole)}"
@@ -69,7 +72,7 @@ BUNDLE = Command(
     description="""\
 Write a finished run as one .tar.gz, the same bytes each time. Every file is searched
 for secrets again: one is refused, or blanked and named. Unpacked anywhere, `runbook
-verify` and `report` work on it.""",
+verify` and `report` work on it. The largest files are listed; --json lists all.""",
     examples="""\
   runbook bundle                               the newest run, to RUN.tar.gz
   runbook bundle 20261121T010203Z-840303b --to for_review.tar.gz""",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import Command
 from runbook.console import Console
-from runbook.errors import UsageError
+from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.config import Profile
@@ -151,6 +151,9 @@ def _add_toggles(parser: argparse.ArgumentParser) -> None:
         help="show the variables of a preset, and the lines that export them: production, safe, "
         "tuned or validated (default: every toggle)",
     )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these toggles (default: all)"
+    )
 
 
 def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
@@ -182,7 +185,7 @@ def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
 
 
 def _toggles(args: argparse.Namespace, console: Console) -> int:
-    """Raise UsageError that lists everything wrong with the environment."""
+    """Raise UsageError that lists everything wrong with the environment, and unknown names."""
     if args.preset is not None:
         _show_preset(args.preset, console, as_json=args.json)
         return 0
@@ -194,12 +197,20 @@ def _toggles(args: argparse.Namespace, console: Console) -> int:
         chosen = parse_toggles(os.environ)
     except NSAError as error:
         raise UsageError(error.problems) from error
+    unknown = [
+        f"{name}: no such toggle{did_you_mean(name, TABLE)}"
+        for name in args.names
+        if name not in TABLE
+    ]
+    if unknown:
+        raise UsageError(unknown, hint="`runbook toggles` lists all")
     names = ("name", "default", "meaning", "requirement", "arm", "reader")
     rows = [
         {name: getattr(toggle, name) for name in names}
         | {"value": chosen.values[toggle.name], "allowed": toggle.allowed()}
         | {"source": chosen.sources.get(toggle.name, "default")}
         for toggle in TABLE.values()
+        if not args.names or toggle.name in args.names
     ]
     if args.json:
         console.json_document({"schema_version": 1, "note": _WHO_READS, "toggles": rows})
@@ -237,6 +248,7 @@ shell. A preset is a set of variables that belong together.
 A variable that is unknown or holds a bad value is an error (exit code 2).""",
     examples="""\
   runbook toggles
+  runbook toggles NSA_DDP_BUCKET_MB NSA_DDP_COMPRESS
   NSA_DDP_BUCKET_MB=50 runbook toggles
   runbook toggles --preset production""",
     add_arguments=_add_toggles,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import LATEST_LINK, TRAINING_CSV
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.cli.finished import find_run
-from runbook.console import Console, printable
+from runbook.console import Console, in_one_line, printable
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         if args.json:
             console.json_line(asdict(anomaly))
         else:
-            console.result(printable(anomaly.line()))
+            console.result(in_one_line(anomaly.line()))
 
     def warn(text: str) -> None:
-        console.error(printable(f"warning: {text}"))
+        console.error(in_one_line(f"warning: {text}"))
 
     watcher = Watcher(folder.resolve(), limits)
     if args.once:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser
-from runbook.console import Console, printable, style_of
+from runbook.console import Console, in_one_line, printable, style_of
 from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
@@ -168,11 +168,11 @@ def _decide(args: argparse.Namespace, console: Console) -> int:
         return code
     word = decision.outcome.value
     winner = f" {decision.winner}" if decision.winner else ""
-    console.result(console.paint(word, style_of(word)) + printable(winner))
+    console.result(console.paint(word, style_of(word)) + in_one_line(winner))
     for line in _decision_lines(decision):
-        console.result(f"  {printable(line)}")
+        console.result(f"  {in_one_line(line)}")
     console.result(
-        f"  declared error {decision.error_rate:g}; {args.question}, {printable(table.name)}"
+        f"  declared error {decision.error_rate:g}; {args.question}, {in_one_line(table.name)}"
     )
     return code
 
@@ -237,7 +237,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
     verdict = judgement.verdict.value
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.result(console.paint(verdict, style_of(verdict)) + printable(claim))
+    console.result(console.paint(verdict, style_of(verdict)) + in_one_line(claim))
     console.result(printable(f"judged from {path}; {judgement.source}\n"))
     rows = [
         (check.id, check.outcome.value, "" if check.required else "optional", check.reason)

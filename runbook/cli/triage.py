@@ -18,7 +18,7 @@ from runbook.cli._parser import (
     whole_type,
 )
 from runbook.cli.finished import find_run
-from runbook.console import Console, printable
+from runbook.console import Console, in_one_line, printable
 from runbook.errors import ProgramExit, RunbookError, UsageError
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     out = (args.out / f"triage-{stamp}").resolve()
-    console.progress(printable(f"triage of {target.why}; evidence in {out}"))
+    console.progress(in_one_line(f"triage of {target.why}; evidence in {out}"))
 
     def tell(result: StepResult) -> None:
-        console.progress(printable(f"{result.name}: {result.outcome}: {result.detail}"))
+        console.progress(in_one_line(f"{result.name}: {result.outcome}: {result.detail}"))
 
     with stop_on_signals(StopRequest()) as stop:
         triage = run_steps(target, out, stop=stop, tell=tell)
@@ -146,9 +146,9 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
         console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": rows})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
-    console.result(printable(f"triage of {target.why} ({target.symptom})"))
+    console.result(in_one_line(f"triage of {target.why} ({target.symptom})"))
     for note in first.notes:
-        console.result(printable(f"every try {note}"))
+        console.result(in_one_line(f"every try {note}"))
     console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
     for row in rows:
         console.result(f"{row['step']}. {row['title']} [{row['source']}]")
@@ -161,7 +161,7 @@ def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
         return
     rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
     console.table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
-    console.result(printable(f"finding: {triage.finding}"))
+    console.result(in_one_line(f"finding: {triage.finding}"))
     for line in triage.exports:
         console.result(printable(line))
 

@@ -19,7 +19,6 @@ from runbook.config.settings import (
     Settings,
     is_passed_on,
     variable_problems,
-    word,
 )
 from runbook.errors import UsageError
 from runbook.files import data_path
@@ -131,14 +130,7 @@ def with_config(profile: Profile, config: str) -> Profile:
 
 def words(settings: Settings) -> tuple[str, ...]:
     """The settings as `KEY=VALUE` words, by which `--set` asks for the same again."""
-    return tuple(f"{name}={value}" for name, value in flat(settings).items())
-
-
-def flat(settings: Settings) -> dict[str, str]:
-    """Every setting as text, by name."""
-    overrides = {name: word(value) for name, value in settings.config_overrides.items()}
-    config = {CONFIG_VARIABLE: settings.config} if settings.config else {}
-    return {**settings.toggles, **overrides, **config}
+    return tuple(f"{name}={value}" for name, value in settings.texts().items())
 
 
 def told(

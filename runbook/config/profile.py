@@ -36,11 +36,24 @@ class LimitValue(Record):
     comparator: str | None = None
 
 
+# A card's clocks and timers keep to its specification within a percent or two: what is faster than
+# this share of what it allows was not measured.
+MOST_OF_PEAK = 1.03
+
+
 class Peak(Record):
     """The most that the specification of a device or a link allows, in the unit of its ceiling."""
 
     value: float = Field(gt=0, allow_inf_nan=False)
     source: str = Field(min_length=1)
+
+    def beyond(self, rate: float) -> str:
+        """Why such a rate is impossible, or an empty string."""
+        if rate <= MOST_OF_PEAK * self.value:
+            return ""
+        return (
+            f"more than {MOST_OF_PEAK:g} times the {self.value:g} that are possible ({self.source})"
+        )
 
 
 # Ceilings that a specification bounds; of a small all-reduce only its time means something.

@@ -57,6 +57,12 @@ class Settings:
     config: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    def texts(self) -> dict[str, str]:
+        """Every setting as run.json keeps it, and as it is typed after `--set NAME=`."""
+        overrides = {name: word(value) for name, value in self.config_overrides.items()}
+        config = {CONFIG_VARIABLE: self.config} if self.config else {}
+        return {**self.toggles, **overrides, **config}
+
 
 def config_keys() -> dict[str, Any]:
     """Every key of a trainer config as `section.key`, with the type that it takes."""

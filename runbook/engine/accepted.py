@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa import contract
+from runbook.engine.identity import CODE, code_digest
 from runbook.engine.intact import journal_problems
 from runbook.engine.journal import EVENTS_FILE, is_going_on
 from runbook.engine.outputs import (
@@ -175,14 +176,22 @@ def check_whole(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry])
 
 
 def _check_record(folder: Path, record: RunRecord) -> None:
-    """Raise `DamagedRunError` unless record and journal are those that the run wrote."""
+    """Raise `DamagedRunError` unless record and journal are those that the run wrote.
+
+    Other code may write the same record otherwise, and derive another one from the same journal:
+    then it is only not taken (`RunbookError`).
+    """
     if folder.name != record.run_id:
         raise DamagedRunError(f"its folder is {folder.name}, its run {record.run_id}")
     _check_digests(folder, record, (RECORD_FILE, EVENTS_FILE))
     if (folder / RECORD_FILE).read_bytes().decode() != record_text(record):
-        raise DamagedRunError(f"its {RECORD_FILE} is not as the runbook wrote it")
-    if problems := journal_problems(folder, record):
+        problems = [f"its {RECORD_FILE} is not as the runbook writes it"]
+    else:
+        problems = journal_problems(folder, record)
+    if problems and record.environment.get(CODE) == code_digest():
         raise DamagedRunError(problems[0])
+    if problems:
+        raise RunbookError(f"other code made it, and by this one {problems[0]}")
 
 
 def _check_files(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:

@@ -24,6 +24,8 @@ from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
 from runbook.records import RunRecord
 
+# Under this name the record's environment keeps `code_digest`.
+CODE = "code"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
@@ -31,7 +33,7 @@ _TIMEOUT_S = 20.0
 _DIGITS = 12
 _WORDS = {
     "changes": "changes against the commit (digest)",
-    "code": "code of the packages (digest)",
+    CODE: "code of the packages (digest)",
     "machine": "machine (digest)",
     "gpus": "GPUs (digest)",
     "packages": "packages that training computes with (digest)",
@@ -57,10 +59,15 @@ def identity() -> dict[str, str]:
         "packages": installed_digest()[:_DIGITS],
         "commit": (state.sha if state else None) or _NONE,
         "changes": state.diff_sha256[:_DIGITS] if state else _NONE,
-        "code": _digest("".join(map(package_digest, package_folders().values()))),
+        CODE: code_digest(),
         "machine": _digest(platform.node()),
         **_gpus(),
     }
+
+
+def code_digest() -> str:
+    """Digest of the Python files of our packages, as they are imported here."""
+    return _digest("".join(map(package_digest, package_folders().values())))
 
 
 def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from runbook.config import (
     load_profile_document,
     parse_settings,
 )
-from runbook.config.precedence import flat, gathered, with_config, words
+from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.engine.commits import with_commits
 from runbook.engine.planned import planned_problems
@@ -85,6 +85,8 @@ class Setup:
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
         options = self.options
+        # In the words that the record keeps, so that judging again prints the same commands.
+        words = tuple(f"{name}={text}" for name, text in self.settings.texts().items())
         return PlanContext(
             profile=self.profile,
             toggles=self.settings.toggles,
@@ -97,7 +99,7 @@ class Setup:
             gpu_hour_price=options.gpu_hour_price,
             reference=options.reference,
             head=options.head,
-            invocation=options.invocation(),
+            invocation=replace(options.invocation(), settings=words),
         )
 
     @property
@@ -133,7 +135,7 @@ class Setup:
     @property
     def given(self) -> dict[str, str]:
         """What a person gave for this run, as text by name."""
-        return flat(self.settings)
+        return self.settings.texts()
 
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""

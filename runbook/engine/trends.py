@@ -15,13 +15,23 @@ _ASCII = "_.-~=+*#"
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """A metric's comparable values, oldest first: the same profile, settings, work and devices."""
+    """A metric's comparable values, oldest first: the same profile, settings, work and devices.
+
+    `path` is the file that a measurement is from, since every launch may give one of that name; a
+    check has one number a run, whatever files it is from.
+    """
 
     name: str
     unit: str
     on_what: str
     line: str
     rows: tuple[MetricRow, ...]
+    path: str = ""
+
+    @property
+    def title(self) -> str:
+        """What is on the line: `baseline/loss: profile cpu, 2 x AMD EPYC, run1/training.csv`."""
+        return ", ".join(text for text in (f"{self.name}: {self.on_what}", self.path) if text)
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -55,9 +65,9 @@ class RunsPage:
 
 def trends(rows: Sequence[MetricRow]) -> list[Trend]:
     """The rows of one or more metrics, split into lines; the one with the newest run comes last."""
-    lines: dict[tuple[str, str], list[MetricRow]] = {}
+    lines: dict[tuple[str, str, str], list[MetricRow]] = {}
     for row in rows:
-        lines.setdefault((row.name, row.line), []).append(row)
+        lines.setdefault((row.name, row.line, _launch_of(row)), []).append(row)
     found = [
         Trend(
             name=name,
@@ -65,10 +75,16 @@ def trends(rows: Sequence[MetricRow]) -> list[Trend]:
             on_what=kept[-1].on_what,
             line=line,
             rows=tuple(kept),
+            path=path,
         )
-        for (name, line), kept in lines.items()
+        for (name, line, path), kept in lines.items()
     ]
-    return sorted(found, key=lambda trend: (trend.name, trend.rows[-1].started_at))
+    return sorted(found, key=lambda trend: (trend.name, trend.rows[-1].started_at, trend.path))
+
+
+def _launch_of(row: MetricRow) -> str:
+    """The file of a measurement, named `phase/measurement`; nothing for a check."""
+    return row.path if "/" in row.name else ""
 
 
 def sparkline(values: Sequence[float], *, plain: bool = False) -> str:

@@ -118,10 +118,19 @@ class Measurement(Record):
         return (Source(path=self.path, sha256=self.sha256, window=self.window), *self.others)
 
     @property
+    def named(self) -> tuple[tuple[str, ...], int]:
+        """The files to name where there is little room, and how many more there are.
+
+        Of more than three, the first alone.
+        """
+        paths = tuple(source.path for source in self.sources)
+        return (paths, 0) if len(paths) <= 3 else (paths[:1], len(paths) - 1)
+
+    @property
     def where(self) -> str:
-        """The files as text; of more than three, the first and how many more."""
-        paths = [source.path for source in self.sources]
-        return ", ".join(paths) if len(paths) <= 3 else f"{paths[0]} and {len(paths) - 1} more"
+        """The files as text."""
+        paths, more = self.named
+        return ", ".join(paths) + (f" and {more} more" if more else "")
 
     def __str__(self) -> str:
         spread = f" +- {plain_number(self.stdev)}" if self.stdev is not None else ""

@@ -164,12 +164,11 @@ class RunRecord(Record):
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
-    `color`: escape codes are welcome. `location`: the run's folder as the reader would type it.
-    `brief`: only what is left to say where the phases were shown while they ran.
+    `color`: escape codes are welcome. `brief`: only what is left to say where the phases were
+    shown while they ran.
     """
 
     color: bool = False
-    location: str = ""
     brief: bool = False
 
 

@@ -62,13 +62,13 @@ def memory_plateau(
     faults = []
     if growth > slack:
         faults.append(
-            f"new high-water mark in the last half: {growth:+.0f} MiB, allowed {slack:.0f}"
+            f"new high-water mark in the last half: {growth:+.0f} MiB, allowed {slack:.0f} MiB"
         )
     if top > ceiling:
-        faults.append(f"{top:.0f} MiB were already used, limit {ceiling:.0f}")
+        faults.append(f"{top:.0f} MiB were already used, limit {ceiling:.0f} MiB")
     elif max(interval[0], top) > ceiling:
         faults.append(
-            f"reaches {interval[0]:.0f} MiB or more by step {goal:g}, limit {ceiling:.0f}"
+            f"reaches {interval[0]:.0f} MiB or more by step {goal:g}, limit {ceiling:.0f} MiB"
         )
     details: dict[str, Detail] = {
         "high_water_first_half_mib": before,
@@ -80,10 +80,11 @@ def memory_plateau(
     if faults:
         outcome, says = Decided.FAIL, "; ".join([*faults, trend])
     elif interval[1] <= ceiling:
-        outcome, says = Decided.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f}"
+        outcome, says = Decided.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f} MiB"
     else:
         outcome = Decided.INCONCLUSIVE
-        says = f"{trend}, but up to {interval[1]:.0f} is possible, limit {ceiling:.0f}; run longer"
+        most = f"up to {interval[1]:.0f} MiB is possible, limit {ceiling:.0f} MiB"
+        says = f"{trend}, but {most}; run longer"
     return Decision(
         outcome=outcome,
         estimate=estimate,

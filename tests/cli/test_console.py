@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from runbook.console import Console, printable
+from runbook.console import Console, counted, printable, short_caveat, verdict_text
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -117,6 +117,22 @@ def test_one_json_document_is_one_line() -> None:
     Console(stdout=out, stderr=io.StringIO()).json_line({"text": "two\nlines", "n": 1.5})
     assert out.getvalue().count("\n") == 1
     assert json.loads(out.getvalue()) == {"text": "two\nlines", "n": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("caveat", "shown"),
+    [
+        ("fewer steps (a.steps=1, b.steps=2, c.steps=3)", None),
+        ("fewer steps (a.steps=1, b.steps=2, c.steps=3, d.rounds=4)", "fewer steps (4 settings)"),
+        ("limits loosened (a, b, c, d, e)", "limits loosened (5 limits)"),
+        ("FLAKY (a/b, c/d, e/f, g/h needed a second attempt)", None),
+        ("for 1 of 61 checks", None),
+    ],
+)
+def test_a_long_list_of_settings_is_counted_in_the_headline(caveat: str, shown: str | None) -> None:
+    assert short_caveat(caveat) == (shown or caveat)
+    assert verdict_text("GO", [caveat, "A/A: equal arms"]).endswith("A/A: equal arms")
+    assert (counted(caveat) is not None) == (shown is not None)
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,11 @@ def test_every_launch_has_a_time_and_a_limit(plan: str) -> None:
     # Arms take a line a round, inside the quotes of the command before them.
     commands = [line for line in plan.splitlines() if line and line[0] not in "#{]"]
     times = re.findall(r"^#   .+; stopped after .+$", plan, flags=re.MULTILINE)
-    assert len(times) == len(commands)
-    assert re.search(rf"^# total   {len(commands)} launches, .*at most ", plan, re.MULTILINE)
+    assert len(times) == len(commands) == len(set(commands)), "the same command stands there once"
+    again = re.findall(r"^#   (?:again|(\d+) times more): ", plan, flags=re.MULTILINE)
+    whole = len(commands) + sum(int(number or 1) for number in again)
+    assert re.search(rf"^# total   {whole} launches, .*at most ", plan, re.MULTILINE)
+    assert "#   4 times more: run2 to run5" in plan.splitlines()
 
 
 def test_for_machines(tmp_path: Path) -> None:

@@ -8,15 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from runbook.cli._json_lines import JsonObserver
 from runbook.console import Console
 from runbook.launch.pulse import Pulse, Silence
-from runbook.records import Verdict
 from runbook.records.events import events_schema
-from tests.cli.shell import inside, runbook
+from tests.cli.shell import inside
 from tests.cli.test_observers import Clock
 from tests.engine import toys
 from tests.reports import samples
@@ -65,22 +63,6 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
     assert len(steps) <= 2 * 60 * 0.05 * 3 + 4, "at most two a second"
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"event": "else"})
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
-
-
-@pytest.mark.slow
-@pytest.mark.e2e
-def test_the_stream_of_the_program_itself(tmp_path: Path) -> None:
-    ended = runbook(
-        *("run", "--profile", "cpu", "--phase", "baseline", "--steps-scale", "0.1"),
-        *("--protocol", "single", "--output-format", "json"),
-        cwd=tmp_path,
-        timeout_s=600,
-    )
-    events = checked(ended.out)
-    # Six steps are too few to pass; what matters here is that both ways to say it agree.
-    assert events[-1]["event"] == "run_finished"
-    assert ended.code == Verdict(events[-1]["verdict"]).exit_code != 0, ended.err
-    assert {event["schema_version"] for event in events} == {1}
 
 
 def test_ranks_are_told_when_something_changes_and_steps_twice_a_second() -> None:

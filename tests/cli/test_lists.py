@@ -92,6 +92,19 @@ def test_toggles_in_this_shell(tmp_path: Path) -> None:
     assert rows["NSA_LR"] == ["(config)", "default"]
 
 
+def test_toggles_by_name(tmp_path: Path) -> None:
+    ended = inside("toggles", "NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB", cwd=tmp_path)
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()[1:-1]] == [
+        "NSA_OPT_FUSED",
+        "NSA_DDP_BUCKET_MB",
+    ]
+    ended = inside("toggles", "NSA_DDP_BUKET_MB", "TORCH_X", cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "NSA_DDP_BUKET_MB: no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)" in ended.err
+    assert "TORCH_X: no such toggle" in ended.err
+
+
 def test_toggles_for_machines(tmp_path: Path) -> None:
     from nsa.toggles import TOGGLES
 

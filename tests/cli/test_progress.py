@@ -69,6 +69,12 @@ def test_a_rate_is_not_shown_while_nobody_is_heard() -> None:
             assert "tok/s" not in line and "█" not in line
 
 
+def test_without_a_launch_it_says_what_is_done_instead() -> None:
+    progress = training(PULSES["heard"])
+    progress.enter("2/9", "baseline", 40.0)
+    assert "collecting and judging, 2 s" in progress.line(42.0)
+
+
 def test_the_clock_of_the_run_does_not_begin_anew_with_a_launch() -> None:
     progress = training(PULSES["heard"])
     progress.start("run2", 1, 300, 90.0)

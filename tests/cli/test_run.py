@@ -16,6 +16,7 @@ import pytest
 from runbook.collect.host import find_token_processes
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
+from tests.cli.test_json_lines import checked
 
 pytestmark = pytest.mark.e2e
 
@@ -112,9 +113,10 @@ WORDS = (
 
 
 def test_events_as_json_lines(tmp_path: Path) -> None:
-    ended = runbook(*WORDS, "--json", "--out", "here", cwd=tmp_path)
+    ended = runbook(*WORDS, "--output-format", "json", "--out", "here", cwd=tmp_path)
     assert ended.err == ""
-    events = [json.loads(line) for line in ended.out.splitlines()]
+    events = checked(ended.out)
+    assert {event["schema_version"] for event in events} == {1}
     names = [event["event"] for event in events]
     order = ["run_started", "phase_started", "launch_started", "launch_finished"]
     order += ["phase_finished", "run_finished"]

@@ -176,6 +176,17 @@ def test_a_damaged_run_of_another_profile_holds_nobody_back(out: Path, earlier: 
     assert f"profile {record.profile}, here another" in found.left_out[earlier.name]
 
 
+def test_a_run_that_other_code_wrote_otherwise_is_named_and_not_damaged(
+    out: Path, earlier: Path
+) -> None:
+    """Else every version that adds a field to the record would hold back the next run."""
+    record = RunRecord.model_validate_json((out / earlier.name / "run.json").read_bytes())
+    changed(out / earlier.name, environment={**record.environment, "code": "older"})
+    found = looked(out)
+    assert (found.runs, found.damaged) == ((), {})
+    assert found.left_out[earlier.name].startswith("other code made it, and by this one run.json")
+
+
 def test_a_run_that_goes_on_is_no_damaged_one(out: Path, earlier: Path) -> None:
     """Its manifest is written last: until then it looks like one whose manifest was removed."""
     gone("MANIFEST.sha256")(out / earlier.name)

@@ -41,6 +41,15 @@ def plan_of(line: str, folder: Path) -> dict[str, Any]:
     return {phase["name"]: phase["launches"] for phase in json.loads(done.stdout)["phases"]}
 
 
+def test_a_command_is_the_same_when_the_run_is_judged_again(tmp_path: Path) -> None:
+    """However a value was typed: else `verify` finds every rerun line changed."""
+    typed = ("train.lr=1e6", "NSA_DDP_COMPRESS=off", "runtime.gradient_checkpointing=true")
+    setup = prepare(asked(tmp_path, settings=typed))
+    options = setup.options.document()
+    again = Invocation.recorded("cpu", setup.settings.texts(), options)
+    assert setup.context({}).rerun("baseline") == again.line(["baseline"])
+
+
 def asked(tmp_path: Path, **changes: Any) -> RunOptions:
     return RunOptions(phases="bucket_sweep", profile="cpu", out=tmp_path / "runs", **changes)
 

@@ -189,6 +189,13 @@ def judge(phase: str, found: PhaseEvidence, where: PlanContext) -> Judgement:
     return judgement
 
 
+@functools.cache
+def healthy_checks(phase: str, profile: str) -> Mapping[str, Check]:
+    """The checks of a phase in which nothing is spoiled, by id."""
+    where = context(profile)
+    return {check.id: check for check in judge(phase, evidence(phase, where), where).checks}
+
+
 def row(phase: str, what: str, found: PhaseEvidence, where: PlanContext) -> Check:
     """One check of a phase."""
     checks = {check.id: check for check in judge(phase, found, where).checks}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.records import Check, Outcome, Reason
+from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, heartbeats, spoil, traces
 from tests.phases.answers import FEW, WHERE
@@ -202,6 +202,18 @@ def test_headroom_has_to_be_above_20_percent(used: int) -> None:
     assert gpus("memory_headroom", used_mib=float(used)).outcome is expected
 
 
+def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
+    def fuller(made: LaunchEvidence) -> LaunchEvidence:
+        used = 40_960.0 if made.launch.name == "run2" else 8_192.0
+        return replace(made, gpu_samples=traces.gpu_samples(2, used_mib=used))
+
+    found = builder.evidence("baseline", WHERE, change=fuller)
+    check = builder.row("baseline", "memory_headroom", found, WHERE)
+    assert check.outcome is Outcome.PASS and check.measurement is not None
+    assert (check.measurement.value, check.comparator.value, check.limit) == (50.0, ">", 20.0)
+    assert check.reason.startswith("5 launches: run2:") and check.limit_source
+
+
 def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
     samples = traces.gpu_samples(2)
     samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
@@ -231,14 +243,34 @@ def test_the_zone_of_nvidia_smis_clock_does_not_matter(zone_h: float) -> None:
     assert gpus("gpu_utilisation", zone_h=zone_h, busy=70.0).outcome is Outcome.FAIL
 
 
-@pytest.mark.parametrize(("rate", "code"), [(4e5, Reason.OK), (4e6, Reason.WARNING)])
-def test_a_trainer_never_fails_for_being_fast(rate: float, code: Reason) -> None:
-    """100 steps in 2 s, and in 0.2 s, of a launch of 14 s."""
-    found = builder.evidence("baseline", WHERE, rate=rate)
+def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
+    """100 steps in 2 s of a launch of 14 s."""
+    found = builder.evidence("baseline", WHERE, rate=4e5)
+    for what in ("gpu_utilisation", "gpu_balance"):
+        assert builder.row("baseline", what, found, WHERE).code is Reason.OK
+
+
+def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
+    """A sampler that died in one of five launches: those that it left were busy, and passed."""
+    samples = traces.gpu_samples(2)
+    found = builder.evidence(
+        "baseline", WHERE, change=spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
+        only=["run3"],
+    )  # fmt: skip
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert "run3: no samples in the last " in check.reason
+
+
+def test_too_few_samples_neither_pass_nor_fail() -> None:
+    """100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at."""
+    found = builder.evidence("baseline", WHERE, rate=4e6)
     for what in ("gpu_utilisation", "gpu_balance"):
         check = builder.row("baseline", what, found, WHERE)
-        assert (check.outcome, check.code) == (Outcome.PASS, code), check.reason
-        assert code is Reason.OK or "too few to tell" in check.reason
+        assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+        assert "too few to tell" in check.reason and "--steps-scale" in check.remedy
+    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
+    assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
 
 
 def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phases.common.case import Case, Finding, Unanswerable
+from phases.common.case import Case, Finding, Unanswerable, once
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 
@@ -37,3 +37,30 @@ def test_a_launch_not_run_for_another_reason_has_its_own() -> None:
     found = why_not(spoil.ended(LaunchStatus.NOT_RUN, cause="the run was interrupted"))
     assert (found.outcome, found.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
     assert found.reason == "not run: the run was interrupted"
+
+
+def test_an_answer_about_a_launch_is_worked_out_once_in_a_case() -> None:
+    worked_out = []
+
+    @once
+    def answer(case: Case, name: str) -> int:
+        worked_out.append((case, name))
+        return len(worked_out)
+
+    where = builder.context()
+    evidence = builder.evidence("single_gpu", where)
+    one, other = (Case(phase="single_gpu", evidence=evidence, context=where) for _ in range(2))
+    assert [answer(one, "run1"), answer(one, "run2"), answer(one, "run1")] == [1, 2, 1]
+    assert answer(other, "run1") == 3, "another case may have another profile"
+    assert worked_out == [(one, "run1"), (one, "run2"), (other, "run1")]
+
+
+def test_what_has_no_answer_has_none_again() -> None:
+    @once
+    def answer(case: Case, name: str) -> str:
+        return case.launch(name).launch.name
+
+    case = Case(phase="baseline", evidence=builder.PhaseEvidence(), context=builder.context())
+    for _ in range(2):
+        with pytest.raises(Unanswerable, match="was not run"):
+            answer(case, "run1")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from phases.common.case import ending
-from phases.playbook import ALONE, BY_REASON, BY_TOPIC, remedy_for
+from phases.common.situation import situation_of, told
+from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
 from runbook import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from runbook.registry import known_checks, known_limits
 from tests.phases import builder
+from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 
 PHASES = registry.phases()
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
@@ -37,7 +42,7 @@ def test_check_ids_are_unique() -> None:
 def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
     fine = {Reason.OK, Reason.NOT_GATED, Reason.NOT_ASKED_FOR, Reason.NO_ACCEPTED_RUN}
     assert set(Reason) - fine == set(BY_REASON)
-    assert all(BY_TOPIC.values()) and all(BY_REASON.values())
+    assert all(BY_TOPIC.values()) and all(told(one, ON_A_CPU) for one in BY_REASON.values())
 
 
 def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
@@ -46,16 +51,55 @@ def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
 
 
 def test_a_launch_that_ended_badly_is_mended_before_its_topic() -> None:
-    assert remedy_for("throughput", Reason.BELOW_LIMIT) == BY_TOPIC["throughput"]
-    assert remedy_for("throughput", Reason.HANG) == BY_REASON[Reason.HANG]
-    assert remedy_for("", Reason.UNDECIDED) == BY_REASON[Reason.UNDECIDED]
+    assert "NSA_ACCUM" in remedy_for("throughput", Reason.BELOW_LIMIT, ON_TWO_A100)
+    assert remedy_for("throughput", Reason.HANG, ON_A_CPU) == told(BY_TOPIC["stall"], ON_A_CPU)
+    assert remedy_for("", Reason.UNDECIDED, ON_A_CPU) == BY_REASON[Reason.UNDECIDED]
 
 
-def test_one_rank_has_remedies_of_its_own_for_topics_that_there_are() -> None:
-    assert set(ALONE) <= set(BY_TOPIC)
-    assert remedy_for("throughput", Reason.BELOW_LIMIT, ranks=1) == ALONE["throughput"]
-    assert remedy_for("memory", Reason.BELOW_LIMIT, ranks=1) == BY_TOPIC["memory"]
-    assert "NSA_DDP" not in "".join(ALONE.values())
+@pytest.mark.parametrize(
+    ("changed", "topic", "advice"),
+    [
+        ({"device": "cpu"}, "stall", "NCCL_DEBUG"),
+        ({"ranks": 1}, "stall", "NCCL_DEBUG"),
+        ({"device": "cpu"}, "throughput", "flash"),
+        ({"pcie": False}, "throughput", "PCIe"),
+        ({"dtype": "fp32"}, "loss", "bf16"),
+        ({"seq_len": 128}, "memory", "1024"),
+        ({"ranks": 1}, "memory", "under DDP"),
+        ({"device": "cpu"}, "steady", "GPU"),
+        ({"device": "cpu"}, "scaling", "NCCL"),
+    ],
+)
+def test_advice_is_given_where_it_fits_and_nowhere_else(
+    changed: dict[str, Any], topic: str, advice: str
+) -> None:
+    assert advice in remedy_for(topic, Reason.MISMATCH, ON_TWO_A100, own=topic)
+    other = remedy_for(topic, Reason.MISMATCH, replace(ON_TWO_A100, **changed), own=topic)
+    assert other and advice not in other
+
+
+def test_no_remedy_on_a_cpu_asks_for_what_only_a_gpu_has() -> None:
+    names_a_gpu = {"cuda", "preempted"}
+    for topic in set(BY_TOPIC) - names_a_gpu:
+        remedy = remedy_for(topic, Reason.MISMATCH, ON_A_CPU, own=topic)
+        assert remedy and not re.search(r"NCCL|GPU|PCIe|nvidia|flash", remedy), topic
+
+
+def test_the_situation_is_that_of_the_launches_before_that_of_the_profile() -> None:
+    where = builder.context()
+    launches = list(builder.evidence("baseline", where).launches.values())
+    as_ran = situation_of(where.profile, launches, [f"{launches[1].launch.run_dir}/training.csv"])
+    assert as_ran == replace(ON_TWO_A100, folder=launches[1].launch.run_dir)
+    assert replace(situation_of(where.profile, []), folder="") == replace(ON_TWO_A100, folder="")
+    fp32 = {**dict(launches[0].env or {}), "effective": {"dtype": "fp32", "seq_len": 128}}
+    changed = situation_of(where.profile, [replace(launches[0], env=fp32)])
+    assert (changed.dtype, changed.seq_len) == ("fp32", 128)
+
+
+def test_one_rank_has_remedies_of_its_own() -> None:
+    alone = remedy_for("throughput", Reason.BELOW_LIMIT, replace(ON_TWO_A100, ranks=1))
+    assert "NSA_COMPILE=dense" in alone and "NSA_DDP" not in alone
+    assert "NSA_COMPILE" not in remedy_for("throughput", Reason.BELOW_LIMIT, ON_TWO_A100)
 
 
 def test_every_end_of_a_launch_has_a_remedy_of_its_own() -> None:
@@ -64,7 +108,7 @@ def test_every_end_of_a_launch_has_a_remedy_of_its_own() -> None:
     def told(status: LaunchStatus, kind: Kind = Kind.NONE) -> str:
         result = made.result.model_copy(update={"status": status, "kind": kind})
         end = ending(replace(made, result=result))
-        return remedy_for("plausible", end.code, own=end.topic)
+        return remedy_for("plausible", end.code, ON_TWO_A100, own=end.topic)
 
     ends = [one for one in LaunchStatus if one is not LaunchStatus.COMPLETED]
     by_status = {status: told(status) for status in ends}

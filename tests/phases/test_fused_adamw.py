@@ -212,4 +212,6 @@ def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> Non
     judgement = builder.judge("fused_adamw", found, where)
     keep = get(judgement, "fused_adamw.keep")
     assert said(keep) == (Outcome.PASS, Reason.OK) and "NSA_OPT_FUSED stays as it is" in keep.reason
+    picture = next(one for one in judgement.comparisons if one.check == keep.id)
+    assert picture.answer == "PASS (INCONCLUSIVE, not gated)", "as the row, and why"
     assert judgement.choices == {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from runbook import registry
 from runbook.config import profile_names
 from runbook.records import Check, Outcome, Verdict, judge_run, satisfies
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import PlanContext
 from runbook.registry import select
 from tests.phases import builder
 
@@ -17,8 +18,10 @@ PHASES = registry.phases()
 PROFILES = profile_names()
 
 
-def whole_run(where: PlanContext) -> list[Check]:
+@cache
+def whole_run(profile: str) -> tuple[Check, ...]:
     """All nine phases, healthy, each seeing the earlier ones that it reads."""
+    where = builder.context(profile)
     done: dict[str, PhaseEvidence] = {}
     checks: list[Check] = []
     for phase in select("all"):
@@ -28,13 +31,13 @@ def whole_run(where: PlanContext) -> list[Check]:
         found = builder.evidence(phase.name, where, earlier=earlier, rate=rate)
         done[phase.name] = found
         checks += builder.judge(phase.name, found, where).checks
-    return checks
+    return tuple(checks)
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_healthy_run_is_go(name: str) -> None:
     where = builder.context(name)
-    checks = whole_run(where)
+    checks = whole_run(name)
     wrong = [
         f"{check.id}: {check.outcome} {check.reason}"
         for check in checks
@@ -48,7 +51,7 @@ def test_a_healthy_run_is_go(name: str) -> None:
 def test_no_check_outside_the_skipped_ones_is_left_open(name: str) -> None:
     open_ones = [
         f"{check.id}: {check.outcome} {check.reason}"
-        for check in whole_run(builder.context(name))
+        for check in whole_run(name)
         if check.outcome not in (Outcome.PASS, Outcome.SKIPPED)
     ]
     assert not open_ones
@@ -56,7 +59,7 @@ def test_no_check_outside_the_skipped_ones_is_left_open(name: str) -> None:
 
 def test_each_required_check_alone_decides() -> None:
     where = builder.context("cpu")
-    checks = whole_run(where)
+    checks = whole_run("cpu")
     for lost in where.profile.required:
         rest = [check for check in checks if check.id != lost]
         assert judge_run(rest, where.profile.required) is Verdict.INCOMPLETE

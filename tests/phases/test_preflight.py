@@ -212,6 +212,13 @@ def test_a_limit_of_the_clocks_that_somebody_set_is_told_and_no_fault() -> None:
     assert said(check) == (Outcome.PASS, Reason.OK) and "GPU 0: power cap" in check.reason
 
 
+def test_advice_on_nccl_where_there_is_no_infiniband_is_for_gpus() -> None:
+    assert "NCCL_IB_DISABLE=1" in row("infiniband").reason
+    where = builder.context("cpu")
+    check = builder.row("preflight", "infiniband", builder.evidence("preflight", where), where)
+    assert (check.outcome, check.reason) == (Outcome.PASS, "absent")
+
+
 def test_a_power_limit_that_nobody_tells_is_a_warning() -> None:
     """The clocks under load still decide, in row `devices` of each launch."""
     assert said(row("gpu_power", gpu_power_limit=0.96)) == (Outcome.PASS, Reason.OK)

@@ -169,8 +169,7 @@ def test_a_spoiled_launch_says_so(
     phase: str, what: str, change: Change, outcome: Outcome, code: Reason
 ) -> None:
     where = builder.context()
-    clean = builder.row(phase, what, builder.evidence(phase, where), where)
-    assert clean.outcome is PASS
+    assert builder.healthy_checks(phase, where.profile.name)[f"{phase}.{what}"].outcome is PASS
     check = builder.row(phase, what, builder.evidence(phase, where, change=change), where)
     assert (check.outcome, check.code) == (outcome, code), check.reason
 
@@ -238,11 +237,24 @@ def test_a_shorter_retry_may_have_fewer_rows() -> None:
     assert builder.row("nvtx", "plausible", found, where).outcome is PASS
 
 
+def test_a_gradient_norm_that_is_not_finite_is_called_one() -> None:
+    where = builder.context()
+    norm, told = at("grad_norm", 6, math.nan), spoil.rank(1, nonfinite={"step": 7, "value": "nan"})
+    found = builder.evidence("baseline", where, change=lambda made: told(norm(made)))
+    check = builder.row("baseline", "loss_finite", found, where)
+    assert (check.outcome, check.code) == (FAIL, Reason.NON_FINITE)
+    assert check.reason == "run1: the gradient norm is not finite at step 7"
+    assert check.measurement is not None
+    assert (check.measurement.name, str(check.measurement.window)) == ("grad_norm", "steps 7-7")
+    found = builder.evidence("baseline", where, change=told)
+    assert "the loss is not finite" in builder.row("baseline", "loss_finite", found, where).reason
+
+
 def test_remedies_come_from_the_playbook() -> None:
     where = builder.context()
     found = builder.evidence("baseline", where, change=spoil.ended(LaunchStatus.HUNG))
     check = builder.row("baseline", "completed", found, where)
-    assert "SIGUSR1" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
+    assert "runbook stacks" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
     assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
 
 

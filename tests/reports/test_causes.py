@@ -100,8 +100,11 @@ def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
 
 
 def lost(step: int, loss: str, norm: str = "nan") -> LaunchResult:
-    text = f"non-finite at step {step}: loss {loss}, gradient norm {norm}"
-    return ended(LaunchStatus.NON_FINITE, text)
+    """As the trainer says it: what is not finite first."""
+    finite = loss.replace(".", "").isdigit()
+    told = f"gradient norm {norm}, while the loss is {loss}"
+    text = told if finite else f"loss {loss}, gradient norm {norm}"
+    return ended(LaunchStatus.NON_FINITE, f"non-finite at step {step}: {text}")
 
 
 @pytest.mark.parametrize(

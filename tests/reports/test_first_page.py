@@ -11,7 +11,7 @@ from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
 from runbook.engine.outputs import render
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import Comparator, Outcome, RunRecord, Verdict
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, no_go, sweep
 
@@ -100,6 +100,40 @@ def test_the_facts_name_machine_software_and_commit() -> None:
     assert facts["Software"] == "torch 2.13.0, runbook 0.1.0"
     assert facts["Commit"] == "840303b8eaea on main, clean"
     assert facts["Set by hand"] == "NSA_PREFILL_BATCHED=0"
+
+
+def test_what_the_headline_counts_is_listed_with_the_configuration() -> None:
+    steps = "baseline.steps=20, baseline.launches=2, long_run.steps=60, nvtx.steps=5"
+    record = go().model_copy(update={"caveats": (f"fewer steps ({steps})",)})
+    assert record.said == "GO, fewer steps (4 settings)"
+    assert dict(summarize(build_view(record)).facts)["Fewer steps"] == steps
+    page = render(record, "html")
+    assert "fewer steps (4 settings)</span>" in page and steps in page
+
+
+def test_a_bare_yes_or_no_says_of_what() -> None:
+    record = go()
+    check = record.phases[0].checks[0]
+    assert check.measurement is not None
+    fact = check.measurement.model_copy(update={"name": "git.dirty", "value": False})
+    bare = {"measurement": fact, "comparator": Comparator.NONE, "limit": None}
+    phase = record.phases[0].model_copy(update={"checks": (check.model_copy(update=bare),)})
+    (row,) = build_view(record.model_copy(update={"phases": (phase,)})).phases[0].rows
+    assert row.value == "git.dirty: no"
+
+
+def test_no_line_of_the_first_page_breaks_inside_an_item() -> None:
+    for fmt in ("md", "details"):
+        text = render(no_go(), fmt)
+        assert "\n\n\n" not in text and "\n)" not in text, fmt
+        assert re.search(r"`[^`\n]* and \d+ more`", text) is None, "a count is no file"
+
+
+def test_the_copied_command_is_the_one_that_reproduces() -> None:
+    page = render(no_go(), "html")
+    copied = re.findall(r'data-copy="([\w-]+)"', page)
+    assert copied and all(name.startswith(("reproduce-", "rerun-")) for name in copied)
+    assert 'data-copy="command"' in render(go(), "html")
 
 
 def test_a_number_of_a_phase_that_was_not_asked_for_is_skipped_and_not_missing() -> None:

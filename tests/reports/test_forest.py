@@ -83,6 +83,13 @@ def test_a_far_limit_is_named_and_not_drawn() -> None:
     assert at == pytest.approx([0.95], abs=CLOSE)
 
 
+def test_a_limit_has_its_unit_and_a_ratio_none() -> None:
+    limit = Mark(label="limit of each rank", value=8192.0)
+    words = drawn(sizes(), limits=[limit], unit="MiB").words()
+    assert "limit of each rank: 8192 MiB (off this scale)" in words
+    assert "equal: 1" in drawn(sizes()).words()
+
+
 def test_it_says_in_words_what_it_shows() -> None:
     says = drawn(sizes(), margin=(0.98, 1.02)).says
     assert says.startswith("50 MB against 25 MB: ratio 0.998, interval 0.991 to 1.005; TIE; ")
@@ -107,6 +114,7 @@ def test_a_check_with_an_interval_and_a_limit_is_drawn_unless_its_rounds_are() -
     (_, one) = [*figures(record(checks=[held], duration_s=1.0))]
     assert one.kind == "interval"
     assert bar(Picture(str(one.svg))) == pytest.approx((45.0, 49.0), abs=0.05)
+    assert "limit (>=): 39" in Picture(str(one.svg)).says
     compared: Comparison = comparison([sizes()]).model_copy(update={"check": held.id})
     kinds = [figure.kind for figure in figures(record(checks=[held], comparisons=[compared]))]
     assert kinds == ["comparison"]

@@ -10,6 +10,7 @@ import pytest
 
 from reports.summary import summarize
 from reports.view import ReportView, build_view
+from runbook.console import short_caveat
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
 from tests.reports.samples import SAMPLES, go
@@ -81,11 +82,14 @@ class Outline(HTMLParser):
 
 def assert_structure(page: Outline, view: ReportView) -> None:
     record = view.record
-    words = [record.verdict.value, *([", ".join(record.caveats)] if record.caveats else [])]
+    words = [
+        record.verdict.value,
+        *([", ".join(map(short_caveat, record.caveats))] if record.caveats else []),
+    ]
     assert page.under("h1") == [" ".join(words)]
     failures = ["What failed and what to do"] if view.causes else []
     decided = ["What decided"] if page.pictures else []
-    settings = "Settings to use" if record.verdict == "GO" else "Settings found, not approved"
+    settings = "Settings to use" if record.verdict == "GO" else "Settings of this run, not approved"
     assert page.under("h2") == [
         *(settings, "Machine and configuration", *failures, *decided),
         *("The numbers", "Phases", "Reference"),
@@ -98,15 +102,15 @@ def assert_structure(page: Outline, view: ReportView) -> None:
     shown = [table.title for table in summarize(view).tables]
     phases = [f"{one.index}. {one.record.title}" for one in view.phases]
     reference = ["Required checks", "Environment", "Files"]
-    assert page.under("h3") == ["The command of this run", *causes, *shown, *phases, *reference]
-    assert page.under("h4") == ["Run it again" for one in view.causes if one.rerun]
+    assert page.under("h3") == ["How this run was started", *causes, *shown, *phases, *reference]
+    assert page.under("h4") == ["Reproduce" for one in view.causes if one.rerun]
     assert page.links <= page.ids
     assert {f"phase-{one.index}" for one in view.phases} <= page.links
     assert_tables(page, view)
     for said in (record.scope, *record.reasons, view.interruption, view.required_counts):
         assert said in page.text
     for name, value in record.exports.items():
-        assert f"export {name}={value}" in page.text
+        assert f"{'export ' if record.verdict == 'GO' else ''}{name}={value}" in page.text
 
 
 def assert_tables(page: Outline, view: ReportView) -> None:

@@ -88,9 +88,9 @@ def test_near_limits_are_labelled_lines_and_far_ones_are_named() -> None:
     picture = drawn([series(YS, limits=limits)])
     (line,) = picture.of("limit", "line")
     assert picture.up(float(line["y1"])) == pytest.approx(890.0, abs=0.5)
-    assert "floor: 890" in picture.words()
+    assert "floor: 890 tok/s" in picture.words()
     assert not any("most" in words for words in picture.words())
-    assert "Too far away to draw: most: 800000." in caption([series(YS, limits=limits)])
+    assert "Too far away to draw: most: 800000 tok/s." in caption([series(YS, limits=limits)])
 
 
 def test_labels_of_close_limits_do_not_lie_over_each_other() -> None:

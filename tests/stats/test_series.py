@@ -209,7 +209,7 @@ def test_a_slow_leak_is_caught_by_the_projection() -> None:
     """0.05 MiB/step is 30 MiB in the last half: no new mark, but 2.4 GiB by step 50,000."""
     decision = memory_plateau(STEPS, 8000 + 0.05 * STEPS, 50_000, 9_000)
     assert decision.outcome is Decided.FAIL
-    assert "by step 50000" in decision.reason
+    assert "by step 50000, limit 9000 MiB" in decision.reason
     assert memory_plateau(STEPS, 8000 + 0.05 * STEPS, 50_000, 16_000).outcome is Decided.PASS
 
 

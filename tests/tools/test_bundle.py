@@ -62,6 +62,18 @@ def test_unpacked_elsewhere_it_verifies_and_reports(
     assert {one["name"] for one in about["files"]} == names
 
 
+def test_the_largest_files_are_listed_and_the_rest_counted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bundle", str(folder), "--to", str(tmp_path / "a.tar.gz")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("LARGEST FILES") and len(lines) == 1 + 5 + 1
+    assert " files of " in lines[-1]
+    assert main(["bundle", str(folder), "--to", str(tmp_path / "b.tar.gz"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert f", {len(document['files'])} files of " in lines[-1] and len(document["files"]) > 5
+
+
 def test_the_same_run_is_the_same_bytes_for_its_owner_only(folder: Path, tmp_path: Path) -> None:
     first = pack(folder, tmp_path / "a.tar.gz")
     for path in folder.rglob("*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,10 @@ from runbook.tools.compare.numbers import metric_change
 from tests.reports.samples import throughput
 from tests.tools.compared_runs import make_run
 
+EMPTY = Comparison(
+    a="a", b="b", a_verdict="GO", b_verdict="GO", a_scope="", b_scope="", differences=(),
+    obstacles=(), only_a=(), only_b=(), checks=(), metrics=(), speeds=(), loads=(),
+)  # fmt: skip
 SAME = [0.050, 0.051, 0.049]
 NEW_CODE: dict[str, object] = {"git": {"sha": "aa84eda", "dirty": False, "diff_sha256": ""}}
 GPUS: dict[str, object] = {"device": {"type": "cuda", "name": "NVIDIA A100", "count": 2}}
@@ -146,6 +151,17 @@ def test_the_bounds_of_a_difference_hold_it_as_often_as_those_of_its_sides() -> 
     assert missed / 2000 == pytest.approx(0.05, abs=0.015)
 
 
+def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line() -> None:
+    pairs = [((40, None, None), (42, 41, 43)), ((50, None, None), (52, None, None))]
+    changes = [metric_change(measured(*a), measured(*b)) for a, b in pairs]
+    first = replace(metric_change(measured(40, 39, 41), measured(42, 41, 43)), id="a\nb")  # type: ignore[type-var]
+    found = replace(EMPTY, metrics=(*changes, first), a="run\x1b[2J\nGO")
+    lines = comparison_text(found).splitlines()
+    assert sum("without an interval on both sides" in line for line in lines) == 1
+    assert lines[0] == "A  run\\x1b[2J\\nGO  GO"
+    assert any(line.startswith("    a\\nb  40 -> 42") for line in lines)
+
+
 def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", run_id="a", dts=SAME)
     b = make_run(tmp_path / "b", run_id="b", dts=SAME)
@@ -197,7 +213,8 @@ def test_unlike_runs_are_not_compared(tmp_path: Path, env: dict[str, object], re
     assert any(reason in text for text in found.obstacles), found.obstacles
     assert found.speeds[0].decision is None
     assert found.exit_code == 3
-    assert "NOT COMPARABLE" in comparison_text(found)
+    assert found.conclusion == comparison_text(found).splitlines()[-1] == "NOT COMPARABLE"
+    assert "undecided" not in comparison_text(found)
 
 
 def test_another_toggle_alone_is_one_cause(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     python -m runbook.tools.acceptance.ceilings --out DIR --profile NAME [--left-s S]
 
 `nsa.ceilings` measures, as in preflight; repeated launches show how far the numbers move by
-themselves. The phase preflight judges; here a rate below a limit of the profile is named and fails.
+themselves. The phase preflight judges; here a rate below a limit of the profile is named and fails,
+and so does one that the device cannot have: then no other number of it is to be believed.
 """
 
 from __future__ import annotations
@@ -53,25 +54,42 @@ def ceilings_launch(profile: Profile, number: int) -> Launch:
     )
 
 
-def slowest(document: Mapping[str, Any], profile: Profile, token: str) -> dict[str, dict[str, Any]]:
-    """The slowest rank's rate of each ceiling that is there. Raises CeilingsError."""
+def measured(
+    document: Mapping[str, Any], profile: Profile, token: str
+) -> dict[str, dict[str, Any]]:
+    """Of each ceiling that is there the slowest rank's rate, and the fastest's as `most`.
+
+    Raises CeilingsError.
+    """
     found: dict[str, dict[str, Any]] = {}
     for what in _LIMITS:
         ranks = read_measured(document, what, nproc=profile.ranks, token=token)
         if ranks:
             one = ranks[0]
-            found[str(what)] = {"rate": one.rate, "unit": one.unit, "how": one.how}
+            found[str(what)] = {
+                "rate": one.rate,
+                "most": ranks[-1].rate,
+                "unit": one.unit,
+                "how": one.how,
+            }
     return found
 
 
 def judge(runs: Sequence[Mapping[str, Mapping[str, Any]]], profile: Profile) -> list[str]:
-    """What is below a limit that decides in this profile, by the best of the launches."""
+    """What is below a limit that decides in this profile, by the best of the launches.
+
+    A rate of any rank in any launch that is above the device's peak was not measured.
+    """
     problems = []
     for what, name in _LIMITS.items():
         rates = [run[what]["rate"] for run in runs if what in run]
         limit = profile.limits.get(name)
         if rates and limit is not None and limit.gated and max(rates) < limit.value:
             problems.append(f"{what} {max(rates):.4g} is below {limit.value:g} ({limit.source})")
+        peak = profile.hardware.peaks.get(what)
+        most = max((run[what]["most"] for run in runs if what in run), default=0.0)
+        if peak is not None and (beyond := peak.beyond(most)):
+            problems.append(f"{what} {most:.4g} is {beyond}: this was not measured on it")
     return problems
 
 
@@ -115,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
                 continue
             try:
                 document = json.loads((folder / CEILINGS_JSON).read_bytes())
-                runs.append(slowest(document, profile, result.run_token))
+                runs.append(measured(document, profile, result.run_token))
             except (OSError, ValueError, CeilingsError) as error:
                 problems.append(f"{launch.name}: {error}")
             _write(program, runs, problems, profile)

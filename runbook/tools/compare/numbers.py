@@ -82,7 +82,7 @@ def _speed(phase: str, rows: list[tuple[str, float, float]], device: str) -> Spe
     names, a, b = zip(*rows, strict=True)
     ratio = math.exp(sum(math.log(y / x) for x, y in zip(a, b, strict=True)) / len(rows))
     decision: Decision | None = None
-    says, note = "not decided", "not decided: the runs are not comparable"
+    says, note = "not decided", "the runs are not comparable"
     if device:
         allowance = allowance_of(device)
         decision = loss_shown(a, b, allowance=allowance)

@@ -86,7 +86,7 @@ class Comparison:
     @property
     def conclusion(self) -> str:
         """The answer in words."""
-        return _CONCLUSIONS[self.exit_code]
+        return _CONCLUSIONS[self.exit_code] if self.comparable else "NOT COMPARABLE"
 
     def document(self) -> dict[str, Any]:
         """For `runbook compare --json`; NaN and infinities become words."""

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from runbook.console import in_one_line
 from runbook.records.measurement import plain_number
 from runbook.tools.compare.numbers import MetricChange, SpeedChange
 from runbook.tools.compare.runs import Comparison
+
+# What a number's change says, as it is counted.
+_SAYS = {
+    "differs": "beyond the noise of both runs",
+    "no interval": "without an interval",
+    "within noise": "within the noise",
+    "equal": "equal",
+}
+# Those that are told one by one, under their heading.
+_TOLD = {
+    "differs": "beyond the noise of both runs",
+    "no interval": "without an interval on both sides: what is noise is not known",
+}
 
 
 def comparison_text(found: Comparison) -> str:
     """Comparable or not, what differs, which checks and numbers changed, and the answer."""
     lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
-    lines.append("comparable" if found.comparable else "NOT COMPARABLE")
+    lines.append("comparable" if found.comparable else "not comparable, because")
     lines += [f"  {reason}" for reason in found.obstacles]
     lines += ["", "what differs"]
     lines += [f"  {one.kind}  {one.what}: {one.a} -> {one.b}" for one in found.differences]
@@ -30,18 +44,18 @@ def comparison_text(found: Comparison) -> str:
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
     lines += ["", found.conclusion]
-    return "\n".join(lines)
+    return "\n".join(map(in_one_line, lines))
 
 
 def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:
     if not metrics:
         return []
-    words = ("differs", "within noise", "no interval", "equal")
-    counts = ((word, sum(one.says == word for one in metrics)) for word in words)
-    lines = ["numbers: " + ", ".join(f"{count} {word}" for word, count in counts if count)]
-    for one in metrics:
-        if one.says in ("differs", "no interval"):
-            lines.append(f"  {one.id}  {plain_number(one.a)} -> {metric_text(one)}")
+    counts = ((words, sum(one.says == says for one in metrics)) for says, words in _SAYS.items())
+    lines = ["", "numbers: " + ", ".join(f"{count} {words}" for words, count in counts if count)]
+    for says, heading in _TOLD.items():
+        found = [one for one in metrics if one.says == says]
+        lines += [f"  {heading}"] if found else []
+        lines += [f"    {one.id}  {plain_number(one.a)} -> {metric_text(one)}" for one in found]
     return lines
 
 
@@ -51,11 +65,10 @@ def metric_text(one: MetricChange) -> str:
     if one.says == "equal":
         return f"{plain_number(one.b)}{unit}, equal"
     share = f", {one.difference / abs(one.a):+.1%}" if one.a else ""
-    bounds = (
-        "; no interval was recorded on both sides"
-        if one.interval is None
-        else f"; {plain_number(one.interval[0])} to {plain_number(one.interval[1])}, {one.says}"
-    )
+    bounds = ""
+    if one.interval is not None:
+        low, high = map(plain_number, one.interval)
+        bounds = f"; {low} to {high}, {one.says}"
     return f"{plain_number(one.b)}{unit} ({plain_number(one.difference)}{share}{bounds})"
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from runbook.records import Outcome, RunRecord, Verdict
+from runbook.records import Outcome, RunRecord, Verdict, satisfies
 from runbook.tools.export.numbers import Number, duration_s, numbers_of
 
 Sample = tuple[Mapping[str, str], float]
@@ -34,7 +34,7 @@ def prometheus_text(record: RunRecord) -> str:
         _family("runbook_checks", "Checks of the run by outcome.", _checks(record)),
         _family(
             "runbook_required_check_passed",
-            "1 if a check that the profile requires is PASS, else 0.",
+            "1 if a check that the profile requires is satisfied as a GO needs it, else 0.",
             _required(record),
         ),
         _family(
@@ -85,9 +85,11 @@ def _checks(record: RunRecord) -> list[Sample]:
 
 
 def _required(record: RunRecord) -> list[Sample]:
-    outcomes = {check.id: check.outcome for check in record.checks()}
+    found: dict[str, list[bool]] = {}
+    for check in record.checks():
+        found.setdefault(check.id, []).append(satisfies(check))
     return [
-        ({"check": name}, float(outcomes.get(name) is Outcome.PASS))
+        ({"check": name}, float(all(found.get(name, [False]))))
         for name in dict.fromkeys(record.required)
     ]
 

@@ -9,8 +9,9 @@ from runbook.tools.acceptance.ceilings import ceilings_launch, judge, main, tabl
 from runbook.tools.acceptance.state import read_result
 
 
-def run(matmul: float) -> dict[str, dict[str, object]]:
-    return {"matmul": {"rate": matmul, "unit": "TFLOP/s", "how": "bf16, 8192 x 8192 x 8192"}}
+def run(matmul: float, most: float | None = None) -> dict[str, dict[str, object]]:
+    rates = {"rate": matmul, "most": matmul if most is None else most}
+    return {"matmul": {**rates, "unit": "TFLOP/s", "how": "bf16, 8192 x 8192 x 8192"}}
 
 
 def test_below_a_limit_in_every_launch() -> None:
@@ -21,6 +22,19 @@ def test_below_a_limit_in_every_launch() -> None:
     assert text.startswith(f"matmul {limit - 1:.4g} is below {limit:g} (")
     assert judge([run(0.001)], load_profile("cpu")) == []
     assert "at least" in table([run(limit)], profile)
+
+
+@pytest.mark.parametrize("name", ["h200x1", "h100x1", "a100x2_pcie4"])
+def test_more_than_the_data_sheet_allows_was_not_measured(name: str) -> None:
+    """It passed: only rates below a limit were looked at."""
+    profile = load_profile(name)
+    peak = profile.hardware.peaks["matmul"]
+    healthy, beyond = 0.9 * peak.value, 1.2 * peak.value
+    assert judge([run(healthy)], profile) == []
+    for odd in (run(beyond), run(healthy, beyond)):
+        (text,) = judge([run(healthy), odd], profile)
+        assert text.startswith(f"matmul {beyond:.4g} is more than 1.03 times the {peak.value:g} ")
+        assert peak.source in text
 
 
 def test_the_launch_is_such_as_preflight_makes() -> None:
