@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from nsa.contract import COMPRESSION_LINE
@@ -10,7 +10,7 @@ from phases.common.accepted import against_best, against_last
 from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
 from phases.common.curves import losses, marks, throughputs
-from phases.common.gpu_samples import balance, headroom, utilisation
+from phases.common.gpu_samples import balance, headroom, on_gpus, utilisation
 from phases.common.launches import first_problem
 from phases.common.measure import rank_value
 from phases.common.plausible import alike
@@ -137,20 +137,20 @@ class Baseline(RowPhase):
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
-                self.over(_on_gpus(utilisation)),
+                self.over(on_gpus(utilisation)),
                 topic="throughput",
                 restates="throughput",
             ),
             Row(
                 "gpu_balance",
                 "Are the GPUs equally busy?",
-                self.over(_on_gpus(balance)),
+                self.over(on_gpus(balance)),
                 topic="balance",
             ),
             Row(
                 "memory_headroom",
                 "Is enough GPU memory left?",
-                self.over(_on_gpus(partial(first_problem, headroom))),
+                self.over(on_gpus(partial(first_problem, headroom))),
                 topic="memory",
             ),
             Row(
@@ -196,16 +196,3 @@ def _compression(case: Case, name: str) -> Finding:
     return passed(
         f"{line!r} logged; {proof_text(proof.evidence)}", measurement=value, evidence=paths
     )
-
-
-def _on_gpus(
-    answer: Callable[[Case, Sequence[str]], Finding],
-) -> Callable[[Case, Sequence[str]], Finding]:
-    """The answer; SKIPPED on a profile without GPUs."""
-
-    def judged(case: Case, names: Sequence[str]) -> Finding:
-        if not case.profile.has_gpu:
-            return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
-        return answer(case, names)
-
-    return judged

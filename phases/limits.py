@@ -92,6 +92,9 @@ GATE_COLLAPSE_READINGS = _gate(
     toggle="NSA_WATCH_GATE_COLLAPSE_N",
 )
 MEMORY = _gate("memory_gib", "<", "GiB", "peak of any rank, and projected to the last step")
+CHECKPOINT_SHARE = _gate(
+    "checkpoint_share", "<=", "", "share of the training time that writing checkpoints takes"
+)
 LOADER_FETCH = _gate("loader_fetch_s", "<=", "s", "the slowest batch of the loader's test")
 FLAKY_LAUNCHES = _gate(
     "flaky_launches",
@@ -162,6 +165,12 @@ SHM_LEAST_GIB = 1.0
 BUSY_SHARE = 0.5
 # Of all CPUs, over a timed launch: what others take shows in the times from about here on.
 OTHER_WORK_SHARE = 0.2
+# Token-by-token prefill hung at this step (E1), so a loss counts from the next one.
+SEQUENTIAL_HANG_STEP = 5
+# The same steps from a checkpoint: on a GPU sums are in no fixed order, so rounding differs.
+RESUMED_TOLERANCE = 0.002
+# What a production run keeps, and room beside it: one more is written before any is removed.
+CHECKPOINTS_KEPT, DISK_MARGIN = 10, 1.1
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 

@@ -6,34 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from phases.common.case import (
-    Case,
-    Finding,
-    Unanswerable,
-    failed,
-    incomplete,
-    invalid,
-    missing,
-    passed,
-)
+from phases.common.case import Case, Finding, Unanswerable, incomplete, invalid
 from phases.common.commands import environment, trainer_launch
 from phases.common.compared import drift_compared, projected_compared
 from phases.common.curves import gate_curves, losses, marks, memories, throughputs
 from phases.common.gates import gates
-from phases.common.measure import (
-    against,
-    decided,
-    estimated,
-    log_value,
-    rank_value,
-    shown_only,
-    with_limit,
-)
+from phases.common.measure import against, log_value
 from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
+from phases.common.stability import (
+    MIB_PER_GIB,
+    memory_limit,
+    memory_plateau,
+    no_halt,
+    plateau_of,
+    steadiness,
+    with_memory,
+)
 from phases.common.training import toggles_row, training_rows
 from phases.limits import (
     DRIFT,
@@ -47,16 +38,9 @@ from phases.limits import (
     STALL_SHARE,
 )
 from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series
-from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.phase import Judgement, PlanContext
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _LAUNCH = "run"
-_MIB_PER_GIB = 1024.0
-# Where the limit is only shown the projection has none; the leak is still looked for.
-_UNLIMITED_MIB = 1e12
 _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
@@ -97,6 +81,7 @@ class LongRun(RowPhase):
                 env=environment(context, self.name, extra=chosen),
                 # Noise cannot be learned: only a source with structure shows that a model learns.
                 dataset="markov",
+                watched=True,
                 purpose=f"stability and learning; chosen by earlier phases: {said or 'nothing'}",
             )
         ]
@@ -106,9 +91,17 @@ class LongRun(RowPhase):
         return (
             *training_rows(self.names),
             toggles_row(self.names),
-            Row("no_halt", "Did the run go without a watchdog halt?", _no_halt, topic="stall"),
             Row(
-                "steady", "Is the throughput steady from beginning to end?", _steady, topic="steady"
+                "no_halt",
+                "Did the run go without a watchdog halt?",
+                partial(no_halt, name=_LAUNCH),
+                topic="stall",
+            ),
+            Row(
+                "steady",
+                "Is the throughput steady from beginning to end?",
+                partial(steadiness, name=_LAUNCH),
+                topic="steady",
             ),
             Row(
                 "learns",
@@ -117,11 +110,16 @@ class LongRun(RowPhase):
                 topic="learns",
             ),
             Row("gates", "Are the gates healthy?", partial(gates, name=_LAUNCH), topic="gates"),
-            Row("memory_plateau", "Has memory stopped growing?", _memory_plateau, topic="memory"),
+            Row(
+                "memory_plateau",
+                "Has memory stopped growing?",
+                partial(memory_plateau, name=_LAUNCH),
+                topic="memory",
+            ),
             Row(
                 "memory_limit",
                 "Does every rank stay under the memory limit?",
-                _memory_limit,
+                partial(memory_limit, name=_LAUNCH),
                 topic="memory",
             ),
         )
@@ -135,33 +133,6 @@ class LongRun(RowPhase):
             series=_curves(case),
             comparisons=_comparisons(case),
         )
-
-
-def _no_halt(case: Case) -> Finding:
-    launch = case.launch(_LAUNCH)
-    reasons = [rank.halt_reason for rank in launch.ranks if rank.halt_reason]
-    if launch.halted or reasons:
-        why = reasons[0] if reasons else launch.result.cause or "no reason recorded"
-        follows = "" if launch.result.ok else launch.launch.id
-        return failed(
-            Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence, follows=follows
-        )
-    case.completed(_LAUNCH)
-    value = rank_value(launch.ranks[0], "halts", 0.0, "halts") if launch.ranks else None
-    return passed("no .HALT", measurement=value)
-
-
-def _steady(case: Case) -> Finding:
-    from runbook.stats import steady, step_times
-
-    log = case.log(_LAUNCH)
-    drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
-    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
-    steps = log_value(log, "dt_s", 0.0, "s")
-    value = estimated(steps, decision, name="step_time_change", unit="share")
-    if not case.gates_throughput(drift, stall):
-        return shown_only(value, drift, decision.reason)
-    return with_limit(decided(decision, value), value, drift)
 
 
 def _learns(case: Case) -> Finding:
@@ -196,71 +167,6 @@ def _learns(case: Case) -> Finding:
     return replace(found, code=Reason.NOT_LEARNING)
 
 
-def _with_memory(case: Case) -> LaunchEvidence:
-    """The launch, if each of its ranks told its memory."""
-    launch = case.completed(_LAUNCH)
-    known = [rank.rank for rank in launch.ranks if not _readings(rank).empty]
-    if known != list(range(launch.launch.nproc)):
-        raise missing(f"memory of {len(known)} of {launch.launch.nproc} ranks is known")
-    return launch
-
-
-def _readings(rank: RankLog) -> pd.DataFrame:
-    """Steps after which the rank told its memory."""
-    import pandas as pd
-
-    return pd.DataFrame() if rank.steps is None else rank.steps[rank.steps["mem_mib"].notna()]
-
-
-def _memory_plateau(case: Case) -> Finding:
-    """Of the rank whose memory looks worst."""
-    ranks = _with_memory(case).ranks
-    return min((_plateau(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
-
-
-def _plateau(case: Case, rank: RankLog) -> Finding:
-    from runbook.stats import memory_plateau
-
-    rows = _readings(rank)
-    limit = case.limit(MEMORY)
-    decision = memory_plateau(
-        rows["step"].to_numpy(dtype=float),
-        rows["mem_mib"].to_numpy(dtype=float),
-        float(case.profile.workload.production_steps),
-        limit.value * _MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
-    )
-    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
-    value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
-    finding = decided(decision, value)
-    grows = finding.code is Reason.BELOW_LIMIT
-    code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
-    reason = f"rank {rank.rank}: {finding.reason}"
-    return replace(finding, code=code, reason=reason, topic=topic)
-
-
-def _memory_limit(case: Case) -> Finding:
-    """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
-    launch = _with_memory(case)
-    peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
-    rank = max(launch.ranks, key=lambda log: peaks[log.rank])
-    peak = peaks[rank.rank]
-    value = rank_value(rank, "peak_memory", peak / _MIB_PER_GIB, "GiB")
-    tensors = float(_readings(rank)["mem_mib"].max())
-    held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
-    text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
-    return against(value, case.limit(MEMORY), text)
-
-
-def _peak_mib(case: Case, rank: RankLog) -> float:
-    rows = _readings(rank)
-    if not case.profile.has_gpu:
-        return float(rows["mem_mib"].max())
-    held = rows["reserved_mib"].max() if "reserved_mib" in rows else math.nan
-    if not held >= 0:
-        raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
-    return max(float(held), float(rows["mem_mib"].max()))
-
-
 def _curves(case: Case) -> tuple[Series, ...]:
     """Pace, loss, memory and gates of the run, each with what it is held against."""
     share, known = case.limit(LEARNED_SHARE), optional(lambda: case.launch(_LAUNCH)) is not None
@@ -270,7 +176,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB)
+    most = marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
@@ -290,7 +196,7 @@ def _comparisons(case: Case) -> tuple[Comparison, ...]:
 
 
 def _drift(case: Case) -> Comparison | None:
-    measured, drift = _steady(case).measurement, case.limit(DRIFT)
+    measured, drift = steadiness(case, _LAUNCH).measurement, case.limit(DRIFT)
     if measured is None:
         return None
     gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
@@ -299,7 +205,9 @@ def _drift(case: Case) -> Comparison | None:
 
 
 def _projected(case: Case) -> Comparison | None:
-    found = {rank.rank: _plateau(case, rank).measurement for rank in _with_memory(case).ranks}
+    found = {
+        rank.rank: plateau_of(case, rank).measurement for rank in with_memory(case, _LAUNCH).ranks
+    }
     known = {rank: measured for rank, measured in found.items() if measured is not None}
     if not known:
         return None
@@ -307,5 +215,5 @@ def _projected(case: Case) -> Comparison | None:
         known,
         check="long_run.memory_plateau",
         steps=case.profile.workload.production_steps,
-        limits=marks(case.limit(MEMORY), "limit of each rank", factor=_MIB_PER_GIB),
+        limits=marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB),
     )

@@ -233,6 +233,11 @@ _TRAINING: dict[str, Remedy] = {
         "run the phase again by its own command, whose plugin nsa.tests.told_device records each "
         "test's device in junit.xml; look there at who wrote the file"
     ),
+    "resume": (
+        "compare the two launches' env.json (config, toggles, software, notes): data position, "
+        "random states, optimizer or schedule were not restored as they were; do not start a run "
+        "that has to survive an interruption"
+    ),
     "reference": (
         "pin another reference in configs/nightly.yaml: a good commit whose trainer still runs "
         "here, with this config and this contract"

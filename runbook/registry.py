@@ -2,7 +2,8 @@
 
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
 phase or a report. Nothing here names one, so the engine depends on none. The group `runbook.pages`
-has what is rendered from several runs: a command asks for its page by name.
+has what is rendered from several runs: a command asks for its page by name; `runbook.kinds` has
+what a plan makes its own phases from.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.errors import RunbookError, UsageError, did_you_mean
-from runbook.records.phase import Phase, PlanContext
+from runbook.records.phase import Made, Phase, PlanContext
 from runbook.records.run import Report
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
-    from runbook.config.profile import Profile
+    from runbook.config.profile import PhaseSettings, Profile, Stage
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
 PAGE_GROUP = "runbook.pages"
+KIND_GROUP = "runbook.kinds"
+# The order of a phase that a plan makes: after every installed one.
+_MADE_FROM = 10_000
 Shown = TypeVar("Shown")
 
 
@@ -33,6 +37,38 @@ Shown = TypeVar("Shown")
 def phases() -> Mapping[str, Phase]:
     """Every installed phase by name, in running order. Raises RunbookError (see `in_order`)."""
     return in_order([entry.load()() for entry in _installed(PHASE_GROUP)])
+
+
+@lru_cache(maxsize=1)
+def kinds() -> Mapping[str, type[Made]]:
+    """What a plan can make phases from, by the name that it says in `kind`."""
+    return {entry.name: entry.load() for entry in _installed(KIND_GROUP)}
+
+
+def phases_of(settings: Mapping[str, PhaseSettings]) -> Mapping[str, Phase]:
+    """Every installed phase, and those that a plan made, in running order.
+
+    `settings` are a profile's. Raises RunbookError as `in_order` does.
+    """
+    made = [_made(name, one, one.stage) for name, one in settings.items() if one.stage is not None]
+    return in_order([*phases().values(), *made]) if made else phases()
+
+
+def _made(name: str, settings: PhaseSettings, stage: Stage) -> Phase:
+    """The phase, as a class of its own: its name and title belong to its class."""
+    if stage.kind not in kinds():
+        raise RunbookError(f"no kind of phase {stage.kind!r}; there are: {', '.join(kinds())}")
+    kind = kinds()[stage.kind]
+    said = {
+        "name": name,
+        "title": stage.title,
+        "question": f"{stage.title}: does it pass its gate?",
+        "source": settings.source,
+        "order": _MADE_FROM + stage.order,
+        "stage": stage,
+    }
+    made: Phase = type(f"{kind.__name__}_{name}", (kind,), said)()
+    return made
 
 
 def standard_phases() -> list[str]:
@@ -92,12 +128,14 @@ def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:
     return render
 
 
-def select(text: str) -> list[Phase]:
+def select(text: str, settings: Mapping[str, PhaseSettings] | None = None) -> list[Phase]:
     """Phases of `all` (see `standard_phases`), of `a,b`, or of `all,a`, in running order.
+
+    `settings` are the profile's, where it has phases that a plan made.
 
     Raises UsageError that lists every unknown, empty or repeated name.
     """
-    known = phases()
+    known = phases_of(settings or {})
     names = [name.strip() for name in text.split(",")]
     standard = standard_phases()
     if "all" in names:
@@ -118,20 +156,23 @@ def known_checks(profile: Profile) -> tuple[str, ...]:
     context = PlanContext(profile=profile)
     return tuple(
         check
-        for name, phase in phases().items()
+        for name, phase in phases_of(profile.phases).items()
         if name in profile.phases
         for check in phase.check_ids(context)
     )
 
 
-def known_limits(names: Iterable[str]) -> dict[str, LimitSpec]:
+def known_limits(
+    names: Iterable[str], settings: Mapping[str, PhaseSettings] | None = None
+) -> dict[str, LimitSpec]:
     """The limits that the phases of these names read, in the order of the phases.
 
-    Raises RunbookError if two phases declare different limits under one name.
+    `settings` as in `select`. Raises RunbookError if two phases declare different limits under one
+    name.
     """
     wanted = set(names)
     table: dict[str, LimitSpec] = {}
-    for phase in phases().values():
+    for phase in phases_of(settings or {}).values():
         for spec in phase.limits if phase.name in wanted else ():
             if table.setdefault(spec.name, spec) != spec:
                 raise RunbookError(f"two limits are called {spec.name!r}; {phase.name} has one")

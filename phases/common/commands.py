@@ -60,6 +60,9 @@ def trainer_launch(
     dataset: str = "synthetic",
     retry_steps: int | None = None,
     optional: bool = False,
+    watched: bool = False,
+    resumes: str = "",
+    after: int = 0,
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
@@ -93,6 +96,9 @@ def trainer_launch(
         optional=optional,
         purpose=purpose,
         retry_steps=retry_steps,
+        watched=watched,
+        resumes=resumes,
+        after=after,
     )
 
 

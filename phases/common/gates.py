@@ -30,7 +30,7 @@ def gates(case: Case, *, name: str) -> Finding:
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
-    if gap := _unread(frame, asked, patience.value):
+    if gap := _unread(frame, launch.launch.after, asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)
@@ -59,19 +59,19 @@ def gates(case: Case, *, name: str) -> Finding:
     return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
 
 
-def _unread(frame: pd.DataFrame, steps: int, patience: float) -> str:
+def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:
     """Why so few readings cannot show a collapse, or an empty string.
 
     As many are needed as mean one, and none missing: no stretch of steps without a reading may be
     several times as long as usual.
     """
-    at = [int(step) for step in frame["step"]]
+    at, count = [int(step) for step in frame["step"]], steps - after
     if len(at) < max(patience, 2):
-        return f"{len(at)} reading(s) of the gates in {steps} steps: {patience:g} mean a collapse"
-    usual = sorted(after - before for before, after in pairwise(at))[(len(at) - 1) // 2]
-    for before, after in pairwise([0, *at, steps]):
-        if after - before > _GAP * max(usual, 1):
-            return f"no reading of the gates between steps {before} and {after}"
+        return f"{len(at)} reading(s) of the gates in {count} steps: {patience:g} mean a collapse"
+    usual = sorted(later - one for one, later in pairwise(at))[(len(at) - 1) // 2]
+    for one, later in pairwise([after, *at, steps]):
+        if later - one > _GAP * max(usual, 1):
+            return f"no reading of the gates between steps {one} and {later}"
     return ""
 
 

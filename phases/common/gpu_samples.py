@@ -7,7 +7,7 @@ are nobody's business. Samples of all launches of a phase count together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,19 @@ def headroom(case: Case, name: str) -> Finding:
     value = _value(launch, frame, "memory_headroom", float(free), "%")
     text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
     return against(value, case.limit(MEMORY_HEADROOM), text)
+
+
+def on_gpus(
+    answer: Callable[[Case, Sequence[str]], Finding],
+) -> Callable[[Case, Sequence[str]], Finding]:
+    """The answer; SKIPPED on a profile without GPUs."""
+
+    def judged(case: Case, names: Sequence[str]) -> Finding:
+        if not case.profile.has_gpu:
+            return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
+        return answer(case, names)
+
+    return judged
 
 
 def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:

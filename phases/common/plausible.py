@@ -29,10 +29,10 @@ def check_plausible(case: Case, name: str) -> Finding:
     log, launch, env = case.log(name), case.launch(name), case.env(name)
     effective = env.get("effective") or {}
     problems = [
-        *step_problems(log),
+        *step_problems(log, after=launch.launch.after),
         *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
         *time_problems(log, launch.result.duration_s),
-        *loss_problems(log, effective),
+        *loss_problems(log, effective, fresh=not launch.launch.after),
     ]
     value = log_value(log, "loss_first", float(log.frame["loss"].iloc[0]), "nats", rows=(0, 0))
     paths = (log.path, launch.env_path)
@@ -48,7 +48,7 @@ def check_plausible(case: Case, name: str) -> Finding:
 def _planned(launch: LaunchEvidence) -> int:
     """Steps that the attempt that counts was asked for: a retry may be shorter."""
     asked = launch.result.steps
-    return launch.launch.steps if asked is None else asked
+    return (launch.launch.steps if asked is None else asked) - launch.launch.after
 
 
 def _stopped_early(launch: LaunchEvidence) -> bool:
@@ -56,10 +56,10 @@ def _stopped_early(launch: LaunchEvidence) -> bool:
     return any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
 
 
-def step_problems(log: TrainingLog) -> list[str]:
-    """The rows are steps 1, 2, 3 and so on."""
+def step_problems(log: TrainingLog, *, after: int = 0) -> list[str]:
+    """The rows are steps 1, 2, 3 and so on; of a resumed launch the ones after its checkpoint."""
     for row, step in enumerate(log.frame["step"].tolist(), start=1):
-        if step != row:
+        if step != after + row:
             return [f"row {row} is step {int(step)}: steps are missing or added"]
     return []
 
@@ -104,8 +104,11 @@ def time_problems(log: TrainingLog, duration_s: float) -> list[str]:
     return problems
 
 
-def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
-    """The loss starts near ln(vocabulary) and its mean never falls below the data's floor."""
+def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = True) -> list[str]:
+    """The loss starts near ln(vocabulary) and its mean never falls below the data's floor.
+
+    A model that is not `fresh` starts anywhere below.
+    """
     losses = log.frame["loss"].to_numpy(dtype=float)
     vocabulary = int(effective.get("vocab_size") or 0)
     if vocabulary < 2:
@@ -122,7 +125,7 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any]) -> list[str]:
             f"the loss is {odd[0]:g} at step {int(log.frame['step'].iloc[at])}, "
             "which no cross-entropy can be"
         )
-    if not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
+    if fresh and not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
         problems.append(f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}")
     floor = effective.get("loss_floor")
     if floor is not None:

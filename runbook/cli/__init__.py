@@ -17,6 +17,7 @@ from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.keep import BUNDLE, PRUNE
+from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import STACKS, WATCH
 from runbook.cli.nightly import NIGHTLY
@@ -28,7 +29,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (RUN, NIGHTLY, GPU_ACCEPTANCE),
+    "run": (RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
     "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),

@@ -61,6 +61,9 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
     if args.measure:
         console.result(f"# but for {STEPS} steps of the baseline, to measure this machine")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
+    if plan_note := profile.plan:
+        behind = f", behind {plan_note.go}" if plan_note.go else ""
+        console.result(f"# plan     {plan_note.name}{behind}")
     if caveats := departures(profile, args.setup.settings):
         console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
     for text in args.told:

@@ -15,6 +15,7 @@ from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError, did_you_mean
 
 DEFAULT_OUT = "artifacts"
+DEFAULT_PLAN = "production"
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
 _COLUMNS = 100

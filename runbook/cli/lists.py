@@ -274,9 +274,9 @@ def _schema(args: argparse.Namespace, console: Console) -> int:
 
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     schemas: dict[str, Callable[[], dict[str, Any]]] = {
-        "run": lambda: RunRecord.model_json_schema(mode="serialization"),
+        "run": lambda: RunRecord.model_json_schema(),
         "events": events_schema,
-        "profile": lambda: Profile.model_json_schema(mode="serialization"),
+        "profile": lambda: Profile.model_json_schema(),
     }
     console.json_document(draft | schemas[args.document]())
     return 0

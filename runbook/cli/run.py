@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
-    *("out", "resume", "failed", "phase", "until_s"),
+    *("out", "resume", "failed", "phase", "until", "until_s", "declares"),
     *("partial_exit", "output_format", "webhook"),
 )
+# What only `runbook launch` has.
+OF_A_PLAN = ("plan", "config", "until", "without_go")
 
 
 def _add_arguments(parser: CommandParser) -> None:
+    parser.set_defaults(declares=_add_arguments, **dict.fromkeys(OF_A_PLAN, ""))
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--phase",
@@ -43,6 +46,42 @@ def _add_arguments(parser: CommandParser) -> None:
         help="all (default: every phase that is not optional), comma-separated names, or all,NAME; "
         "see `runbook phases`. With --resume these are added to the run",
     )
+    add_machine(group)
+    group.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="continue an interrupted run: its folder or id; with --phase a finished one too "
+        "(default: begin a new one)",
+    )
+    group.add_argument(
+        "--failed",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="run again, in the same run (default: the newest), the phases of which a required "
+        "check did not pass; what they left is kept, and the verdict names them",
+    )
+    add_until_s(group)
+    add_dry_run(group)
+    group.add_argument(
+        "--measure",
+        action="store_true",
+        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
+        "estimate with them",
+    )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
+        "equal launch of the phase has failed; without it these are not started",
+    )
+    add_webhook(group)
+    _add_measuring(parser.add_argument_group("how it is measured"))
+    add_telling(parser)
+
+
+def add_machine(group: argparse._ArgumentGroup) -> None:
+    """On what, with which settings, and where to."""
     group.add_argument(
         "--profile",
         default="auto",
@@ -64,20 +103,10 @@ def _add_arguments(parser: CommandParser) -> None:
         "`runbook toggles --preset NAME` shows them (default: none)",
     )
     add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
-    group.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="continue an interrupted run: its folder or id; with --phase a finished one too "
-        "(default: begin a new one)",
-    )
-    group.add_argument(
-        "--failed",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="run again, in the same run (default: the newest), the phases of which a required "
-        "check did not pass; what they left is kept, and the verdict names them",
-    )
+
+
+def add_until_s(group: argparse._ArgumentGroup) -> None:
+    """--until-s, for a run in parts."""
     group.add_argument(
         "--until-s",
         type=number_type(above=0),
@@ -85,33 +114,27 @@ def _add_arguments(parser: CommandParser) -> None:
         help="end this part of the run within S seconds and exit with 3; --resume goes on with the "
         "next part. A launch that would be cut off is left to it (default: no limit)",
     )
+
+
+def add_dry_run(group: argparse._ArgumentGroup) -> None:
+    """--dry-run."""
     group.add_argument(
         "--dry-run",
         action="store_true",
         help="print the commands with time estimates; start and judge nothing",
     )
+
+
+def add_telling(parser: CommandParser) -> None:
+    """How the run and its end are told."""
+    group = parser.add_argument_group("how it is told")
     group.add_argument(
-        "--measure",
-        action="store_true",
-        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
-        "estimate with them",
-    )
-    group.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
-        "equal launch of the phase has failed; without it these are not started",
-    )
-    add_webhook(group)
-    _add_measuring(parser.add_argument_group("how it is measured"))
-    parser.add_argument_group("how it is told").add_argument(
         "--output-format",
         choices=[one.value for one in OutputFormat],
         metavar="|".join(OutputFormat),
         help="text (default) for people; json: every event as one JSON line, the same as --json; "
         "github: groups, annotations, step summary and outputs of GitHub Actions",
     )
-
     group.add_argument(
         "--partial-exit",
         type=whole_type(at_least=0),
@@ -122,7 +145,26 @@ def _add_arguments(parser: CommandParser) -> None:
     )
 
 
+def add_scale(group: argparse._ArgumentGroup) -> None:
+    """--steps-scale and the price of a GPU."""
+    group.add_argument(
+        "--steps-scale",
+        type=number_type(above=0),
+        default=1.0,
+        metavar="F",
+        help="factor on every step count; less than 1 is only for trying things out (default: 1)",
+    )
+    group.add_argument(
+        "--gpu-hour-price",
+        type=number_type(at_least=0),
+        metavar="F",
+        help="price of one GPU for one hour, in any currency, to show what a run costs (default: "
+        "costs are not shown)",
+    )
+
+
 def _add_measuring(group: argparse._ArgumentGroup) -> None:
+    add_scale(group)
     group.add_argument(
         "--protocol",
         default="blocks",
@@ -130,13 +172,6 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         help="how arms are compared: in turns inside one launch (blocks), in one "
         "launch for each arm and round (launches), or one launch of each arm, as the documents "
         "wrote it (single) (default: blocks)",
-    )
-    group.add_argument(
-        "--steps-scale",
-        type=number_type(above=0),
-        default=1.0,
-        metavar="F",
-        help="factor on every step count; less than 1 is only for trying things out (default: 1)",
     )
     group.add_argument(
         "--aa", action="store_true", help="compare an arm with itself; the decision must be TIE"
@@ -160,13 +195,6 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         default="",
         metavar="COMMIT",
         help="what phase regression holds against it (default: the commit of this checkout)",
-    )
-    group.add_argument(
-        "--gpu-hour-price",
-        type=number_type(at_least=0),
-        metavar="F",
-        help="price of one GPU for one hour, in any currency, to show what a run costs (default: "
-        "costs are not shown)",
     )
 
 
@@ -192,6 +220,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     found.extend(_output_problems(args))
     found.extend(_continued(args))
+    if args.goes_on:
+        args.plan = ""  # it has its plan, too
     # A run that goes on has its profile; what this machine would get does not matter then.
     auto = args.profile == "auto" and not args.goes_on
     profile, args.profile_reason = ("cpu" if args.goes_on else args.profile), "named"
@@ -216,6 +246,9 @@ def _problems(args: argparse.Namespace) -> list[str]:
         reference=args.reference,
         head=args.head,
         keep_going=args.keep_going,
+        plan=args.plan,
+        until=args.until or "",
+        without_go=bool(args.without_go),
         command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
         formats=report_names(),
     )
@@ -267,7 +300,7 @@ def _continued(args: argparse.Namespace) -> list[str]:
 def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
     parser = CommandParser()
-    _add_arguments(parser)
+    args.declares(parser)
     defaults = vars(parser.parse_args([]))
     typed = [
         name

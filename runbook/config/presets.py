@@ -7,7 +7,6 @@ that what is measured and what the documents launch have one owner.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from nsa.settings import load_strict
 from nsa.toggles import TOGGLES
+from runbook.config.extends import merged
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, did_you_mean
@@ -82,19 +82,3 @@ def _document(name: str) -> dict[str, Any]:
         raise UsageError([f"preset {name}: {problem}" for problem in problems])
     base = data.pop("extends", None)
     return merged(_document(base), data) if isinstance(base, str) else dict(data)
-
-
-def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, the rest (lists too) is replaced; null removes a key."""
-    result = dict(base)
-    if "value" in change and "source" in base:
-        # The parent's reason does not stand beside another number.
-        del result["source"]
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
-            continue
-        old = result.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = merged(old or {}, value) if both else value
-    return result

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nsa.contract import Ceiling
 from runbook.config.limits import Limit, LimitSpec
@@ -115,6 +115,27 @@ class Workload(Record):
         return self.seq_len * self.global_batch * self.accumulation
 
 
+class Stage(Record):
+    """What a plan says of a phase that it makes from a kind (`runbook.registry.kinds`).
+
+    `order` is its place in the plan; `checks` are the kind's checks that it has, of which a GO
+    needs those that the machine can answer. `least_steps` are kept under `--steps-scale`. `legs`
+    launches follow each other, each from the checkpoint of the one before. `resume_steps` above 0:
+    the last ones are trained a second time, from a checkpoint. `needs_go`: it starts only
+    behind a GO of the same configuration and machine, or with `--without-go`.
+    """
+
+    kind: str
+    title: str = Field(min_length=1)
+    order: int = Field(ge=0)
+    dataset: str = "synthetic"
+    checks: tuple[str, ...] = Field(min_length=1)
+    least_steps: int = Field(default=1, ge=1)
+    legs: int = Field(default=1, ge=1)
+    resume_steps: int = Field(default=0, ge=0)
+    needs_go: bool = False
+
+
 class PhaseSettings(Record):
     """How much one phase runs, and with which settings.
 
@@ -137,6 +158,29 @@ class PhaseSettings(Record):
     env: dict[str, Sourced] = Field(default_factory=dict)
     config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     source: str = Field(min_length=1)
+    stage: Stage | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A profile without a plan has the same document, and the same digest, as ever."""
+        document: dict[str, Any] = dump(self)
+        if self.stage is None:
+            del document["stage"]
+        return document
+
+
+class PlanNote(Record):
+    """The plan that a profile was given: its name, and its phases in running order.
+
+    `shipped` is false for a file of one's own. `stops`: nothing starts behind a phase that did not
+    pass. `go` is the accepted run behind it, with what that one said; empty if there is none.
+    """
+
+    name: str
+    shipped: bool
+    stops: bool
+    phases: tuple[str, ...]
+    go: str = ""
 
 
 class Profile(Record):
@@ -165,6 +209,15 @@ class Profile(Record):
     kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     kernels_source: str = ""
     required: tuple[str, ...] = Field(min_length=1)
+    plan: PlanNote | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As in `PhaseSettings`."""
+        document: dict[str, Any] = dump(self)
+        if self.plan is None:
+            del document["plan"]
+        return document
 
     @model_validator(mode="after")
     def _whole(self) -> Profile:

@@ -57,11 +57,11 @@ def keep_accepted(
     runs: list[AcceptedRun] = []
     left_out: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    for folder in _older(run_root, left_out):
+    for folder in run_folders(run_root.parent, left_out, before=run_root.name):
         if len(runs) == LEVEL_WINDOW:
             break
         try:
-            record = _go_record(folder)
+            record = go_record(folder)
             if record is not None:
                 runs.append(_accepted(folder, record, phase, mine, profile))
         except (DamagedRunError, OSError) as error:
@@ -75,10 +75,10 @@ def keep_accepted(
     write_atomic(run_root / phase / ACCEPTED_JSON, f"{text}\n")
 
 
-def _older(run_root: Path, left_out: dict[str, str]) -> Iterator[Path]:
-    """Run folders beside this one, newest first (an id begins with its time)."""
+def run_folders(out: Path, left_out: dict[str, str], *, before: str = "") -> Iterator[Path]:
+    """Run folders, newest first (an id begins with its time); `before`: those older than a run."""
     folders = sorted(
-        (path for path in run_root.parent.iterdir() if _is_older(path, run_root.name)),
+        (path for path in out.iterdir() if _is_older(path, before)),
         key=lambda path: path.name,
         reverse=True,
     )
@@ -89,10 +89,10 @@ def _older(run_root: Path, left_out: dict[str, str]) -> Iterator[Path]:
 
 def _is_older(path: Path, name: str) -> bool:
     run = RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    return bool(run) and path.name < name
+    return bool(run) and (not name or path.name < name)
 
 
-def _go_record(folder: Path) -> RunRecord | None:
+def go_record(folder: Path) -> RunRecord | None:
     """The record of a finished run that was GO; None if it was not, or has not finished.
 
     Raises `DamagedRunError` if it cannot be told which, and `RunbookError` if it was GO by a record
@@ -167,6 +167,12 @@ def _accepted(
         rates=tuple(rates),
         facts=theirs,
     )
+
+
+def check_whole(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
+    """Raise `DamagedRunError` unless record, journal and these launches' files are its own."""
+    _check_record(folder, record)
+    _check_files(folder, record, entries)
 
 
 def _check_record(folder: Path, record: RunRecord) -> None:

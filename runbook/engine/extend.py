@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runbook.config.plan import needing_go
 from runbook.engine.journal import EVENTS_FILE, Event, Journal
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
@@ -42,8 +43,9 @@ def extend(
     make_setup: Callable[[RunRecord], Setup],
 ) -> None:
     """Write into the journal what is added and repeated. Raises `UsageError` if that is nothing."""
-    present = [phase.name for phase in make_setup(record).phases]
-    added = _added(wanted, present, record) if wanted.phases else []
+    before_it = make_setup(record)
+    present = [phase.name for phase in before_it.phases]
+    added = _added(wanted, before_it, record) if wanted.phases else []
     failed = failed_phases(record) if wanted.failed else []
     if wanted.failed and not failed:
         raise UsageError(
@@ -66,12 +68,20 @@ def extend(
         repeat(journal, next(phase for phase in record.phases if phase.name == name))
 
 
-def _added(wanted: Extension, present: Sequence[str], record: RunRecord) -> list[str]:
-    added = [phase.name for phase in select(wanted.phases) if phase.name not in present]
+def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
+    present, settings = [phase.name for phase in setup.phases], setup.profile.phases
+    added = [one.name for one in select(wanted.phases, settings) if one.name not in present]
     if not added:
         raise UsageError(
             f"--phase {wanted.phases}: {record.run_id} has it already",
             hint="--failed runs again what did not pass",
+        )
+    plan = setup.profile.plan
+    needing = needing_go(setup.profile, added)
+    if needing and plan is not None and not plan.go and not setup.options.without_go:
+        raise UsageError(
+            f"{needing[0]} starts only behind a GO, and {record.run_id} began without one",
+            hint="begin a new launch",
         )
     return added
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Outcome, PhaseRecord
+from runbook.records import (
+    Launch,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    Outcome,
+    PhaseRecord,
+    satisfies,
+)
 
 # Ends that say nothing about the next start of the same command are not among them: a time limit, a
 # signal from outside.
@@ -23,19 +31,24 @@ def not_run(cause: str, *, follows: str) -> LaunchResult:
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause, follows=follows)
 
 
-def wrong_machine(record: PhaseRecord) -> LaunchResult | None:
-    """What becomes of every launch after this phase, if required checks are FAIL or INVALID."""
+def held_back(record: PhaseRecord, *, strictly: bool) -> LaunchResult | None:
+    """What becomes of every launch after this phase, if required checks are FAIL or INVALID.
+
+    `strictly`: if any of them is anything but satisfied, as where a plan stops.
+    """
     wrong = [
         check
         for check in record.checks
-        if check.required and check.outcome.rank <= Outcome.INVALID.rank
+        if check.required
+        and (check.outcome.rank <= Outcome.INVALID.rank or (strictly and not satisfies(check)))
     ]
     if not wrong:
         return None
     worst = min(wrong, key=lambda check: check.outcome.rank)
     others = [check.id for check in wrong if check is not worst]
     more = f" (and {', '.join(others)})" if others else ""
-    cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}; see --keep-going"
+    way = "" if strictly else "; see --keep-going"
+    cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}{way}"
     return not_run(cause, follows=worst.id)
 
 
@@ -46,6 +59,10 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
     kind. A fault of the same command comes again; only a signal or a hang may have been an
     accident, and has to come twice. A launch that hung was tried twice by itself.
     """
+    for entry in entries:
+        if entry.launch.name == launch.resumes and not entry.result.ok:
+            cause = f"it goes on from {launch.resumes}, which did not finish"
+            return not_run(cause, follows=entry.result.follows or entry.launch.id)
     for entry in entries:
         alike = _same(entry.launch, launch)
         refused = entry.result.status is LaunchStatus.ENVIRONMENT_ERROR

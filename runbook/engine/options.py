@@ -36,7 +36,8 @@ class RunOptions(Invocation):
     `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `shell` has
     the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
     too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
-    machine that preflight found wrong, and again where the same command ended badly.
+    machine that preflight found wrong, and again where the same command ended badly. With a `plan`
+    the phases are its own, as far as `until`.
     """
 
     phases: str = "all"
@@ -47,12 +48,14 @@ class RunOptions(Invocation):
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
     keep_going: bool = False
+    until: str = ""
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
         kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
-        profile = lasting(self.profile) if is_profile_file(self.profile) else self.profile
-        return Invocation(**kept | {"profile": profile, "out": lasting(self.out)})
+        named = {"profile": self.profile, "plan": self.plan}
+        files = {name: lasting(text) for name, text in named.items() if is_profile_file(text)}
+        return Invocation(**kept | files | {"out": lasting(self.out)})
 
     def document(self) -> dict[str, str | int | float | bool | None]:
         """The part of the options that judging again needs, as run.json keeps it."""
@@ -98,6 +101,11 @@ class Setup:
             head=options.head,
             invocation=replace(options.invocation(), settings=words),
         )
+
+    @property
+    def stops(self) -> bool:
+        """Does nothing start behind a phase that did not pass?"""
+        return self.profile.plan is not None and self.profile.plan.stops
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -149,17 +157,28 @@ def prepare(options: RunOptions) -> Setup:
     problems: list[str] = []
     found: dict[str, Any] = {}
     named = options.profile != "auto"
-    steps: dict[str, Callable[[], object]] = {
-        "profile": lambda: load_profile(options.profile if named else detect_profile()[0]),
-        "settings": lambda: parse_settings(options.settings),
-        "preset": lambda: load_preset(options.preset) if options.preset else None,
-        "phases": lambda: tuple(select(options.phases)),
-    }
-    for key, resolve in steps.items():
+
+    def resolve(key: str, read: Callable[[], object]) -> None:
         try:
-            found[key] = resolve()
+            found[key] = read()
         except UsageError as error:
-            problems += [f"{text}; {error.hint}" if error.hint else text for text in error.problems]
+            problems.extend(f"{t}; {error.hint}" if error.hint else t for t in error.problems)
+
+    resolve("profile", lambda: load_profile(options.profile if named else detect_profile()[0]))
+    resolve("settings", lambda: parse_settings(options.settings))
+    resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
+    preset = found.pop("preset", None)
+    if {"profile", "settings"} <= found.keys():
+        given = {"shell": options.shell, "preset": preset}
+        profile, typed = found["profile"], found["settings"]
+        resolve("settings", lambda: gathered(profile, typed, **given))
+        found["profile"] = with_config(profile, found["settings"].config)
+    if options.plan:
+        options = _with_plan(options, found, resolve)
+    elif "profile" in found:
+        resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
+    else:
+        resolve("phases", lambda: tuple(select(options.phases)))
     if "profile" in found and "phases" in found:
         problems += _without_settings(found["profile"], found["phases"])
     if options.protocol not in PROTOCOLS:
@@ -172,25 +191,34 @@ def prepare(options: RunOptions) -> Setup:
         problems += wrong
     if not options.steps_scale > 0:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
-    preset = found.pop("preset", None)
-    try:
-        if "profile" in found and "settings" in found:
-            given = {"shell": options.shell, "preset": preset}
-            found["settings"] = gathered(found["profile"], found["settings"], **given)
-    except UsageError as error:
-        problems += error.problems
     if problems:
         raise UsageError(problems)
-    settings = found["settings"]
-    options = replace(options, settings=words(settings))
-    found["profile"] = with_config(found["profile"], settings.config)
+    options = replace(options, settings=words(found["settings"]))
     setup = Setup(options=options, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return with_plan(setup)
+    return with_launches(setup)
 
 
-def with_plan(setup: Setup) -> Setup:
+def _with_plan(
+    options: RunOptions,
+    found: dict[str, Any],
+    resolve: Callable[[str, Callable[[], object]], None],
+) -> RunOptions:
+    """The options with the plan's phases; its profile and phases go into `found`."""
+    from runbook.engine.launching import asked_for, planned_profile
+
+    if not {"profile", "settings"} <= found.keys():
+        return options
+    resolve("profile", lambda: planned_profile(options, found["profile"], found["settings"]))
+    if found["profile"].plan is None:
+        return options
+    names = asked_for(found["profile"], options.until)
+    resolve("phases", lambda: tuple(select(",".join(names), found["profile"].phases)))
+    return replace(options, phases=",".join(names))
+
+
+def with_launches(setup: Setup) -> Setup:
     """The setup with the launches of its phases."""
     context = setup.context({})
     launches = tuple(launch for phase in setup.phases for launch in phase.plan(context))
@@ -222,8 +250,8 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )
-    phases = tuple(select(options.phases))
     profile = profile or load_profile_document(record.profile_document, where="run.json")
+    phases = tuple(select(options.phases, profile.phases))
     if problems := _without_settings(profile, phases):
         raise UsageError(problems)
     settings = replace(parse_settings(options.settings), sources=record.given_by)
@@ -233,7 +261,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
 
 def setup_to_resume(record: RunRecord) -> Setup:
     """The setup of a run that goes on, with its plan."""
-    return with_plan(setup_of_record(record))
+    return with_launches(setup_of_record(record))
 
 
 def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:

@@ -21,7 +21,7 @@ from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
-from runbook.engine.not_started import wrong_machine
+from runbook.engine.not_started import held_back
 from runbook.engine.options import RunOptions, Setup, prepare, setup_to_resume
 from runbook.engine.outputs import (
     MANIFEST_FILE,
@@ -151,7 +151,9 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, extended: bool)
     if journal.events[-1]["event"] == "run_finished" and not extended:
         raise UsageError(
             f"{record.run_id} is finished: {record.verdict}",
-            hint="--phase NAME adds a phase to it, --failed runs again what did not pass",
+            hint="--until PHASE goes further with its plan"
+            if record.options.get("plan")
+            else "--phase NAME adds a phase to it, --failed runs again what did not pass",
         )
     if record.tool_version != __version__:
         raise UsageError(
@@ -236,7 +238,7 @@ def _run_phase(state: RunState, phase: Phase) -> None:
     _keep_phase(state, record)
     state.observer.phase_finished(record)
     _guard(state, record)
-    if state.blocked and phase.guards:
+    if state.blocked and state.blocked.follows.partition(".")[0] == phase.name:
         state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
 
@@ -278,10 +280,17 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
 
 
 def _guard(state: RunState, record: PhaseRecord) -> None:
-    """Let later phases start nothing where a required row of a guarding one says why not to."""
-    guards = {phase.name for phase in state.setup.phases if phase.guards}
-    if record.name in guards and not state.setup.options.keep_going:
-        state.blocked = wrong_machine(record)
+    """Let later phases start nothing where a required row of a guarding one says why not to.
+
+    Where a plan stops, every phase of it guards the next ones, and nothing switches that off.
+    """
+    if state.blocked is not None:
+        return
+    if state.setup.stops:
+        state.blocked = held_back(record, strictly=True)
+    elif not state.setup.options.keep_going:
+        guards = {phase.name for phase in state.setup.phases if phase.guards}
+        state.blocked = held_back(record, strictly=False) if record.name in guards else None
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:
@@ -348,7 +357,7 @@ def _finish(state: RunState) -> RunRecord:
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
-    profile = setup.profile
+    profile, plan = setup.profile, setup.profile.plan
     return RunRecord(
         tool_version=__version__,
         run_id=run_id,
@@ -366,6 +375,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         options=setup.options.document(),
         environment={
             **identity(),
+            **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
         },
         required=setup.required,
@@ -375,7 +385,10 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
 
 
 def _known_phases(setup: Setup) -> list[list[str]]:
-    phases = {**registry.phases(), **{phase.name: phase for phase in setup.phases}}
+    phases = {
+        **registry.phases_of(setup.profile.phases),
+        **{phase.name: phase for phase in setup.phases},
+    }
     return [[phase.name, phase.title, phase.source] for phase in phases.values()]
 
 

@@ -14,8 +14,9 @@ from functools import lru_cache
 from nsa.toggles import meaning
 from runbook import registry
 from runbook.config import Profile, Settings, load_profile, profile_names
+from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.settings import parse_settings
-from runbook.records import PhaseRecord, RunRecord
+from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.outcome import Comparator
 from runbook.records.run import Ran
@@ -63,6 +64,7 @@ def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, .
     words = tuple(f"{name}={value}" for name, value in record.settings.items())
     scale = float(record.options.get("steps_scale") or 1.0)
     caveats = departures(profile, parse_settings(words))
+    caveats = [*_behind(profile, phases), *caveats]
     if scale != 1.0:
         caveats.append(f"steps x {scale:g}")
     if record.options.get("aa"):
@@ -84,10 +86,13 @@ def _repeated(phase: PhaseRecord) -> str:
 
 
 def departures(profile: Profile, settings: Settings) -> list[str]:
-    """What the profile and `--set` change of the shipped profile of its kind; the checks first."""
-    base = _shipped_like(profile)
+    """What the profile and `--set` change of the shipped profile of its kind; the checks first.
+
+    A plan's phases are held against those of the shipped plan; one's own plan is named instead.
+    """
+    base = _as_planned(_shipped_like(profile), profile)
     kept = sum(name in set(profile.required) for name in base.required)
-    found = []
+    found = [f"plan {profile.plan.name}"] if profile.plan and not profile.plan.shipped else []
     if kept < len(base.required):
         found.append(f"for {kept} of {len(base.required)} checks")
     changed = [f"{name}={_word(value)}" for name, value in settings.config_overrides.items()]
@@ -144,6 +149,29 @@ def _shipped_like(profile: Profile) -> Profile:
     if profile.hardware.device == "cpu":
         return shipped["cpu"]
     return shipped["h200x1" if profile.ranks == 1 else "a100x2_pcie4"]
+
+
+def _as_planned(base: Profile, profile: Profile) -> Profile:
+    """The shipped profile with the plan that this one has."""
+    note = profile.plan
+    if note is None:
+        return base
+    if note.shipped:
+        return with_plan(base, load_plan(note.name, has_gpu=base.has_gpu), shipped=True)
+    made = {name: one for name, one in profile.phases.items() if one.stage is not None}
+    update = {"phases": {**base.phases, **made}, "required": profile.required}
+    return base.model_copy(update=update)
+
+
+def _behind(profile: Profile, phases: Sequence[PhaseRecord]) -> list[str]:
+    """What a production launch stands on, where that is less than a whole GO."""
+    ran = [phase.name for phase in phases if phase.started_at and phase.launches]
+    if profile.plan is None or not needing_go(profile, ran):
+        return []
+    run_id, _, said = profile.plan.go.partition(": ")
+    if not run_id:
+        return ["STARTED WITHOUT A GO (of this configuration on this machine)"]
+    return [] if said == Verdict.GO else [f"BEHIND {run_id}, which was {said}"]
 
 
 @lru_cache(maxsize=1)

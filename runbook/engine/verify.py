@@ -123,10 +123,10 @@ def verify_run(
     record, differences = _load(run_root)
     differences += folder_problems(run_root, record)
     differences += journal_problems(run_root, record)
-    if phases is None:
-        phases = registry.phases()
     try:
         setup = setup or setup_of_record(record)
+        if phases is None:
+            phases = registry.phases_of(setup.profile.phases)
         differences += profile_problems(record)
         again = _judged(record, run_root, setup, phases=phases)
         differences += _compare_records(record, again)
@@ -230,9 +230,9 @@ def judge_again(
     launches gets rows without evidence, never numbers of another plan. Raises `ValueError` and
     `OSError` as the readers do.
     """
-    if phases is None:
-        phases = registry.phases()
     setup = setup_of_record(record, profile=profile, named=named)
+    if phases is None:
+        phases = registry.phases_of(setup.profile.phases)
     return _judged(record, run_root, setup, phases=phases)
 
 

@@ -22,7 +22,7 @@ from runbook.files import data_path
 from runbook.launch.commits import folder_of
 from runbook.read.documents import CONFIG_YAML, JUNIT_XML
 from runbook.records import Launch
-from runbook.records.launch import CONFIG_FLAG, option, with_option
+from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ def pasteable(launch: Launch) -> Pasteable:
         notes.append(f"runs with a copy of the config in which {keys}")
     if launch.schedule is not None:
         notes.append(launch.schedule.in_words())
+    if launch.resumes:
+        notes.append(f"{RESUME_FLAG} is below the run's folder")
     whole = completed(launch)
     line, lines = whole.command_line(), whole.command_line(lines=True)
     if launch.commit:
@@ -79,6 +81,10 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
         launch = launch.model_copy(update={"argv": tuple(argv)})
     launch = completed(launch, must_exist=True)
     launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
+    if launch.resumes:
+        before = run_dir.resolve().parent / launch.resumes
+        argv = with_option(launch.argv, RESUME_FLAG, str(before))
+        launch = launch.model_copy(update={"argv": tuple(argv)})
     words = list(launch.words())
     if launch.kind == "pytest":
         words += ["--junitxml", str(run_dir / JUNIT_XML)]

@@ -19,8 +19,6 @@ from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
-# The detectors of numbers stand beside the stability long run.
-_WATCHED_PHASES = ("long_run",)
 
 
 def run_launch(
@@ -41,13 +39,13 @@ def run_launch(
     `NCCL_DEBUG=INFO`; a wrong number never is. The files of the
     first attempt are kept beside the run directory, under its name with `.attempt1`.
     `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
-    the detectors of numbers; without it they run where the plan is the watched one (long_run).
+    the detectors of numbers; without it they run where the plan says that it is watched.
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
     the children's lives hang on it.
     """
-    if watch is None and launch.phase in _WATCHED_PHASES:
+    if watch is None and launch.watched:
         watch = Thresholds.from_variables(launch.env)
     options = AttemptOptions(
         run_root=run_root,

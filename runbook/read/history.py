@@ -241,6 +241,7 @@ def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> Rank
         effects=tuple(history.effects),
         ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
         arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
+        checkpoints=tuple(history.kept.get(Event.CHECKPOINT, ())),
         nonfinite=history.last(Event.NONFINITE) or None,
         halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
         pids=tuple(history.pids),

@@ -322,6 +322,7 @@ EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
     Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
+    Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number}),
     Event.NONFINITE: Fields({"step": is_count}),
     Event.HALT: Fields({"reason": is_text}),
     Event.EXIT: Fields(

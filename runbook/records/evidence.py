@@ -53,7 +53,8 @@ class RankLog:
     `steps` has a row for each optimizer step that the rank ended: step, mono and ts (s), alone
     (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
     reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
-    reported progress, loss, toks_per_s and grad_norm.
+    reported progress, loss, toks_per_s and grad_norm. `checkpoints` are those that were
+    written, each with its path and the seconds it took.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class RankLog:
     effects: tuple[Effect, ...] = ()
     ddp_buckets: tuple[Mapping[str, Any], ...] = ()
     arm_failures: tuple[Mapping[str, Any], ...] = ()
+    checkpoints: tuple[Mapping[str, Any], ...] = ()
     nonfinite: Mapping[str, Any] | None = None
     halt_reason: str | None = None
     pids: tuple[int, ...] = ()

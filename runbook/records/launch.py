@@ -6,13 +6,15 @@ import json
 import shlex
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from nsa.contract import CONFIG_VARIABLE
 from runbook.records.measurement import Record
 
 CONFIG_FLAG = "--config"
+RESUME_FLAG = "--resume"
 
 
 class ArmSchedule(Record):
@@ -73,7 +75,9 @@ class Launch(Record):
     `kind`: the trainer, the measurement of the devices' ceilings, or shipped tests. `run_dir` is
     relative to the run's folder. `optional` launches decide their own arm only; `conditional` ones
     start only if their phase needs them (`Phase.needs_more`). `commit`: the launch runs from a
-    clean checkout of it, with its packages.
+    clean checkout of it, with its packages. `resumes` names the launch of the same phase whose
+    newest checkpoint it goes on from, after step `after`; `steps` counts from the very first one.
+    `watched`: detectors read its numbers while it runs, and halt it.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
@@ -93,6 +97,18 @@ class Launch(Record):
     commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
     purpose: str = ""
     retry_steps: int | None = None
+    resumes: str = ""
+    after: int = Field(default=0, ge=0)
+    watched: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is not asked for is not in the document, so that plans of old records stay equal."""
+        document: dict[str, Any] = dump(self)
+        for name in ("resumes", "after", "watched"):
+            if not document.get(name):
+                document.pop(name, None)
+        return document
 
     @property
     def id(self) -> str:
@@ -117,6 +133,8 @@ class Launch(Record):
             words += ["--set", f"{key}={text}"]
         if self.schedule is not None:
             words += ["--arms", self.schedule.to_trainer_json(lines=lines)]
+        if self.resumes and not option(words, RESUME_FLAG):
+            words += [RESUME_FLAG, f"{self.phase}/{self.resumes}"]
         return tuple(words)
 
     def command_line(self, *, lines: bool = False) -> str:

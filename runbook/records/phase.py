@@ -13,7 +13,7 @@ from runbook.records.run import Invocation
 
 if TYPE_CHECKING:
     from runbook.config.limits import FixedRule, LimitSpec
-    from runbook.config.profile import Profile
+    from runbook.config.profile import Profile, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +119,21 @@ class Phase(ABC):
     def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:  # noqa: ARG002
         """Do the conditional launches start? Pure; asked once, before the first of them."""
         return False
+
+
+class Made(Phase):
+    """A phase that a plan makes: a kind (this class) with what the plan says of it (`stage`).
+
+    A kind is found through the entry points of the group `runbook.kinds`.
+    """
+
+    stage: ClassVar[Stage]
+
+    @classmethod
+    @abstractmethod
+    def known_checks(cls) -> tuple[str, ...]:
+        """What a plan may name in `checks`."""
+
+    @abstractmethod
+    def needed(self, profile: Profile) -> tuple[str, ...]:
+        """Ids of the checks that a GO needs on this machine: those that it can answer."""

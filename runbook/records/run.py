@@ -189,6 +189,7 @@ class Report:
 
 
 DEFAULT_OUT = "artifacts"
+DEFAULT_PLAN = "production"
 # How arms are compared; the first is the default.
 PROTOCOLS = ("blocks", "launches", "single")
 DEFAULT_PROTOCOL = PROTOCOLS[0]
@@ -199,7 +200,8 @@ class Invocation:
     """Everything of a `runbook run` that changes what is measured or where it goes.
 
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
-    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits.
+    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
+    name or the path of a file, makes it a `runbook launch`, with `without_go`.
     """
 
     profile: str
@@ -212,6 +214,8 @@ class Invocation:
     gpu_hour_price: float | None = None
     reference: str = ""
     head: str = ""
+    plan: str = ""
+    without_go: bool = False
 
     @classmethod
     def recorded(
@@ -230,15 +234,27 @@ class Invocation:
             gpu_hour_price=None if price is None else float(price),
             reference=str(options.get("reference") or ""),
             head=str(options.get("head") or ""),
+            plan=str(options.get("plan") or ""),
+            without_go=bool(options.get("without_go")),
         )
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
-        return {name: value for name, value in asdict(self).items() if name != "settings"}
+        kept = {name: value for name, value in asdict(self).items() if name != "settings"}
+        # A run that follows no plan says nothing of plans.
+        return {k: v for k, v in kept.items() if v or k not in ("plan", "without_go")}
 
     def line(self, phases: Iterable[str]) -> str:
-        """The command that runs these phases in the same way; it leaves out what is default."""
-        words = ["runbook", "run", "--phase", ",".join(phases), "--profile", self.profile]
+        """The command that runs these phases in the same way; it leaves out what is default.
+
+        A plan is run from its beginning: a phase of it means nothing without those before it.
+        """
+        named = list(phases)
+        words = ["runbook", "run", "--phase", ",".join(named), "--profile", self.profile]
+        if self.plan:
+            words = ["runbook", "launch", "--until", named[-1], "--profile", self.profile]
+            words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
+            words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
         changed = {
             "--protocol": (self.protocol, DEFAULT_PROTOCOL),
@@ -256,8 +272,9 @@ class Invocation:
 
     def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
         """The command that goes on with this run, or adds phases to it."""
-        words = ["runbook", "run", "--resume", run_id]
-        words += ["--phase", ",".join(phases)] if phases else []
+        words = ["runbook", "launch" if self.plan else "run", "--resume", run_id]
+        if named := list(phases):
+            words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )

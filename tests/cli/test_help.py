@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from nsa.toggles import TOGGLES
-from runbook.cli import COMMANDS
+from runbook.cli import COMMANDS, _parser
 from runbook.cli._parser import CommandParser, number_type, parse_all
 from runbook.cli.guide import overview
+from runbook.records import run
 from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
@@ -109,6 +110,10 @@ def test_defaults_in_the_help_are_those_of_their_owners() -> None:
     assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
     halt = int(bool(TOGGLES["NSA_WATCH_HALT"].default))
     assert f"NSA_WATCH_HALT, else {halt})" in help_of("watch", "--halt")
+
+
+def test_the_default_plan_and_folder_are_those_that_printed_lines_leave_out() -> None:
+    assert (_parser.DEFAULT_OUT, _parser.DEFAULT_PLAN) == (run.DEFAULT_OUT, run.DEFAULT_PLAN)
 
 
 def help_of(command: str, option: str) -> str:

@@ -13,6 +13,7 @@ import pytest
 from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
 from runbook.config import load_profile
+from runbook.config.plan import load_plan, with_plan
 from runbook.registry import known_checks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +123,11 @@ def test_a_row_says_who_demands_it_and_what_became_of_it(number: str) -> None:
 
 def test_every_check_exists() -> None:
     known = {
-        check for name in ("a100x2_pcie4", "cpu") for check in known_checks(load_profile(name))
+        check
+        for name in ("a100x2_pcie4", "cpu")
+        for check in known_checks(
+            with_plan(load_profile(name), load_plan("production"), shipped=True)
+        )
     }
     phases = {check.split(".")[0] for check in known}
     cited = {word for word in code(TEXT) if re.fullmatch(r"[a-z0-9_]+\.[a-z0-9_]+", word)}

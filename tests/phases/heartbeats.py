@@ -133,6 +133,14 @@ def told(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, ranks=logs)
 
 
+def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
+    """The checkpoints that the plan asks for, each written in a second."""
+    every = int(launch.config_overrides.get("train.save_every", 0))
+    steps = [*range(every, launch.steps, every)] if every else []
+    steps += [launch.steps] if "--save" in launch.argv else []
+    return tuple({"path": f"checkpoints/step_{step}", "seconds": 1.0} for step in steps)
+
+
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
     return tuple(
@@ -142,12 +150,13 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
             sha256=digest_of(f"{launch.run_dir} {rank}"),
             events=3 * launch.steps,
             tokens=frozenset({TOKEN}),
-            first_step=1,
+            first_step=launch.after + 1,
             last_step=launch.steps,
             exit_code=0,
             exit_reason="done",
             param_hash="feed",
-            counts={"exit": 1},
+            counts={"exit": 1, **dict.fromkeys(("step_start", "progress", "step_end"), len(table))},
+            checkpoints=_saved(launch),
             effects=effects(launch, rank),
             ddp_buckets=buckets(launch),
             pids=(100 + rank,),
@@ -156,9 +165,9 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
             ending={
                 "fetched_sum": 7,
                 "embedded_sum": 7,
-                "moved": dict.fromkeys(GROUPS, 4e-4),
+                "moved": dict.fromkeys(GROUPS, min(4e-4, 2e-4 * len(table))),
                 "largest_lr": 2e-4,
-                "updates": [len(table), len(table)],
+                "updates": [launch.after + len(table)] * 2,
                 "proof": proof(launch, profile, rank, table),
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
             },

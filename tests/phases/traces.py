@@ -46,7 +46,7 @@ def frame(
     tokens = profile.workload.tokens_per_step
     rows: list[tuple[str, int, bool]] = []
     if launch.schedule is None:
-        rows = [("", 0, False)] * launch.steps
+        rows = [("", 0, False)] * (launch.steps - launch.after)
     else:
         plan = launch.schedule
         for block, order in enumerate(plan.rounds):
@@ -58,7 +58,7 @@ def frame(
     noise = np.random.default_rng(7).normal(0, 0.004, len(rows))
     return pd.DataFrame(
         {
-            "step": np.arange(1, len(rows) + 1),
+            "step": np.arange(1, len(rows) + 1) + launch.after,
             "loss": (_learned(len(rows)) if "markov" in launch.argv else FLOOR + 0.02) + noise,
             "lr": 2e-4,
             "toks_per_s": speeds,
@@ -280,9 +280,11 @@ def load(*, others_s: float = 1.0, steal_s: float = 0.0) -> dict[str, Any]:
     }
 
 
-def gates(steps: int, *, entropy: float = 0.95, max_gate: float = 0.4) -> pd.DataFrame:
+def gates(
+    steps: int, *, after: int = 0, entropy: float = 0.95, max_gate: float = 0.4
+) -> pd.DataFrame:
     """Gate health at every tenth step; the last digits of readings that were taken differ."""
-    at = np.arange(10, max(steps, 50) + 1, 10)
+    at = np.arange(after + 10, after + max(steps - after, 50) + 1, 10)
     return pd.DataFrame({"step": at, "entropy": entropy + 1e-12 * at, "max_gate": max_gate})
 
 
@@ -380,7 +382,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         base,
         result=done,
         training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
-        gates=gates(launch.steps),
+        gates=gates(launch.steps, after=launch.after),
         gates_path=f"{where}/gates.csv",
         gates_sha256=SHA,
         ranks=ranks(launch, profile, table),

@@ -1,0 +1,120 @@
+"""Rows of one launch that has to last: no halt, steady, memory flat and under its limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from phases.common.case import Case, Finding, failed, missing, passed
+from phases.common.measure import (
+    against,
+    decided,
+    estimated,
+    log_value,
+    rank_value,
+    shown_only,
+    with_limit,
+)
+from phases.limits import DRIFT, MEMORY, STALL_SHARE
+from runbook.records import Reason
+from runbook.records.evidence import LaunchEvidence, RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIB_PER_GIB = 1024.0
+# Where the limit is only shown the projection has none; the leak is still looked for.
+_UNLIMITED_MIB = 1e12
+
+
+def no_halt(case: Case, name: str) -> Finding:
+    launch = case.launch(name)
+    reasons = [rank.halt_reason for rank in launch.ranks if rank.halt_reason]
+    if launch.halted or reasons:
+        why = reasons[0] if reasons else launch.result.cause or "no reason recorded"
+        follows = "" if launch.result.ok else launch.launch.id
+        return failed(
+            Reason.HALTED, f"halted: {why}", evidence=launch.result.evidence, follows=follows
+        )
+    case.completed(name)
+    value = rank_value(launch.ranks[0], "halts", 0.0, "halts") if launch.ranks else None
+    return passed("no .HALT", measurement=value)
+
+
+def steadiness(case: Case, name: str) -> Finding:
+    from runbook.stats import steady, step_times
+
+    log = case.log(name)
+    drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
+    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
+    steps = log_value(log, "dt_s", 0.0, "s")
+    value = estimated(steps, decision, name="step_time_change", unit="share")
+    if not case.gates_throughput(drift, stall):
+        return shown_only(value, drift, decision.reason)
+    return with_limit(decided(decision, value), value, drift)
+
+
+def with_memory(case: Case, name: str) -> LaunchEvidence:
+    """The launch, if each of its ranks told its memory."""
+    launch = case.completed(name)
+    known = [rank.rank for rank in launch.ranks if not _readings(rank).empty]
+    if known != list(range(launch.launch.nproc)):
+        raise missing(f"memory of {len(known)} of {launch.launch.nproc} ranks is known")
+    return launch
+
+
+def _readings(rank: RankLog) -> pd.DataFrame:
+    """Steps after which the rank told its memory."""
+    import pandas as pd
+
+    return pd.DataFrame() if rank.steps is None else rank.steps[rank.steps["mem_mib"].notna()]
+
+
+def memory_plateau(case: Case, name: str) -> Finding:
+    """Of the rank whose memory looks worst."""
+    ranks = with_memory(case, name).ranks
+    return min((plateau_of(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
+
+
+def plateau_of(case: Case, rank: RankLog) -> Finding:
+    from runbook.stats import memory_plateau as projected
+
+    rows = _readings(rank)
+    limit = case.limit(MEMORY)
+    decision = projected(
+        rows["step"].to_numpy(dtype=float),
+        rows["mem_mib"].to_numpy(dtype=float),
+        float(case.profile.workload.production_steps),
+        limit.value * MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
+    )
+    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
+    value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
+    finding = decided(decision, value)
+    grows = finding.code is Reason.BELOW_LIMIT
+    code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
+    reason = f"rank {rank.rank}: {finding.reason}"
+    return replace(finding, code=code, reason=reason, topic=topic)
+
+
+def memory_limit(case: Case, name: str) -> Finding:
+    """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
+    launch = with_memory(case, name)
+    peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
+    rank = max(launch.ranks, key=lambda log: peaks[log.rank])
+    peak = peaks[rank.rank]
+    value = rank_value(rank, "peak_memory", peak / MIB_PER_GIB, "GiB")
+    tensors = float(_readings(rank)["mem_mib"].max())
+    held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
+    text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
+    return against(value, case.limit(MEMORY), text)
+
+
+def _peak_mib(case: Case, rank: RankLog) -> float:
+    rows = _readings(rank)
+    if not case.profile.has_gpu:
+        return float(rows["mem_mib"].max())
+    held = rows["reserved_mib"].max() if "reserved_mib" in rows else math.nan
+    if not held >= 0:
+        raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
+    return max(float(held), float(rows["mem_mib"].max()))

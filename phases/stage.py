@@ -1,0 +1,266 @@
+"""A phase of a plan: training for some steps, and the gate that it has to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from phases.common.case import Case, Finding
+from phases.common.commands import trainer_launch
+from phases.common.curves import gate_curves, losses, throughputs
+from phases.common.gates import gates
+from phases.common.gpu_samples import balance, on_gpus, utilisation
+from phases.common.launches import first_problem
+from phases.common.measure import against, shown_only
+from phases.common.rates import aim, last50s, launch_rate, mfu, optional, rate_table
+from phases.common.resuming import checkpoint_time, resumed, storage
+from phases.common.rows import Row, RowPhase
+from phases.common.stability import memory_limit, memory_plateau, no_halt, steadiness
+from phases.common.stepping import heartbeats, past_step_5
+from phases.common.training import toggles_row, training_rows
+from phases.limits import (
+    CHECKPOINT_SHARE,
+    DRIFT,
+    FLAKY_LAUNCHES,
+    GATE_COLLAPSE_READINGS,
+    GATE_ENTROPY_MIN,
+    GATE_MAX_SHARE,
+    GPU_IMBALANCE,
+    GPU_UTILISATION,
+    MEMORY,
+    MFU_FLOOR,
+    STALL_SHARE,
+    THROUGHPUT,
+    THROUGHPUT_AIM_HIGH,
+    THROUGHPUT_AIM_LOW,
+)
+from runbook.records import Launch
+from runbook.records.phase import Judgement, Made, PlanContext
+
+if TYPE_CHECKING:
+    from runbook.config.limits import LimitSpec
+    from runbook.config.profile import Profile
+
+_RUN, _RESUMED = "run", "resumed"
+_PerLaunch = Callable[[Case, str], Finding]
+_OverAll = Callable[[Case, Sequence[str]], Finding]
+
+
+class TrainingStage(RowPhase, Made):
+    """Kind `training`: launches of the plan's steps, judged by the checks that the plan names."""
+
+    optional = True
+    limits = (
+        THROUGHPUT,
+        THROUGHPUT_AIM_LOW,
+        THROUGHPUT_AIM_HIGH,
+        MFU_FLOOR,
+        GPU_UTILISATION,
+        GPU_IMBALANCE,
+        DRIFT,
+        STALL_SHARE,
+        MEMORY,
+        GATE_ENTROPY_MIN,
+        GATE_MAX_SHARE,
+        GATE_COLLAPSE_READINGS,
+        CHECKPOINT_SHARE,
+        FLAKY_LAUNCHES,
+    )
+
+    @classmethod
+    def known_checks(cls) -> tuple[str, ...]:
+        """Every row that there is."""
+        return tuple(row.what for row in _catalog(lambda _: [_RUN]))
+
+    def needed(self, profile: Profile) -> tuple[str, ...]:
+        """The plan's checks without those that this machine cannot answer, or only shows."""
+        return tuple(
+            f"{self.name}.{what}" for what in self.stage.checks if _can_decide(what, profile)
+        )
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """The legs, each from the checkpoint of the one before, and the resumed launch if any."""
+        stage, settings = self.stage, context.profile.phases[self.name]
+        total = max(stage.least_steps, round(settings.steps * context.steps_scale))
+        if stage.legs > 1:
+            return self._legs(context, total)
+        run = self._launch(context, _RUN, total, f"{total} steps on {stage.dataset}")
+        if not stage.resume_steps:
+            return [run]
+        again = max(1, min(round(stage.resume_steps * context.steps_scale), (total - 1) // 2))
+        again = max(again, min(5, (total - 1) // 2))
+        saved = {**run.config_overrides, "train.save_every": total - again}
+        purpose = f"the last {again} steps again, from the checkpoint of step {total - again}"
+        second = self._launch(context, _RESUMED, total, purpose, resumes=_RUN, after=total - again)
+        return [run.model_copy(update={"config_overrides": saved}), second]
+
+    def _legs(self, context: PlanContext, total: int) -> list[Launch]:
+        count = min(self.stage.legs, total)
+        ends = [total * number // count for number in range(count + 1)]
+        width = len(str(count))
+        names = [f"leg{number:0{width}}" for number in range(1, count + 1)]
+        return [
+            self._launch(
+                context,
+                name,
+                end,
+                f"steps {begin + 1} to {end} of {total} on {self.stage.dataset}",
+                extra=("--save",),
+                resumes=before,
+                after=begin,
+            )
+            for name, before, begin, end in zip(names, ["", *names], ends, ends[1:], strict=False)
+        ]
+
+    def _launch(
+        self,
+        context: PlanContext,
+        name: str,
+        steps: int,
+        purpose: str,
+        *,
+        extra: tuple[str, ...] = (),
+        resumes: str = "",
+        after: int = 0,
+    ) -> Launch:
+        return trainer_launch(
+            context,
+            phase=self.name,
+            name=name,
+            purpose=purpose,
+            steps=steps,
+            dataset=self.stage.dataset,
+            extra=extra,
+            watched=True,
+            resumes=resumes,
+            after=after,
+        )
+
+    def names(self, case: Case) -> Sequence[str]:
+        """The launches that the gate is about; the resumed one only has its own row."""
+        return [name for name in super().names(case) if name != _RESUMED]
+
+    def rows(self) -> Sequence[Row]:
+        """Those that the plan names, in the order of the kind."""
+        return [row for row in _catalog(self.names) if row.what in self.stage.checks]
+
+    def details(self, case: Case) -> Judgement:
+        """Throughput of each launch, and the curves of the last one."""
+        names = self.names(case)
+        last = names[-1]
+        known = optional(lambda: case.launch(last)) is not None
+        return Judgement(
+            checks=(),
+            tables=(rate_table(case, names, title="Throughput of each launch"),),
+            measurements=last50s(case, names),
+            series=(
+                *throughputs(case, names),
+                *losses(case, last),
+                *(gate_curves(case, last) if known else ()),
+            ),
+        )
+
+
+def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
+    """Every row of the kind; those that ask one launch give the worst over all."""
+
+    def each(answer: _PerLaunch) -> Callable[[Case], Finding]:
+        return lambda case: first_problem(answer, case, names(case))
+
+    def over(answer: _OverAll) -> Callable[[Case], Finding]:
+        return lambda case: answer(case, names(case))
+
+    return (
+        *training_rows(names),
+        toggles_row(names),
+        Row(
+            "heartbeats",
+            "Did every step begin, tell its progress and end?",
+            each(heartbeats),
+            topic="stall",
+        ),
+        Row("past_step_5", "Is the loss finite beyond step 5?", each(past_step_5), topic="loss"),
+        Row("no_halt", "Did it go without a watchdog halt?", each(no_halt), topic="stall"),
+        Row("steady", "Are the step times steady?", each(steadiness), topic="steady"),
+        Row(
+            "throughput",
+            "Is the throughput within what this link allows?",
+            each(_throughput),
+            topic="throughput",
+        ),
+        Row(
+            "throughput_aim",
+            "Is the throughput in the target band?",
+            over(aim),
+            restates="throughput",
+        ),
+        Row("mfu", "What share of the peak is used?", over(mfu), restates="throughput"),
+        Row(
+            "gpu_utilisation",
+            "Are the GPUs busy?",
+            over(on_gpus(utilisation)),
+            topic="throughput",
+            restates="throughput",
+        ),
+        Row("gpu_balance", "Are the GPUs equally busy?", over(on_gpus(balance)), topic="balance"),
+        Row(
+            "gates",
+            "Is the selection healthy: no branch collapses?",
+            each(lambda case, name: gates(case, name=name)),
+            topic="gates",
+        ),
+        Row("memory_plateau", "Has memory stopped growing?", each(memory_plateau), topic="memory"),
+        Row(
+            "memory_limit",
+            "Does every rank stay under the memory limit?",
+            each(memory_limit),
+            topic="memory",
+        ),
+        Row("storage", "Is there room for the checkpoints?", over(storage), topic="disk"),
+        Row(
+            "checkpoint_time",
+            "Is the storage fast enough for the checkpoints?",
+            over(checkpoint_time),
+            topic="disk",
+        ),
+        Row(
+            "resumed",
+            "Does a launch from a checkpoint train the same steps to the same losses?",
+            partial(resumed, first=_RUN, second=_RESUMED),
+            topic="resume",
+        ),
+    )
+
+
+def _throughput(case: Case, name: str) -> Finding:
+    """Tokens over time of one launch against the profile's floor."""
+    rate, limit = launch_rate(case, name), case.limit(THROUGHPUT)
+    if not case.gates_throughput(limit):
+        return shown_only(rate, limit, f"throughput: {rate}")
+    return against(rate, limit, f"throughput: {rate}")
+
+
+def _can_decide(what: str, profile: Profile) -> bool:
+    """Does this row decide on this machine? What it only shows, or has not got, cannot."""
+    timed = profile.throughput_gated
+    gpus = profile.hardware.gpus
+    gated = {
+        "steady": timed and _gated(profile, DRIFT, STALL_SHARE),
+        "throughput": timed and _gated(profile, THROUGHPUT),
+        "throughput_aim": False,
+        "mfu": timed and profile.hardware.peak_tflops is not None,
+        "gpu_utilisation": gpus > 0 and _gated(profile, GPU_UTILISATION),
+        "gpu_balance": gpus > 1 and profile.ranks > 1 and _gated(profile, GPU_IMBALANCE),
+        "devices": gpus > 0,
+        "checkpoint_time": _gated(profile, CHECKPOINT_SHARE),
+        "memory_limit": _gated(profile, MEMORY),
+        "other_work": False,
+    }
+    return gated.get(what, True)
+
+
+def _gated(profile: Profile, *specs: LimitSpec) -> bool:
+    """Do these limits decide? One that is missing is told with everything else that is wrong."""
+    found = [profile.limits.get(spec.name) for spec in specs]
+    return all(limit is not None and limit.gated for limit in found)

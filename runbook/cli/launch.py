@@ -1,0 +1,125 @@
+"""`runbook launch`: a plan, phase by phase, each behind the gate of the one before."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from nsa.contract import CONFIG_VARIABLE
+from runbook.cli._parser import DEFAULT_PLAN, Command, CommandParser
+from runbook.cli._webhook import add_webhook
+from runbook.cli.run import RUN, add_dry_run, add_machine, add_scale, add_telling, add_until_s
+from runbook.errors import UsageError
+
+# What `runbook run` has besides, as it is where nobody asks for it.
+_NOT_HERE = {
+    "phase": None,
+    "failed": None,
+    "protocol": "blocks",
+    "aa": False,
+    "seed": 0,
+    "reference": "",
+    "head": "",
+    "measure": False,
+    "keep_going": False,
+}
+
+
+def _add_arguments(parser: CommandParser) -> None:
+    parser.set_defaults(declares=_add_arguments, **_NOT_HERE)
+    group = parser.add_argument_group("what runs")
+    group.add_argument(
+        "--plan",
+        default=DEFAULT_PLAN,
+        metavar="NAME|FILE",
+        help=f"the phases with their steps, data and gates (default: {DEFAULT_PLAN}); shipped ones "
+        "are in configs/plans/, one of your own is a path ending in .yaml",
+    )
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="the trainer's config, as --set CONFIG=FILE (default: the profile's)",
+    )
+    group.add_argument(
+        "--until",
+        metavar="PHASE",
+        help="the last phase of the plan that runs (default: all). With --resume it goes on as far "
+        "as this one",
+    )
+    add_machine(group)
+    group.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a launch that was cut off: its folder or id; what had finished is not "
+        "repeated, and a leg begins again at the checkpoint before it (default: begin a new one)",
+    )
+    group.add_argument(
+        "--without-go",
+        action="store_true",
+        help="start a phase that needs a GO without one; the verdict's first line says so "
+        "(default: refuse it, before anything starts)",
+    )
+    add_until_s(group)
+    add_dry_run(group)
+    add_webhook(group)
+    add_scale(parser.add_argument_group("how it is measured"))
+    add_telling(parser)
+
+
+def _problems(args: argparse.Namespace) -> list[str]:
+    """Everything wrong with the plan, and with what `runbook run` is then given."""
+    found: list[str] = []
+    if args.config is not None and args.resume is None:
+        args.settings = [*args.settings, f"{CONFIG_VARIABLE}={args.config}"]
+    if args.resume is not None and args.until is not None:
+        try:
+            args.phase = _more_phases(args)
+        except UsageError as error:
+            found = list(error.problems)
+    return [*found, *RUN.problems(args)]
+
+
+def _more_phases(args: argparse.Namespace) -> str | None:
+    """The phases up to --until of the run that goes on; None if it was asked for just these.
+
+    Raises UsageError where its plan has no such phase, or where it was asked for more.
+    """
+    from runbook.cli.finished import find_run
+    from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
+    from runbook.engine.launching import asked_for
+    from runbook.engine.options import setup_of_record
+
+    folder = find_run(args.resume, args.out)
+    record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])
+    setup = setup_of_record(record)
+    wanted = asked_for(setup.profile, args.until)
+    present = {phase.name for phase in setup.phases}
+    if more := present - set(wanted):
+        raise UsageError(
+            f"--until {args.until}: {record.run_id} was asked for {', '.join(sorted(more))} too; "
+            "leave out --until"
+        )
+    return ",".join(wanted) if set(wanted) - present else None
+
+
+LAUNCH = Command(
+    name="launch",
+    help="launch training by a plan: sanity, smoke, extended, production",
+    description="""\
+Run the phases of a plan, one step to the whole production run, and stop at the first one that
+does not pass its gate. All is recorded, watched and reported as in `runbook run`. Production starts
+only behind a GO of `runbook run` for the same configuration and machine, in the same folder.""",
+    examples="""\
+  runbook launch --dry-run                            every command of every phase
+  runbook launch --until smoke                        one step, then 300 on the dataset
+  runbook launch                                      all of it, once a validation said GO here
+  runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
+  runbook launch --plan ./mine.yaml --config ./mine_config.yaml
+  runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute""",
+    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),\n"
+    "70 internal error, 130 Ctrl-C, 143 SIGTERM",
+    json_help=RUN.json_help,
+    add_arguments=_add_arguments,
+    problems=_problems,
+    run=RUN.run,
+)

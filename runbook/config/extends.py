@@ -1,0 +1,118 @@
+"""Documents that say `extends: NAME` and then only what differs: profiles and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel
+
+from nsa.settings import load_strict
+from runbook.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+
+def is_file(name_or_path: str) -> bool:
+    """Is this the path of a document of one's own, and not the name of a shipped one?"""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
+def locate(what: str, name_or_path: str, folder: Path) -> Path:
+    """The file of a `profile` or a `plan`: a shipped one by name, or one's own by path.
+
+    Raises UsageError that lists the shipped names.
+    """
+    if is_file(name_or_path):
+        return Path(name_or_path)
+    names = shipped_names(folder)
+    if name_or_path not in names:
+        raise UsageError(
+            f"no {what} {name_or_path!r}{did_you_mean(name_or_path, names)}; "
+            f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
+        )
+    return folder / f"{name_or_path}.yaml"
+
+
+def shipped_names(folder: Path) -> tuple[str, ...]:
+    """Names of the shipped documents, in alphabetical order."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def whole_document(
+    what: str,
+    name_or_path: str,
+    folder: Path,
+    *,
+    prepare: Callable[[dict[str, Any], Path], None] = lambda _document, _path: None,
+    seen: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The document with everything that it extends. Raises UsageError for an unreadable one.
+
+    `prepare` changes each document on the way before the one that extends it goes over it.
+    """
+    if name_or_path in seen:
+        raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
+    path = locate(what, name_or_path, folder)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
+    data, problems = load_strict(text)
+    if not problems and not isinstance(data, dict):
+        problems = [f"expected a mapping of keys, got {type(data).__name__}"]
+    if problems:
+        raise UsageError([f"{path}: {problem}" for problem in problems])
+    prepare(data, path)
+    base = data.pop("extends", None)
+    if base is None:
+        return dict(data)
+    if not isinstance(base, str):
+        raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
+    below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
+    return merged(below, data)
+
+
+def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged key by key, the rest (lists too) is replaced; null removes a key."""
+    result = dict(base)
+    if "value" in change and "source" in base:
+        # The parent's reason does not stand beside another number.
+        del result["source"]
+    for key, value in change.items():
+        if value is None:
+            result.pop(key, None)
+            continue
+        old = result.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        result[key] = merged(dict(old or {}), value) if both else value
+    return result
+
+
+def key_problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    """One thing that pydantic objects to in a document of this model, with what is allowed."""
+    place = ".".join(str(part) for part in detail["loc"]) or model.__name__.lower()
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(model, detail["loc"][:-1])
+        near = did_you_mean(str(detail["loc"][-1]), known)
+        return f"{place}: unknown key{near}; allowed: {', '.join(sorted(known))}"
+    if detail["type"] == "missing":
+        return f"{place}: missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(detail["input"], dict) else f", got {detail['input']!r}"
+    return f"{place}: {message}{shown}"
+
+
+def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the model that sits at `location` inside a document."""
+    for part in location:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(str(part))
+            model = field.annotation if field else None
+        else:
+            model = next(iter(get_args(model)[::-1]), None)
+    is_model = isinstance(model, type) and issubclass(model, BaseModel)
+    return list(model.model_fields) if is_model else []

@@ -1,0 +1,234 @@
+"""A plan: phases in order, each with its gate, as data that people write themselves.
+
+`with_plan` makes of a machine's profile and a plan one profile, which everything else reads: what
+is launched, what it is held against, and what a GO needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from nsa.settings import DataSection
+from runbook import registry
+from runbook.config.extends import is_file, key_problem, merged, shipped_names, whole_document
+from runbook.config.load import load_profile_document
+from runbook.config.profile import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage
+from runbook.config.settings import Scalar
+from runbook.errors import UsageError, did_you_mean
+from runbook.files import data_path
+from runbook.records.measurement import Record
+from runbook.records.phase import Made
+
+# Stands for the phases that `runbook run` runs.
+_ALL = "all"
+_DATASETS = get_args(DataSection.model_fields["dataset"].annotation)
+_NAME = r"^[a-z][a-z0-9_]*$"
+
+
+class PlannedPhase(Record):
+    """One phase of a plan: an installed one (without `kind`), or one that the plan makes.
+
+    An installed phase has its settings from the profile. The other fields are those of
+    `runbook.config.profile.Stage` and `PhaseSettings`.
+    """
+
+    kind: str = ""
+    title: str = ""
+    steps: int = Field(default=0, ge=0)
+    least_steps: int = Field(default=1, ge=1)
+    dataset: str = "synthetic"
+    legs: int = Field(default=1, ge=1)
+    resume_steps: int = Field(default=0, ge=0)
+    needs_go: bool = False
+    checks: tuple[str, ...] = ()
+    env: dict[str, Sourced] = Field(default_factory=dict)
+    config_overrides: dict[str, Scalar] = Field(default_factory=dict)
+    timeout_s: float = Field(default=0, ge=0)
+    typical_s: float | None = Field(default=None, gt=0)
+    source: str = ""
+
+
+class Differences(Record):
+    """What differs on a profile without GPUs; merged into the plan as one profile into another."""
+
+    phases: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    limits: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Plan(Record):
+    """A plan as its file says it. `stops`: nothing starts behind a phase that did not pass."""
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=_NAME)
+    title: str = Field(min_length=1)
+    stops: bool
+    phases: dict[str, PlannedPhase] = Field(min_length=1)
+    limits: dict[str, LimitValue] = Field(default_factory=dict)
+    cpu: Differences = Differences()
+
+
+def plan_names() -> tuple[str, ...]:
+    """Names of the shipped plans, in alphabetical order."""
+    return shipped_names(_folder())
+
+
+def _folder() -> Path:
+    return data_path("configs") / "plans"
+
+
+def load_plan(name_or_path: str, *, has_gpu: bool = True) -> Plan:
+    """A shipped plan by name, or one's own by path, as it is for machines with or without GPUs.
+
+    Raises UsageError that lists every wrong key and value.
+    """
+    document = whole_document("plan", name_or_path, _folder())
+    plan = _read(document, where=name_or_path)
+    if not has_gpu:
+        # A plan that extends another one need not have all of its phases.
+        mine = {name: one for name, one in plan.cpu.phases.items() if name in plan.phases}
+        change = {"phases": mine, "limits": plan.cpu.limits, "cpu": None}
+        plan = _read(merged(document, change), where=f"{name_or_path}: on a CPU")
+    return plan
+
+
+def _read(document: Mapping[str, Any], *, where: str) -> Plan:
+    try:
+        plan = Plan.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        found = [key_problem(detail, Plan) for detail in error.errors()]
+        raise UsageError([f"{where}: {text}" for text in found]) from error
+    if problems := [text for name, one in plan.phases.items() for text in _wrong(name, one)]:
+        raise UsageError([f"{where}: phases.{text}" for text in problems])
+    return plan
+
+
+def _wrong(name: str, one: PlannedPhase) -> list[str]:
+    """What is wrong with a phase of a plan, each with what is allowed."""
+    known = registry.phases()
+    if not one.kind:
+        if name != _ALL and name not in known:
+            near = did_you_mean(name, known)
+            return [
+                f"{name}: no such phase{near}; there are: {_ALL}, {', '.join(known)}; one of the "
+                f"plan's own needs a kind: {', '.join(registry.kinds())}"
+            ]
+        set_here = sorted(one.model_fields_set)
+        said = f"{name}: an installed phase has its settings from the profile; leave out "
+        return [f"{said}{', '.join(set_here)}"] if set_here else []
+    if name in known or name == _ALL:
+        return [f"{name}: an installed phase has this name; leave out kind, or name it otherwise"]
+    if one.kind not in registry.kinds():
+        near = did_you_mean(one.kind, registry.kinds())
+        return [f"{name}.kind: no {one.kind!r}{near}; there are: {', '.join(registry.kinds())}"]
+    return [f"{name}.{text}" for text in _made_wrong(one, registry.kinds()[one.kind])]
+
+
+def _made_wrong(one: PlannedPhase, kind: type[Made]) -> list[str]:
+    allowed = kind.known_checks()
+    problems = [
+        f"checks: no check {what!r}{did_you_mean(what, allowed)}; there are: {', '.join(allowed)}"
+        for what in one.checks
+        if what not in allowed
+    ]
+    if len(set(one.checks)) < len(one.checks) or not one.checks:
+        problems.append(f"checks: expected some of {', '.join(allowed)}, none twice")
+    if one.dataset not in _DATASETS:
+        near = did_you_mean(one.dataset, _DATASETS)
+        problems.append(f"dataset: no {one.dataset!r}{near}; there are: {', '.join(_DATASETS)}")
+    needed = {"steps": one.steps, "timeout_s": one.timeout_s, "title": one.title}
+    problems += [f"{key}: missing" for key, value in needed.items() if not value]
+    problems += [] if one.source else ["source: missing; say where the numbers come from"]
+    if one.legs > 1 and one.steps % one.legs:
+        problems.append(f"legs: {one.legs} do not divide {one.steps} steps")
+    if one.resume_steps and one.legs > 1:
+        problems.append("resume_steps: legs resume already; leave out one of the two")
+    if one.resume_steps >= max(one.steps, 1):
+        problems.append(f"resume_steps: expected fewer than the {one.steps} steps")
+    return problems
+
+
+def with_plan(
+    profile: Profile,
+    plan: Plan,
+    *,
+    shipped: bool,
+    chosen: Mapping[str, str] | None = None,
+    go: str = "",
+) -> Profile:
+    """The profile of a machine with the plan's phases, limits and checks.
+
+    `go` names the accepted run behind it, `chosen` are the variables which that one chose. Raises
+    UsageError that lists everything that does not fit together.
+    """
+    standard = registry.standard_phases()
+    names = [name for one in plan.phases for name in (standard if one == _ALL else [one])]
+    settings = partial(_settings, chosen=chosen or {}, go=go)
+    made = {
+        name: settings(order, one)
+        for order, (name, one) in enumerate(plan.phases.items())
+        if one.kind
+    }
+    note = PlanNote(name=plan.name, shipped=shipped, stops=plan.stops, phases=tuple(names), go=go)
+    changed = profile.model_copy(
+        update={
+            "phases": {**profile.phases, **made},
+            "limits": {**profile.limits, **plan.limits},
+            "plan": note,
+        }
+    )
+    table = registry.phases_of(changed.phases)
+    order = [name for name in table if name in names]
+    if order != names:
+        raise UsageError(
+            f"plan {plan.name}: phases run in the order {', '.join(order)}",
+            hint="write them so: installed phases first, in their running order",
+        )
+    changed = changed.model_copy(update={"required": _required(profile, changed, names)})
+    return load_profile_document(changed.model_dump(mode="json"), where=f"plan {plan.name}")
+
+
+def _required(before: Profile, profile: Profile, names: list[str]) -> tuple[str, ...]:
+    """What a GO needs: of installed phases what the profile says, of made ones their checks."""
+    table = registry.phases_of(profile.phases)
+    found: list[str] = []
+    for name in names:
+        phase = table[name]
+        if isinstance(phase, Made):
+            found += phase.needed(profile)
+        else:
+            found += [check for check in before.required if check.partition(".")[0] == name]
+    return tuple(found)
+
+
+def _settings(
+    order: int, one: PlannedPhase, *, chosen: Mapping[str, str], go: str
+) -> PhaseSettings:
+    """The phase's settings in the profile; what an accepted run chose is part of them."""
+    by = f"chosen in {go.partition(':')[0]}"
+    stage = {name: getattr(one, name) for name in Stage.model_fields if name != "order"}
+    return PhaseSettings(
+        steps=one.steps,
+        timeout_s=one.timeout_s,
+        typical_s=one.typical_s,
+        env={**{name: Sourced(value=v, source=by) for name, v in chosen.items()}, **one.env},
+        config_overrides=one.config_overrides,
+        source=one.source,
+        stage=Stage(**stage, order=order),
+    )
+
+
+def needing_go(profile: Profile, names: Iterable[str]) -> list[str]:
+    """Of these phases those that start only behind a GO."""
+    stages = {name: profile.phases[name].stage for name in names if name in profile.phases}
+    return [name for name, stage in stages.items() if stage and stage.needs_go]
+
+
+def is_plan_file(name_or_path: str) -> bool:
+    """Is this the path of a plan, and not the name of a shipped one?"""
+    return is_file(name_or_path)

@@ -1,0 +1,157 @@
+"""What production stands on: a GO of the same configuration, machine and code, untouched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runbook import registry
+from runbook.config import Profile, load_profile, parse_settings
+from runbook.config.plan import load_plan, with_plan
+from runbook.engine import standing
+from runbook.engine.extend import Extension, _added
+from runbook.engine.identity import identity
+from runbook.engine.options import RunOptions, prepare
+from runbook.engine.scope import caveats_of
+from runbook.engine.standing import Standing, find_standing
+from runbook.errors import UsageError
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus
+from runbook.records.phase import PlanContext
+from tests.cli.shell import runbook
+from tests.engine.test_scope import phase, record
+from tests.shared import once
+
+PROFILE = """\
+extends: cpu
+name: tiny
+phases: {baseline: {launches: 1, steps: 8}}
+required: [baseline.completed, baseline.loss_finite]
+"""
+
+
+def accepted(folder: Path) -> tuple[Path, str]:
+    """The folder of the one run that was GO, and its id."""
+    (folder / "tiny.yaml").write_text(PROFILE)
+    words = ("run", "--profile", "tiny.yaml", "--phase", "baseline", "--out", "runs")
+    done = runbook(*words, cwd=folder, timeout_s=300)
+    assert done.code == 0, done.out + done.err
+    (run,) = (path.name for path in (folder / "runs").iterdir() if path.is_dir())
+    return folder, run
+
+
+@pytest.fixture(scope="module")
+def go(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return once(tmp_path_factory, "standing", accepted)
+
+
+def found(go: tuple[Path, str], *words: str, out: Path | None = None) -> Standing:
+    folder, _ = go
+    profile = load_profile(str(folder / "tiny.yaml"))
+    return find_standing(out or folder / "runs", profile, parse_settings(words))
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path, str]) -> None:
+    folder, run = go
+    options = RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
+    setup = prepare(options)
+    assert setup.profile.plan is not None
+    assert setup.profile.plan.go == f"{run}: GO for 2 of 72 checks, fewer steps " + (
+        "(baseline.steps=8, baseline.launches=1)"
+    )
+    assert setup.phases[-1].name == "production"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("train.lr=0.1", "train.lr 0.003 then, 0.1 now"),
+        ("NSA_DDP_BUCKET_MB=1", "NSA_DDP_BUCKET_MB 0.5 then, 1 now"),
+    ],
+)
+def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, told: str) -> None:
+    here = found(go, word)
+    assert (here.run_id, here.left_out[go[1]]) == ("", told)
+    options = RunOptions(
+        plan="production",
+        profile=str(go[0] / "tiny.yaml"),
+        out=go[0] / "runs",
+        settings=(word,),
+    )
+    with pytest.raises(UsageError, match="production starts only behind a GO"):
+        prepare(options)
+
+
+@pytest.mark.parametrize("word", ["NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77"])
+def test_how_long_and_what_is_written_may_differ(go: tuple[Path, str], word: str) -> None:
+    assert found(go, word).run_id == go[1]
+
+
+def test_another_machine_or_code_is_no_ground(
+    go: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("machine", "commit", "torch"):
+        monkeypatch.setattr(standing, "identity", lambda name=name: {**identity(), name: "else"})
+        assert f"{name} " in found(go).left_out[go[1]]
+
+
+def test_files_that_are_not_those_of_the_run_are_no_ground(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    shutil.copytree(go[0] / "runs", tmp_path / "runs")
+    path = tmp_path / "runs" / go[1] / "baseline" / "run1" / "env.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "started_at": "now"}))
+    assert "env.json is not the file of its" in found(go, out=tmp_path / "runs").left_out[go[1]]
+
+
+@pytest.mark.parametrize(
+    ("behind", "said"),
+    [
+        ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
+        ("RUN: GO for 2 of 72 checks", "BEHIND RUN, which was GO for 2 of 72 checks"),
+        ("RUN: GO", ""),
+    ],
+)
+def test_the_first_line_tells_what_production_stands_on(behind: str, said: str) -> None:
+    plan = load_plan("production", has_gpu=False)
+    profile = with_plan(load_profile("cpu"), plan, shipped=True, go=behind)
+    told = record("cpu", profile_document=profile.model_dump(mode="json"))
+    launches = profile_launches(profile)
+    ran = phase().model_copy(
+        update={"name": "production", "started_at": "now", "launches": launches}
+    )
+    assert [text for text in caveats_of(told, [ran]) if text] == ([said] if said else [])
+    assert caveats_of(told, [phase()]) == (), "no phase ran that needs one"
+
+
+def profile_launches(profile: Profile) -> tuple[LaunchEntry, ...]:
+    made = registry.phases_of(profile.phases)["production"].plan(PlanContext(profile=profile))
+    done = LaunchResult(status=LaunchStatus.COMPLETED)
+    return tuple(LaunchEntry(launch=launch, result=done) for launch in made)
+
+
+def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> None:
+    options = RunOptions(plan="production", profile="cpu", out=tmp_path, until="smoke")
+    setup = prepare(options)
+    told = record("cpu", profile_document=setup.profile_document())
+    with pytest.raises(UsageError, match="began without one"):
+        _added(Extension(phases="production"), setup, told)
+    assert _added(Extension(phases="smoke,extended"), setup, told) == ["extended"]
+
+
+def test_what_the_go_chose_is_what_production_launches() -> None:
+    profile: Profile = with_plan(
+        load_profile("cpu"),
+        load_plan("production", has_gpu=False),
+        shipped=True,
+        chosen={"NSA_DDP_BUCKET_MB": "1"},
+        go="RUN: GO",
+    )
+    chosen = profile.phases["production"].env["NSA_DDP_BUCKET_MB"]
+    assert (chosen.value, chosen.source) == ("1", "chosen in RUN")

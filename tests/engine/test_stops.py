@@ -1,0 +1,102 @@
+"""A plan that stops: nothing starts behind a phase that did not pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runbook.config.profile import PlanNote
+from runbook.engine.extend import Extension
+from runbook.engine.not_started import known_end
+from runbook.engine.options import Setup
+from runbook.engine.run import resume_run, run_setup
+from runbook.launch.observer import Observer
+from runbook.records import (
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    Outcome,
+    Reason,
+    RunRecord,
+    Verdict,
+)
+from tests.engine import toys
+from tests.engine.toys import Toy
+from tests.launch.helpers import fake_launch
+
+
+def setup(out: Path, *phases: Toy, stops: bool = True, keep_going: bool = False) -> Setup:
+    names = tuple(phase.name for phase in phases)
+    note = PlanNote(name="toy", shipped=False, stops=stops, phases=names)
+    profile = toys.profile(phases).model_copy(update={"plan": note})
+    asked = toys.setup(out, *phases, phases=",".join(names), keep_going=keep_going)
+    return Setup(
+        options=asked.options, profile=profile, settings=asked.settings, phases=asked.phases
+    )
+
+
+def broken(**changes: object) -> Toy:
+    return Toy("bucket_sweep", words=("--fault", "exit7"), **changes)  # type: ignore[arg-type]
+
+
+def three(second: Toy) -> tuple[Toy, ...]:
+    return (Toy("baseline"), second, Toy("long_run"))
+
+
+def started(record: RunRecord, phase: str) -> int:
+    found = next(one for one in record.phases if one.name == phase)
+    return sum(entry.result.attempts for entry in found.launches)
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> None:
+    asked = setup(tmp_path, *three(broken()), keep_going=keep_going)
+    record = run_setup(asked, observer=Observer())
+    assert record.verdict is Verdict.NO_GO
+    assert (started(record, "baseline"), started(record, "long_run")) == (1, 0)
+    left = next(one for one in record.phases if one.name == "long_run").launches[0].result
+    assert left.follows == "bucket_sweep.completed"
+    assert "--keep-going" not in left.cause
+
+
+def test_what_could_not_be_decided_stops_it_too(tmp_path: Path) -> None:
+    second = broken(bad=(Outcome.INCONCLUSIVE, Reason.UNDECIDED))
+    record = run_setup(setup(tmp_path, *three(second)), observer=Observer())
+    assert record.verdict is Verdict.INCOMPLETE
+    assert started(record, "long_run") == 0
+
+
+def test_the_cause_is_the_first_phase_that_did_not_pass(tmp_path: Path) -> None:
+    phases = (broken(), Toy("long_run"), Toy("fineweb"))
+    record = run_setup(setup(tmp_path, *phases), observer=Observer())
+    follows = {one.launches[0].result.follows for one in record.phases[1:]}
+    assert follows == {"bucket_sweep.completed"}
+
+
+def test_a_plan_that_does_not_stop_goes_on(tmp_path: Path) -> None:
+    record = run_setup(setup(tmp_path, *three(broken()), stops=False), observer=Observer())
+    assert started(record, "long_run") == 1
+
+
+def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
+    record = run_setup(setup(tmp_path, *three(broken())), observer=Observer())
+    fixed = three(Toy("bucket_sweep"))
+    again = resume_run(
+        tmp_path / record.run_id,
+        observer=Observer(),
+        make_setup=lambda _: setup(tmp_path, *fixed),
+        extension=Extension(failed=True, command="again"),
+    )
+    assert again.verdict is Verdict.GO
+    assert "REPEATED (bucket_sweep after FAIL" in again.said
+
+
+def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:
+    first = fake_launch(name="leg1")
+    second = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
+    for status, starts in ((LaunchStatus.COMPLETED, True), (LaunchStatus.TIMED_OUT, False)):
+        entry = LaunchEntry(launch=first, result=LaunchResult(status=status))
+        found = known_end(second, [entry])
+        assert (found is None) is starts
+    assert found is not None and "goes on from leg1" in found.cause

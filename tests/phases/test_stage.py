@@ -1,0 +1,191 @@
+"""The kind `training`: what a plan's phase launches, and every row of its gate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from runbook import registry
+from runbook.config import Profile, load_profile
+from runbook.config.plan import load_plan, with_plan
+from runbook.records import Check, Launch, Outcome, Reason, judge_run
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.outcome import Verdict
+from runbook.records.phase import PlanContext
+from tests.phases import builder, spoil
+from tests.phases.heartbeats import told
+from tests.phases.test_long_run import second_rank
+from tests.phases.traces import healthy
+
+
+def context(name: str = "a100x2_pcie4", **changes: object) -> PlanContext:
+    profile = load_profile(name)
+    plan = load_plan("production", has_gpu=profile.has_gpu)
+    return PlanContext(profile=with_plan(profile, plan, shipped=True), **changes)  # type: ignore[arg-type]
+
+
+WHERE = context()
+
+
+def planned(phase: str, where: PlanContext = WHERE) -> list[Launch]:
+    return registry.phases_of(where.profile.phases)[phase].plan(where)
+
+
+def checks(
+    phase: str,
+    change: spoil.Change | None = None,
+    *,
+    only: str = "",
+    where: PlanContext = WHERE,
+    free_gib: float = 500.0,
+) -> dict[str, Check]:
+    """Healthy launches of the phase, those named spoiled, judged."""
+    made: dict[str, LaunchEvidence] = {}
+    for launch in planned(phase, where):
+        found = healthy(launch, where.profile)
+        made[launch.name] = (
+            change(found) if change and launch.name in (only or launch.name) else found
+        )
+    if "resumed" in made and not (change and only == "resumed"):
+        made["resumed"] = again(made["run"], made["resumed"])
+    facts = builder.facts(**builder.machine(where.profile), disk_free_gib=free_gib)
+    judged = registry.phases_of(where.profile.phases)[phase].judge(
+        PhaseEvidence(launches=made, facts=facts), where
+    )
+    return {check.id.partition(".")[2]: check for check in judged.checks}
+
+
+def again(first: LaunchEvidence, second: LaunchEvidence) -> LaunchEvidence:
+    """The second launch with the first one's losses, as after an exact resume."""
+    assert first.training is not None and second.training is not None
+    table = second.training.frame.copy()
+    table["loss"] = first.training.frame["loss"].to_numpy()[-len(table) :]
+    return told(replace(second, training=replace(second.training, frame=table)))
+
+
+def off_by(factor: float) -> spoil.Change:
+    """Losses that are not those of the first launch."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        run = healthy(planned("extended")[0], WHERE.profile)
+        same = again(run, made)
+        assert same.training is not None
+        table = same.training.frame.copy()
+        table.loc[table.index[-1], "loss"] *= factor
+        return told(replace(same, training=replace(same.training, frame=table)))
+
+    return change
+
+
+@pytest.mark.parametrize("phase", ["sanity", "smoke", "extended", "production"])
+@pytest.mark.parametrize("name", ["a100x2_pcie4", "h100x1", "cpu"])
+def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
+    where = context(name)
+    found = checks(phase, where=where)
+    required = [one for one in where.profile.required if one.startswith(f"{phase}.")]
+    bad = [one.reason for one in found.values() if one.outcome is not Outcome.PASS]
+    assert judge_run(found.values(), required) is Verdict.GO, bad
+
+
+LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        (
+            "heartbeats",
+            spoil.rank(1, counts={"step_start": 300, "step_end": 299}),
+            (Outcome.FAIL, Reason.MISMATCH),
+        ),
+        (
+            "heartbeats",
+            spoil.rank(0, counts={"step_start": 300, "step_end": 300}),
+            (Outcome.FAIL, Reason.MISMATCH),
+        ),
+        ("heartbeats", spoil.parts(ranks=()), (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)),
+        ("past_step_5", LATE_NAN, (Outcome.FAIL, Reason.NON_FINITE)),
+        ("memory_limit", second_rank(reserved_mib=70_000.0), (Outcome.FAIL, Reason.ABOVE_LIMIT)),
+        ("no_halt", spoil.parts(halted=True), (Outcome.FAIL, Reason.HALTED)),
+        ("gates", spoil.parts(gates=None), (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)),
+    ],
+)
+def test_rows_of_the_smoke(
+    what: str, change: spoil.Change, expected: tuple[Outcome, Reason]
+) -> None:
+    found = checks("smoke", change)[what]
+    assert (found.outcome, found.code) == expected, found.reason
+
+
+def test_too_slow_for_the_link_is_no_go_and_the_band_is_shown() -> None:
+    def slow(made: LaunchEvidence) -> LaunchEvidence:
+        return healthy(made.launch, WHERE.profile, rate=38.0)
+
+    found = checks("smoke", slow)
+    assert found["throughput"].code is Reason.BELOW_LIMIT, "generation 4 needs 39"
+    assert "45-55" in found["throughput_aim"].reason
+    third = context("a100x2_pcie3")
+
+    def slower(made: LaunchEvidence) -> LaunchEvidence:
+        return healthy(made.launch, third.profile, rate=38.0)
+
+    assert checks("smoke", slower, where=third)["throughput"].outcome is Outcome.PASS
+
+
+def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:
+    full = checks("extended", free_gib=5.0)["storage"]
+    assert (full.outcome, full.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+    assert "10 checkpoints of 0.88 GiB" in full.reason
+    late = spoil.rank(0, checkpoints=({"path": "checkpoints/step_950", "seconds": 1e4},))
+    assert checks("extended", late, only="run")["checkpoint_time"].code is Reason.ABOVE_LIMIT
+    none = spoil.every_rank(checkpoints=())
+    assert checks("extended", none)["checkpoint_time"].outcome is Outcome.INCOMPLETE
+
+
+def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> None:
+    whole = checks("extended")["resumed"]
+    assert whole.outcome is Outcome.PASS
+    assert "steps 951 to 1000 give the same losses, bit for bit" in whole.reason
+    assert "took 1.00 s to write" in whole.reason
+    rounded = checks("extended", off_by(1.0001), only="resumed")["resumed"]
+    assert rounded.outcome is Outcome.PASS
+    other = checks("extended", off_by(1.01), only="resumed")["resumed"]
+    assert (other.outcome, other.code) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "from step 1000" in other.reason
+
+
+def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
+    run, second = planned("extended")
+    assert run.config_overrides["train.save_every"] == 950
+    assert (second.resumes, second.after, second.steps) == ("run", 950, 1000)
+    assert second.words()[-2:] == ("--resume", "extended/run")
+
+
+def test_production_takes_a_leg_between_two_checkpoints() -> None:
+    legs = planned("production")
+    assert [leg.steps for leg in legs] == list(range(5000, 50_001, 5000))
+    assert [leg.resumes for leg in legs] == ["", *(f"leg{n:02}" for n in range(1, 10))]
+    assert all("--save" in leg.argv and leg.watched for leg in legs)
+    assert legs[0].env["NSA_TB_DISABLE"] == "0"
+
+
+def test_least_steps_stay_under_a_scale() -> None:
+    where = context("cpu", steps_scale=0.001)
+    assert [planned(name, where)[0].steps for name in ("sanity", "smoke", "extended")] == [
+        1,
+        30,
+        60,
+    ]
+
+
+def test_a_plan_asks_of_a_machine_only_what_it_can_answer() -> None:
+    def needed(name: str) -> set[str]:
+        profile: Profile = context(name).profile
+        return {one for one in profile.required if not one.startswith("preflight.")}
+
+    two, one, cpu = (needed(name) for name in ("a100x2_pcie4", "h100x1", "cpu"))
+    assert two - one == {f"{phase}.gpu_balance" for phase in ("smoke", "extended", "production")}
+    assert {"smoke.throughput", "smoke.steady", "smoke.gpu_utilisation"} <= one - cpu
+    assert {"extended.resumed", "extended.storage", "smoke.gates"} <= cpu
