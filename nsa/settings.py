@@ -169,6 +169,9 @@ class TrainSection(_Section):
     eval_every: Count = 0
     eval_batches: Whole = 4
     save_every: Count = 0
+    keep_last: Count = 0
+    keep_every: Count = 0
+    keep_best: bool = False
     seed: Count = 1337
     out_dir: str = "artifacts/train"
 
