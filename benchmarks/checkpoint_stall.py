@@ -10,6 +10,7 @@ first. Ratios are within a round.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary one)")
     args = parser.parse_args()
-    words = ["--config", args.config, "--ddp", "0", "--batch-size", "2"]
+    words = ["--config", args.config, "--ddp", "0", "--set", "runtime.device=auto"]
     plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1"})
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))
     for parameter in engine.model.parameters():
@@ -52,12 +53,13 @@ def measure(engine: Engine, root: Path, rounds: int) -> None:
     """The first save allocates the copy's buffers, so it is shown apart."""
     store = Checkpoints(root, engine, Retention(last=1))
     print(f"{engine.model.n_parameters():,} parameters on {engine.device}")
-    first = _save(store, 0, wait=False)[0]
+    steps = itertools.count()
+    first = _save(store, next(steps), wait=False)[0]
     print(f"first save: training held up for {first:.3f} s")
     ratios, stalls, waits = [], [], []
     for number in range(1, rounds + 1):
         order = (True, False) if number % 2 else (False, True)
-        took = {wait: _save(store, 2 * number + wait, wait=wait) for wait in order}
+        took = {wait: _save(store, next(steps), wait=wait) for wait in order}
         waits.append(took[True][0])
         stalls.append(took[False][0])
         ratios.append(stalls[-1] / waits[-1])

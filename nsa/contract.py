@@ -338,7 +338,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.HALT: ("reason",),
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
-        "largest_lr", "updates", "first_update", "proof",
+        "largest_lr", "updates", "first_update", "proof", "loader",
     ),
 }  # fmt: skip
 

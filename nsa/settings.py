@@ -136,6 +136,7 @@ class DataSection(_Section):
     """Where the tokens come from."""
 
     tokenizer: Literal["byte", "gpt2"]
+    tokenizer_file: str = ""
     dataset: Literal["synthetic", "markov", "local", "fineweb_edu"] = "synthetic"
     local_path: str = ""
     text_field: str = "text"

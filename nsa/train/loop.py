@@ -152,6 +152,7 @@ class Loop:
             "updates": self.engine.updates(),
             "first_update": self.first_update,
             "proof": self._last_proof,
+            "loader": self.source.statistics(),
         }
 
     def _probe(self, block: Block) -> str | None:
