@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -143,6 +142,10 @@ class FinewebCorpus:
     """
 
     def __init__(self, *, rank: int = 0, world_size: int = 1) -> None:
+        self._share = {"rank": rank, "world_size": world_size}
+        self._fresh: Any = self._open()
+
+    def _open(self) -> Any:
         try:
             import datasets
             from datasets.distributed import split_dataset_by_node
@@ -155,14 +158,15 @@ class FinewebCorpus:
             stream = datasets.load_dataset(
                 FINEWEB_NAME, name=FINEWEB_SUBSET, split="train", streaming=True, columns=["text"]
             )
-            self._stream = split_dataset_by_node(stream, rank=rank, world_size=world_size)
+            return split_dataset_by_node(stream, **self._share)
         except Exception as error:
             raise _unreachable(error) from error
 
     def documents(self, place: Place | None = None) -> Iterator[Document]:
         """This rank's documents after a place, or from the start, once."""
-        # The stream's state is that of whoever read it last; evaluation reads beside training.
-        stream = copy.deepcopy(self._stream)
+        # One for each reader: a stream's state is that of whoever read it last, and evaluation
+        # reads beside training.
+        stream, self._fresh = self._fresh or self._open(), None
         if place is not None:
             stream.load_state_dict(place)
         try:

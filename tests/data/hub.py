@@ -1,7 +1,7 @@
 """A small Hub on the loopback interface: enough of its interface to stream a parquet data set.
 
 Files are served with ranges, as the client of `datasets` asks for them. `delay_s` holds every
-answer back, `refuse` makes the server answer 503, so that stalls and faults are real ones.
+answer back, so that a stall is a real one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Hub:
 
     root: Path
     delay_s: float = 0.0
-    refuse: bool = False
     asked: list[str] = field(default_factory=list)
     address: str = ""
 
@@ -104,9 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         hub.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
         sleep(hub.delay_s)
         api, files = f"/api/datasets/{FINEWEB_NAME}", f"/datasets/{FINEWEB_NAME}/resolve/"
-        if hub.refuse:
-            self._send(503, b"", {})
-        elif path.startswith(files):
+        if path.startswith(files):
             self._file(path[len(files) :].split("/", 1)[1])
         elif path.startswith(f"{api}/tree/"):
             below = path.split("/tree/", 1)[1].partition("/")[2]

@@ -72,7 +72,7 @@ def test_another_table_is_refused(table: Path, documents: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_said(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert smoke.main([*words, "--tokenizer", "byte"]) == 2
-    assert said in capsys.readouterr().err
+    assert said in capfd.readouterr().err
