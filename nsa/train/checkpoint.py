@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
 from nsa.train.engine import Engine
 from nsa.train.output import RecordWriteError, sync_folder, write_json
+from nsa.train.ranks import SAVING_GROUP
 from nsa.train.retention import Retention, prune
 
 # torch says so whenever one process saves or loads by itself.
@@ -79,7 +80,7 @@ class Checkpoints:
         ranks = self._engine.ranks
         if ranks.grouped and self._group is None:
             # Of its own: the collectives of a save would mix with those of the steps.
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
         final = self._folder / checkpoint_name(step)
         facts = {
             "step": step,
