@@ -41,11 +41,11 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that is on the disk. `stall_s`: how long training stood still for it."""
+    """A checkpoint that is on the disk. `held_up_s`: how long training stood still for it."""
 
     path: Path
     seconds: float
-    stall_s: float
+    held_up_s: float
 
 
 class Checkpoints:
@@ -100,7 +100,7 @@ class Checkpoints:
             temporary=writer.temporary,
             future=future,
             begin=begin,
-            stall_s=perf_counter() - begin,
+            held_up_s=perf_counter() - begin,
         )
 
     def finish(self) -> Saved:
@@ -127,7 +127,7 @@ class Checkpoints:
             problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
             raise RecordWriteError(writing.temporary, problem) from None
         seconds = round(perf_counter() - writing.begin, 4)
-        return Saved(path=writing.final, seconds=seconds, stall_s=round(writing.stall_s, 4))
+        return Saved(path=writing.final, seconds=seconds, held_up_s=round(writing.held_up_s, 4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class _Writing:
     temporary: Path
     future: Future[Any]
     begin: float
-    stall_s: float
+    held_up_s: float
 
 
 class Staging(AsyncStager):

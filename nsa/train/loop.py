@@ -359,11 +359,11 @@ class Loop:
             Event.CHECKPOINT,
             path=str(done.path.relative_to(self.run_dir)),
             seconds=done.seconds,
-            stall_s=done.stall_s,
+            held_up_s=done.held_up_s,
         )
         say(
             f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
-            f"{done.stall_s:.2f} s",
+            f"{done.held_up_s:.2f} s",
             rank=self.ranks.rank,
         )
 

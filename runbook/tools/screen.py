@@ -96,8 +96,8 @@ class Screen:
             every = self._plan.get("config", {}).get("train", {}).get("save_every")
             return "checkpoint  none yet" + (f", one every {every} steps" if every else "")
         took = [f"{_seconds(record.get('seconds'))} to write"]
-        if _is_number(record.get("stall_s")):
-            took.append(f"training held up {_seconds(record['stall_s'])}")
+        if _is_number(record.get("held_up_s")):
+            took.append(f"training held up {_seconds(record['held_up_s'])}")
         name = Path(str(record.get("path"))).name
         return f"checkpoint  {name}, {_age(record.get('ts'))} old ({', '.join(took)})"
 

@@ -46,7 +46,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_a_run_without_a_csv_is_told_from_its_heartbeats(run_dir: Path) -> None:
     saved = {"event": "checkpoint", "step": 103, "path": "checkpoints/step_100"}
-    beats(run_dir, 0, {**saved, "seconds": 3.2, "stall_s": 0.05}, ago_s=600)
+    beats(run_dir, 0, {**saved, "seconds": 3.2, "held_up_s": 0.05}, ago_s=600)
     beats(run_dir, 0, {"event": "eval", "step": 200, "loss": 2.5, "seconds": 1.0})
     beats(
         run_dir,

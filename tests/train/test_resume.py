@@ -71,7 +71,7 @@ def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
     for rank in range(2):
         beats = everything.beats(rank, "checkpoint")
         assert [b["path"] for b in beats] == ["checkpoints/step_12", "checkpoints/step_24"]
-        assert all(0 < b["stall_s"] <= b["seconds"] for b in beats)
+        assert all(0 < b["held_up_s"] <= b["seconds"] for b in beats)
 
 
 @launched
