@@ -103,7 +103,7 @@ INJECTED_JSON = "injected.json"
 LATEST_LINK = "latest"
 # In a checkpoint's folder.
 CHECKSUMS_JSON = "checksums.json"
-MODEL_FILE = "model.pt"
+METADATA_FILE = ".metadata"
 
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
@@ -152,6 +152,11 @@ def memory_file(*, when: str, step: int, rank: int) -> str:
 def checkpoint_name(step: int) -> str:
     """The folder of a step's checkpoint."""
     return f"step_{step}"
+
+
+def shard_file(rank: int) -> str:
+    """The file of a checkpoint that holds a rank's share."""
+    return f"__{rank}_0.distcp"
 
 
 def checkpoint_step(name: str) -> int | None:
@@ -322,7 +327,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
     ),
     Event.EVAL: ("loss", "seconds"),
-    Event.CHECKPOINT: ("path", "seconds"),
+    Event.CHECKPOINT: ("path", "seconds", "held_up_s"),
     Event.MEMORY_DUMP: ("path",),
     Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
@@ -333,7 +338,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.HALT: ("reason",),
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
-        "largest_lr", "updates", "first_update", "proof",
+        "largest_lr", "updates", "first_update", "proof", "loader",
     ),
 }  # fmt: skip
 

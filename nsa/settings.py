@@ -136,6 +136,7 @@ class DataSection(_Section):
     """Where the tokens come from."""
 
     tokenizer: Literal["byte", "gpt2"]
+    tokenizer_file: str = ""
     dataset: Literal["synthetic", "markov", "local", "fineweb_edu"] = "synthetic"
     local_path: str = ""
     text_field: str = "text"
@@ -169,6 +170,9 @@ class TrainSection(_Section):
     eval_every: Count = 0
     eval_batches: Whole = 4
     save_every: Count = 0
+    keep_last: Count = 0
+    keep_every: Count = 0
+    keep_best: bool = False
     seed: Count = 1337
     out_dir: str = "artifacts/train"
 

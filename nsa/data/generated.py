@@ -77,6 +77,14 @@ class GeneratedSource:
     def close(self) -> None:
         """Nothing is held."""
 
+    def where(self) -> str:
+        """How far reading has come, for a message."""
+        return f"step {self.step}"
+
+    def statistics(self) -> dict[str, float] | None:
+        """Nothing is read ahead here."""
+        return None
+
     def _batch(self, stream: int, step: int) -> Tensor:
         first = (step * self.world_size + self.rank) * self.batch_size
         rows = [self._sample(stream, first + i) for i in range(self.batch_size)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nsa.data.generated import GeneratedSource
 from nsa.data.packing import PackedSource
 from nsa.data.source import PrefetchSource, Source
-from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus, open_tokenizer
+from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus
+from nsa.data.tokenizers import open_tokenizer
 from nsa.settings import VOCAB_SIZES, DataSection
 
 
@@ -32,16 +33,16 @@ def open_source(
         )
     corpus: Corpus
     if dataset == "local":
-        corpus = LocalCorpus(data.local_path, text_field=data.text_field)
+        corpus = LocalCorpus(
+            data.local_path, text_field=data.text_field, rank=rank, world_size=world_size
+        )
     else:
-        corpus = FinewebCorpus()
+        corpus = FinewebCorpus(rank=rank, world_size=world_size)
     packed = PackedSource(
         corpus,
-        open_tokenizer(data.tokenizer),
+        open_tokenizer(data.tokenizer, data.tokenizer_file),
         seq_len=seq_len,
         batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
     )
     timeout_s = data.loader_timeout_s
     return PrefetchSource(packed, first_timeout_s=timeout_s, steady_timeout_s=timeout_s)

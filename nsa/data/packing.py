@@ -1,9 +1,9 @@
-"""Documents packed into fixed-length sequences, shared out to ranks, some kept for validation."""
+"""Documents packed into fixed-length sequences, some kept for validation."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,45 +11,43 @@ import torch
 from torch import Tensor
 
 from nsa.data.source import Batch, DataError
-from nsa.data.text import Corpus, Tokenizer
+from nsa.data.text import Corpus, Document, Place
+from nsa.data.tokenizers import Tokenizer
 
-# Every tenth document is only ever read for validation.
+# Of so many documents about one is only ever read for validation.
 VALIDATION_EVERY = 10
 
 
-def is_validation(document: int) -> bool:
-    """Is the document of this number kept from training?"""
-    return document % VALIDATION_EVERY == VALIDATION_EVERY - 1
+def is_validation(text: str) -> bool:
+    """Is this document kept from training?
+
+    Its text alone decides: a copy of it is kept too, whichever file, rank or epoch it is in.
+    """
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % VALIDATION_EVERY == 0
 
 
 class PackedSource:
-    """Batches [B, S+1] of one rank from a corpus.
+    """Batches [B, S+1] of one rank from its share of a corpus.
 
-    Training document number j (counted without the validation ones) belongs to rank j modulo the
-    number of ranks. Documents are joined with a separator and cut into windows that overlap by
-    one token, so that every token is predicted once. The corpus starts again when it ends.
+    Documents are joined with a separator and cut into windows that overlap by one token, so that
+    every token is predicted once. The corpus starts again when it ends.
     """
 
     floor_nats: float | None = None
     floor_source = "unknown: real text"
 
     def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-        *,
-        seq_len: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
+        self, corpus: Corpus, tokenizer: Tokenizer, *, seq_len: int, batch_size: int
     ) -> None:
         self.corpus, self.tokenizer = corpus, tokenizer
         self.seq_len, self.batch_size = seq_len, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.epoch, self.document = 0, 0
+        self.epoch = 0
+        self.place: Place | None = None
         self.rest: list[int] = [tokenizer.separator]
-        self._open: Iterator[str] | None = None
+        self._open: Iterator[Document] | None = None
         self._gave_in_epoch = False
+        self._held: list[Tensor] = []
 
     def fetch(self) -> Batch:
         """The next batch; reads as many documents as it needs."""
@@ -58,11 +56,34 @@ class PackedSource:
             self._read_document()
         tokens = _windows(self.rest, self.batch_size, self.seq_len)
         self.rest = self.rest[need - 1 :]
-        position = {"epoch": self.epoch, "document": self.document, "rest": list(self.rest)}
+        position = {"epoch": self.epoch, "place": self.place, "rest": list(self.rest)}
         return Batch(tokens=tokens, position=position)
 
     def validation(self, count: int) -> Iterator[Tensor]:
-        """The first `count` batches of this rank's share of the validation documents."""
+        """The first `count` batches of this rank's validation documents; read once, then kept."""
+        if len(self._held) < count:
+            self._held = list(self._read_validation(count))
+        return iter(self._held[:count])
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Go on after the given position."""
+        self.epoch, self.place = int(position["epoch"]), position["place"]
+        self.rest = [int(token) for token in position["rest"]]
+        self._open = None
+
+    def close(self) -> None:
+        """Let go of the open file."""
+        self._open = None
+
+    def where(self) -> str:
+        """How far reading has come, for a message."""
+        return f"epoch {self.epoch}, {self.corpus.describe(self.place) if self.place else 'start'}"
+
+    def statistics(self) -> dict[str, float] | None:
+        """Nothing is read ahead here."""
+        return None
+
+    def _read_validation(self, count: int) -> Iterator[Tensor]:
         need = self.batch_size * self.seq_len + 1
         tokens: list[int] = [self.tokenizer.separator]
         made = 0
@@ -75,49 +96,36 @@ class PackedSource:
             if made == count:
                 return
 
-    def seek(self, position: dict[str, Any]) -> None:
-        """Go on after the given position."""
-        self.epoch, self.document = int(position["epoch"]), int(position["document"])
-        self.rest = [int(token) for token in position["rest"]]
-        self._open = None
-
-    def close(self) -> None:
-        """Let go of the open file."""
-        self._open = None
-
     def _validation_texts(self) -> Iterator[str]:
         """This rank's validation documents, over and over; none is an error."""
-        for rounds in range(1_000_000):
-            numbered = enumerate(self.corpus.documents(0))
-            held = (text for number, text in numbered if is_validation(number))
+        while True:
             any_text = False
-            for text in islice(held, self.rank, None, self.world_size):
-                any_text = True
-                yield text
+            for document in self.corpus.documents():
+                if is_validation(document.text):
+                    any_text = True
+                    yield document.text
             if not any_text:
                 raise DataError(
-                    f"round {rounds + 1}: no validation document for rank {self.rank}: give at "
-                    f"least {VALIDATION_EVERY * self.world_size} documents, or eval_every: 0"
+                    "no validation document for this rank: about one document in "
+                    f"{VALIDATION_EVERY} is kept for it; give more documents, or eval_every: 0"
                 )
 
     def _read_document(self) -> None:
         if self._open is None:
-            self._open = self.corpus.documents(self.document)
-            self._gave_in_epoch = self.document > 0
-        text = next(self._open, None)
-        if text is None:
+            self._open = self.corpus.documents(self.place)
+            self._gave_in_epoch = self.place is not None
+        document = next(self._open, None)
+        if document is None:
             if not self._gave_in_epoch:
                 raise DataError(
-                    f"no training document for rank {self.rank} of {self.world_size}: give at "
-                    f"least {self.world_size + 1} documents"
+                    "no training document for this rank: give more documents than there are ranks"
                 )
-            self.epoch, self.document, self._open = self.epoch + 1, 0, None
+            self.epoch, self.place, self._open = self.epoch + 1, None, None
             return
-        number, self.document = self.document, self.document + 1
-        trained_before = number - number // VALIDATION_EVERY
-        if not is_validation(number) and trained_before % self.world_size == self.rank:
+        self.place = document.after
+        if not is_validation(document.text):
             self._gave_in_epoch = True
-            self.rest += [*self.tokenizer.encode(text), self.tokenizer.separator]
+            self.rest += [*self.tokenizer.encode(document.text), self.tokenizer.separator]
 
 
 def _windows(tokens: list[int], batch_size: int, seq_len: int) -> Tensor:

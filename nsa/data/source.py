@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -54,6 +55,12 @@ class Source(Protocol):
     def close(self) -> None:
         """Stop threads and close files."""
 
+    def where(self) -> str:
+        """How far reading has come, for a message."""
+
+    def statistics(self) -> dict[str, float] | None:
+        """How reading ahead kept up; None for a source that does not read ahead."""
+
 
 class PrefetchSource:
     """Reads up to DEPTH batches of `inner` ahead of the training loop.
@@ -69,26 +76,60 @@ class PrefetchSource:
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(maxsize=DEPTH)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._count = 0
+        self._count = self._waits = self._ready = 0
+        self._first_s = self._wait_s = self._longest_s = self._read_s = 0.0
 
     def fetch(self) -> Batch:
         """The next batch, waiting at most the timeout."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="prefetch", daemon=True)
             self._thread.start()
+        ready, begin = self._queue.qsize(), perf_counter()
         try:
             item = self._queue.get(timeout=self.timeout_s)
         except queue.Empty:
             which = "first batch" if self._count == 0 else f"batch {self._count + 1}"
             raise DataStallError(
                 f"data stall: the {which} did not come within {self.timeout_s:g} s "
-                "(--loader-timeout); run --dataset synthetic to tell data from training"
+                f"(--loader-timeout), reading at {self.inner.where()}; run --dataset synthetic "
+                "to tell data from training"
             ) from None
         if isinstance(item, Exception):
             raise item
-        self._count += 1
+        self._note(ready, perf_counter() - begin)
         self.timeout_s = self.steady_timeout_s
         return item
+
+    def _note(self, ready: int, waited_s: float) -> None:
+        self._count += 1
+        if self._count == 1:
+            self._first_s = waited_s
+            return
+        self._ready += ready
+        self._waits += not ready
+        self._wait_s += waited_s
+        self._longest_s = max(self._longest_s, waited_s)
+
+    def statistics(self) -> dict[str, float] | None:
+        """Of all batches but the first: how many had to be waited for, and for how long; s.
+
+        ready: batches that lay ready on average, of `depth` at most; read_s: the reader's time.
+        """
+        later = max(1, self._count - 1)
+        return {
+            "batches": self._count,
+            "first_s": round(self._first_s, 4),
+            "waits": self._waits,
+            "wait_s": round(self._wait_s, 4),
+            "longest_wait_s": round(self._longest_s, 4),
+            "read_s": round(self._read_s, 4),
+            "ready": round(self._ready / later, 2),
+            "depth": DEPTH,
+        }
+
+    def where(self) -> str:
+        """How far the reader has come."""
+        return self.inner.where()
 
     def validation(self, count: int) -> Iterator[Tensor]:
         """Read directly: evaluation has its own budget."""
@@ -105,7 +146,10 @@ class PrefetchSource:
     def _read(self) -> None:
         try:
             while not self._stop.is_set():
-                self._put(self.inner.fetch())
+                begin = perf_counter()
+                batch = self.inner.fetch()
+                self._read_s += perf_counter() - begin
+                self._put(batch)
         except Exception as error:  # noqa: BLE001 - handed over to the training thread
             self._put(error)
 

@@ -1,4 +1,4 @@
-"""Documents from local files and from the FineWeb-Edu stream in a fixed order, and their tokens."""
+"""Documents from local files and from the FineWeb-Edu stream, in a fixed order, by rank."""
 
 from __future__ import annotations
 
@@ -7,36 +7,60 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nsa.data.source import DataError
 
-_GPT2_END_OF_TEXT = 50_256
 SUFFIXES = (".jsonl", ".txt", ".parquet")
 FINEWEB_NAME, FINEWEB_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 
-class Corpus(Protocol):
-    """A fixed sequence of documents."""
+# Where reading goes on, as JSON can hold it; what it means is its corpus's own affair.
+Place = dict[str, Any]
 
-    def documents(self, skip: int) -> Iterator[str]:
-        """All documents from number `skip` on, once."""
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A document, and the place right after it."""
+
+    text: str
+    after: Place
+
+
+class Corpus(Protocol):
+    """A rank's share of a fixed sequence of documents: no other rank has one of them."""
+
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        """This rank's documents after a place, or from the start, once."""
+
+    def describe(self, place: Place) -> str:
+        """The place in words."""
 
 
 class LocalCorpus:
     """JSONL (one object with a text field per line), parquet (a text column), or plain text.
 
     `path` is a file or a folder; files are read in the order of their names. In plain text an
-    empty line ends a document. Raises DataError that says what is missing.
+    empty line ends a document. Document number n belongs to rank n modulo the number of ranks.
+    Raises DataError that says what is missing.
     """
 
-    def __init__(self, path: str, *, text_field: str = "text") -> None:
-        self.text_field = text_field
+    def __init__(
+        self, path: str, *, text_field: str = "text", rank: int = 0, world_size: int = 1
+    ) -> None:
+        self.text_field, self.rank, self.world_size = text_field, rank, world_size
         self.files = _find(path)
 
-    def documents(self, skip: int) -> Iterator[str]:
-        """All documents from number `skip` on, once."""
-        return islice(self._all(), skip, None)
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        """This rank's documents after a place, or from the start, once."""
+        skip = int(place["document"]) if place is not None else 0
+        for number, text in islice(enumerate(self._all()), skip, None):
+            if number % self.world_size == self.rank:
+                yield Document(text=text, after={"document": number + 1})
+
+    def describe(self, place: Place) -> str:
+        """The place in words."""
+        return f"document {place['document']}"
 
     def _all(self) -> Iterator[str]:
         for file in self.files:
@@ -110,33 +134,57 @@ def _paragraphs(file: Path) -> Iterator[str]:
 
 
 class FinewebCorpus:
-    """The FineWeb-Edu sample as a stream; nothing is stored on disk.
+    """A rank's share of the FineWeb-Edu sample as a stream; nothing is stored on disk.
 
-    Raises DataError without the package `datasets` or without a network.
+    A file belongs to one rank where the files can be shared out evenly; otherwise every rank reads
+    all of them and keeps one document of each `world_size`. Raises DataError without the package
+    `datasets` or without a network.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, rank: int = 0, world_size: int = 1) -> None:
+        self._share = {"rank": rank, "world_size": world_size}
+        self._fresh: Any = self._open()
+
+    def _open(self) -> Any:
         try:
             import datasets
+            from datasets.distributed import split_dataset_by_node
         except ImportError as error:
             raise DataError(
                 "dataset fineweb_edu needs the package datasets: pip install "
                 "'nsa-runbook[fineweb]', or use --dataset local or synthetic"
             ) from error
         try:
-            self._stream = datasets.load_dataset(
-                FINEWEB_NAME, name=FINEWEB_SUBSET, split="train", streaming=True
+            stream = datasets.load_dataset(
+                FINEWEB_NAME, name=FINEWEB_SUBSET, split="train", streaming=True, columns=["text"]
             )
+            return split_dataset_by_node(stream, **self._share)
         except Exception as error:
             raise _unreachable(error) from error
 
-    def documents(self, skip: int) -> Iterator[str]:
-        """All documents from number `skip` on, once."""
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        """This rank's documents after a place, or from the start, once."""
+        # One for each reader: a stream's state is that of whoever read it last, and evaluation
+        # reads beside training.
+        stream, self._fresh = self._fresh or self._open(), None
+        if place is not None:
+            stream.load_state_dict(place)
         try:
-            for record in self._stream.skip(skip):
-                yield str(record["text"])
+            for record in stream:
+                yield Document(text=str(record["text"]), after=stream.state_dict())
         except OSError as error:
             raise _unreachable(error) from error
+
+    def describe(self, place: Place) -> str:
+        """The place in words."""
+        inner = _innermost(place)
+        return f"file {inner.get('shard_idx')}, document {inner.get('shard_example_idx')}"
+
+
+def _innermost(state: Place) -> Place:
+    while isinstance(state.get("examples_iterable"), dict):
+        state = state["examples_iterable"]
+    return state
 
 
 def _unreachable(error: Exception) -> DataError:
@@ -145,57 +193,3 @@ def _unreachable(error: Exception) -> DataError:
         "network and HF_ENDPOINT, or use --dataset local --local-path PATH, or --dataset "
         "synthetic; --synthetic-on-fail goes on with synthetic data and says so in env.json"
     )
-
-
-class Tokenizer(Protocol):
-    """Encodes documents."""
-
-    @property
-    def separator(self) -> int:
-        """The token between two documents."""
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a document, without separators."""
-
-
-@dataclass(frozen=True)
-class ByteTokenizer:
-    """UTF-8 bytes. Byte 0 never occurs in text, so it separates documents."""
-
-    separator: int = 0
-
-    def encode(self, text: str) -> list[int]:
-        """The bytes of the text, NUL characters left out."""
-        return list(text.replace("\0", "").encode("utf-8", "replace"))
-
-
-class Gpt2Tokenizer:
-    """GPT-2's encoding. Raises DataError where tiktoken or its table cannot be had."""
-
-    separator = _GPT2_END_OF_TEXT
-
-    def __init__(self) -> None:
-        try:
-            import tiktoken
-        except ImportError as error:
-            raise DataError(
-                "tokenizer gpt2 needs the package tiktoken: pip install 'nsa-runbook[gpt2]', or "
-                "use `data: {tokenizer: byte}`"
-            ) from error
-        try:
-            self._encoding = tiktoken.get_encoding("gpt2")
-        except Exception as error:
-            raise DataError(
-                f"tokenizer gpt2 could not load its table ({error}); without a network put it "
-                "into the folder that TIKTOKEN_CACHE_DIR names, or use `data: {tokenizer: byte}`"
-            ) from error
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of the text; special tokens in it are read as plain text."""
-        tokens: list[int] = self._encoding.encode_ordinary(text)
-        return tokens
-
-
-def open_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a config's `data.tokenizer`."""
-    return ByteTokenizer() if name == "byte" else Gpt2Tokenizer()

@@ -165,7 +165,7 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import checkpoint
+    from nsa.train.checkpoint import Checkpoints
     from nsa.train.engine import Engine
 
     seconds = float(injector.step)
@@ -181,7 +181,7 @@ def _slow_phases(injector: Injector) -> None:
     def first(_engine: Any) -> None:
         time.sleep(seconds)
 
-    wrap(checkpoint, "save", slow)
+    wrap(Checkpoints, "begin", slow)
     wrap(Engine, "validation_loss", slow)
     injector.step = 1
     at_step(first)(injector)
@@ -204,7 +204,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.engine", "Engine.validation_loss"),
-    "hang_checkpoint": hang_in("nsa.train.checkpoint", "save"),
+    "hang_checkpoint": hang_in("nsa.train.checkpoint", "Checkpoints.begin"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": _stall_data,
     "extra_collective": at_step(_extra_all_reduce),

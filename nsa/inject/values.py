@@ -107,21 +107,21 @@ def _full_disk_for(pattern: str) -> Callable[[Any], None]:
 
 
 def _small_files_at_checkpoint(injector: Injector) -> None:
-    from nsa.train import checkpoint
+    from nsa.train.checkpoint import Checkpoints
 
     count_steps(injector)
 
-    def make(save: Callable[..., Any]) -> Callable[..., Any]:
-        def limited(run_dir: Path, *args: Any, **options: Any) -> Any:
+    def make(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def limited(*args: Any, **options: Any) -> Any:
             if injector.due():
                 injector.mark()
                 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
                 resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
-            return save(run_dir, *args, **options)
+            return begin(*args, **options)
 
         return limited
 
-    wrap(checkpoint, "save", make)
+    wrap(Checkpoints, "begin", make)
 
 
 def _tear_the_csv(tail: bytes) -> Callable[[Any], None]:

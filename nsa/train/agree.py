@@ -1,4 +1,4 @@
-"""One small collective per step: loss, halt, pre-emption and non-finite values, agreed by all.
+"""One small collective per step: loss, halt, pre-emption, non-finite values, saves that ended.
 
 It is started before the optimizer and read after it, so its latency hides behind the update. On
 CUDA it is read one step later, through pinned memory and an event, so the step has no
@@ -21,7 +21,8 @@ from nsa.train.ranks import Ranks
 class Agreed:
     """What all ranks know about a step: mean loss, gradient norm before clipping, flags.
 
-    `where` says on which ranks the loss was not finite; empty where it was on none.
+    `where` says on which ranks the loss was not finite; empty where it was on none. saved: the save
+    that is under way has ended on every rank.
     """
 
     loss: float
@@ -30,6 +31,7 @@ class Agreed:
     nonfinite: bool
     halt: bool
     terminate: bool
+    saved: bool
 
 
 class Posted:
@@ -58,7 +60,7 @@ class Posted:
     def read(self) -> Agreed:
         """Wait for the collective, then say what was agreed."""
         self.wait()
-        loss, norm, bad, mask, halt, terminate = self._values.tolist()
+        loss, norm, bad, mask, halt, terminate, saved = self._values.tolist()
         return Agreed(
             loss=loss / self._world_size,
             grad_norm=norm / self._world_size,
@@ -66,6 +68,7 @@ class Posted:
             nonfinite=bad > 0,
             halt=halt > 0,
             terminate=terminate > 0,
+            saved=saved == self._world_size,
         )
 
 
@@ -87,14 +90,22 @@ def _named(mask: int, world_size: int) -> str:
 
 
 def post(
-    ranks: Ranks, *, loss: Tensor, norm: Tensor, strict_norm: bool, halt: bool, terminate: bool
+    ranks: Ranks,
+    *,
+    loss: Tensor,
+    norm: Tensor,
+    strict_norm: bool,
+    halt: bool,
+    terminate: bool,
+    saved: bool,
 ) -> Posted:
     """Start the step's collective. `strict_norm`: a non-finite norm counts as non-finite too."""
     if ranks.device.type == "cuda":
         finite = torch.isfinite(loss)
         if strict_norm:
             finite = finite & torch.isfinite(norm)
-        flags = torch.tensor([float(halt), float(terminate)], dtype=torch.float64).pin_memory()
+        told = [float(halt), float(terminate), float(saved)]
+        flags = torch.tensor(told, dtype=torch.float64).pin_memory()
         mine = (~torch.isfinite(loss)).double() * _bit(ranks)
         seen = torch.stack([loss.double(), norm.double(), (~finite).double(), mine])
         values = torch.cat([seen, flags.to(ranks.device, non_blocking=True)])
@@ -102,7 +113,7 @@ def post(
         loss_value, norm_value = loss.item(), norm.item()
         bad = not math.isfinite(loss_value) or (strict_norm and not math.isfinite(norm_value))
         bit = 0.0 if math.isfinite(loss_value) else _bit(ranks)
-        told = [loss_value, norm_value, bad, bit, halt, terminate]
+        told = [loss_value, norm_value, bad, bit, halt, terminate, saved]
         values = torch.tensor(told, dtype=torch.float64)
     work = dist.all_reduce(values, async_op=True) if ranks.world_size > 1 else None
     return Posted(values, work, ranks.world_size)

@@ -1,184 +1,240 @@
-"""Checkpoints that survive: whole or absent, with digests, loaded without running code.
+"""Checkpoints that are written while training goes on: whole or absent, with digests.
 
-`checkpoints/step_N/` holds model.pt, optimizer.pt, one rank{r}.pt per rank (random states and the
-data position) and checksums.json. All is written under a temporary name, put on the disk, and
-renamed when every rank has succeeded. Earlier checkpoints stay.
+`checkpoints/step_N/` is a checkpoint of torch.distributed.checkpoint, and its tools read it:
+tensors only, each rank's share in a file of its own. A save holds training up for as long as
+copying the tensors to the host takes; a thread writes the copy under a temporary name. Once every
+rank has put its share on the disk, rank 0 adds digests and gives it its name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import (
-    CHECKPOINTS_DIR,
-    CHECKSUMS_JSON,
-    MODEL_FILE,
-    NSAError,
-    checkpoint_name,
-    checkpoint_step,
-)
+from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
 from nsa.train.engine import Engine
 from nsa.train.output import RecordWriteError, sync_folder, write_json
+from nsa.train.ranks import SAVING_GROUP
+from nsa.train.retention import Retention, prune
 
-
-class CheckpointError(NSAError):
-    """No usable checkpoint; the message says what is wrong with each candidate."""
+# torch says so whenever one process saves or loads by itself.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restored:
-    """A checkpoint that was loaded, and the ones that were refused before it."""
+class Saved:
+    """A checkpoint that is on the disk. `held_up_s`: how long training stood still for it."""
 
     path: Path
-    step: int
-    position: dict[str, Any]
-    refused: tuple[str, ...]
+    seconds: float
+    held_up_s: float
 
 
-def save(run_dir: Path, engine: Engine, *, step: int, position: dict[str, Any]) -> Path:
-    """Write `checkpoints/step_N` on all ranks together. A collective.
+class Checkpoints:
+    """Saves of one run, one at a time. Every method but `done` is for all ranks together."""
 
-    Raises RecordWriteError on a rank that could not write, RuntimeError on the others; then
-    nothing has the final name.
-    """
-    ranks = engine.ranks
-    final = run_dir / CHECKPOINTS_DIR / checkpoint_name(step)
-    temporary = final.with_name(f".{final.name}.tmp")
-    problem: OSError | None = None
-    try:
-        temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if ranks.rank == 0:
-            _write(temporary / MODEL_FILE, engine.model.state_dict())
-            _write(temporary / "optimizer.pt", _optimizer_state(engine))
-        _write(temporary / f"rank{ranks.rank}.pt", _rank_state(engine, step, position))
-    except (OSError, RuntimeError) as error:
-        # torch.save reports a full disk as RuntimeError.
-        problem = error if isinstance(error, OSError) else OSError(0, str(error))
-    if ranks.any(problem is not None):
-        if ranks.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-        if problem is not None:
-            raise RecordWriteError(temporary, problem) from problem
-        raise RuntimeError(f"checkpoint {final}: another rank could not write its part")
-    if ranks.rank == 0:
-        sums = {file.name: _sha256(file) for file in sorted(temporary.iterdir())}
-        write_json(temporary / CHECKSUMS_JSON, {"step": step, "sha256": sums})
-        temporary.rename(final)
-        sync_folder(final.parent)
-    if ranks.world_size > 1:
-        dist.barrier()
-    return final
+    def __init__(self, run_dir: Path, engine: Engine, keep: Retention) -> None:
+        self._folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
+        self._staging = Staging()
+        self._group: dist.ProcessGroup | None = None
+        self._writing: _Writing | None = None
 
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come?"""
+        return self._writing is not None and self._writing.future.done()
 
-def find_step(path: Path, rank: int) -> tuple[Path, list[str]]:
-    """The newest sound checkpoint at `path` (a run directory, its checkpoints, or one of them).
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._writing is not None
 
-    A damaged one is refused and the one before it is tried. Returns it and the refusals. Raises
-    CheckpointError when none is left.
-    """
-    candidates = _candidates(path)
-    if not candidates:
-        raise CheckpointError(f"--resume {path}: no checkpoint (step_N) there")
-    refused: list[str] = []
-    for folder in candidates:
-        wrong = damage(folder, rank)
-        if wrong is None:
-            return folder, refused
-        refused.append(f"{folder}: {wrong}")
-    lines = "".join(f"\n  - {line}" for line in refused)
-    raise CheckpointError(f"--resume {path}: no sound checkpoint{lines}")
+    def has(self, step: int) -> bool:
+        """Is there a checkpoint of this step?"""
+        return (self._folder / checkpoint_name(step)).exists()
 
+    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
+        """Copy the state of this step and start to write it; the one before must be finished.
 
-def damage(folder: Path, rank: int) -> str | None:
-    """What is wrong with a checkpoint, by its digests; None when it is sound."""
-    try:
-        listed: dict[str, str] = json.loads((folder / CHECKSUMS_JSON).read_bytes())["sha256"]
-        needed = {MODEL_FILE, "optimizer.pt", f"rank{rank}.pt"}
-        if not needed <= set(listed):
-            return f"holds no {', '.join(sorted(needed - set(listed)))}"
-        for name, digest in listed.items():
-            if _sha256(folder / name) != digest:
-                return f"{name} differs from its sha256"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"unreadable ({type(error).__name__}: {error})"
-    return None
-
-
-def load(path: Path, engine: Engine) -> Restored:
-    """Restore model, optimizer, scaler and random states. A collective: ranks must agree."""
-    rank = engine.ranks.rank
-    folder, refused = find_step(path, rank)
-    if not engine.ranks.same_everywhere(str(folder.resolve())):
-        raise CheckpointError(f"--resume {path}: the ranks found different sound checkpoints")
-    engine.model.load_state_dict(_read(folder / MODEL_FILE))
-    state = _read(folder / "optimizer.pt")
-    fused = engine.is_fused()
-    for group in state["optimizer"]["param_groups"]:
-        group["fused"] = fused or None
-    engine.optimizer.load_state_dict(state["optimizer"])
-    engine.scaler.load_state_dict(state["scaler"])
-    mine = _read(folder / f"rank{rank}.pt")
-    if mine["world_size"] != engine.ranks.world_size:
-        raise CheckpointError(
-            f"--resume {folder}: written by {mine['world_size']} ranks, this launch has "
-            f"{engine.ranks.world_size}; the data position cannot be split anew"
+        val_loss: of an evaluation at this very step.
+        """
+        begin = perf_counter()
+        ranks = self._engine.ranks
+        if ranks.grouped and self._group is None:
+            # Of its own: the collectives of a save would mix with those of the steps.
+            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
+        final = self._folder / checkpoint_name(step)
+        facts = {
+            "step": step,
+            "world_size": ranks.world_size,
+            "val_loss": val_loss,
+            "scaler": self._engine.scaler.state_dict(),
+        }
+        writer = _Writer(final, facts, self._keep)
+        future: Any = async_save(
+            own_share(self._engine, position),
+            storage_writer=writer,
+            async_stager=self._staging,
+            process_group=self._group,
         )
-    torch.set_rng_state(mine["rng"])
-    if engine.device.type == "cuda" and mine["cuda_rng"] is not None:
-        torch.cuda.set_rng_state(mine["cuda_rng"], engine.device)
-    position = json.loads(mine["position"])
-    return Restored(path=folder, step=int(mine["step"]), position=position, refused=tuple(refused))
+        self._writing = _Writing(
+            final=final,
+            temporary=writer.temporary,
+            future=future,
+            begin=begin,
+            held_up_s=perf_counter() - begin,
+        )
+
+    def finish(self) -> Saved:
+        """Wait for the save that is under way.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others; then
+        nothing has the final name.
+        """
+        writing = self._writing
+        if writing is None:
+            raise RuntimeError("no save is under way")
+        self._writing = None
+        try:
+            writing.future.result()
+        except CheckpointException as error:
+            rank = self._engine.ranks.rank
+            if rank == 0:
+                shutil.rmtree(writing.temporary, ignore_errors=True)
+            mine = error.failures.get(rank)
+            if mine is None:
+                text = f"checkpoint {writing.final}: another rank could not write its part"
+                raise RuntimeError(text) from None
+            # torch reports a full disk as RuntimeError.
+            problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
+            raise RecordWriteError(writing.temporary, problem) from None
+        seconds = round(perf_counter() - writing.begin, 4)
+        return Saved(path=writing.final, seconds=seconds, held_up_s=round(writing.held_up_s, 4))
 
 
-def _candidates(path: Path) -> list[Path]:
-    limit = checkpoint_step(path.name)
-    if limit is not None:
-        parent = path.parent
-    else:
-        parent = path if path.name == CHECKPOINTS_DIR else path / CHECKPOINTS_DIR
-    numbered = []
-    for folder in parent.iterdir() if parent.is_dir() else ():
-        step = checkpoint_step(folder.name)
-        if step is not None and (limit is None or step <= limit):
-            numbered.append((step, folder))
-    return [folder for _, folder in sorted(numbered, reverse=True)]
+@dataclass(frozen=True, kw_only=True)
+class _Writing:
+    final: Path
+    temporary: Path
+    future: Future[Any]
+    begin: float
+    held_up_s: float
 
 
-def _optimizer_state(engine: Engine) -> dict[str, Any]:
-    return {"optimizer": engine.optimizer.state_dict(), "scaler": engine.scaler.state_dict()}
+class Staging(AsyncStager):
+    """Copies tensors to the host, into buffers that every save uses again."""
+
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies that training will not change."""
+        on_device = False
+        for name, tensor in state_dict.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape:
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                self._buffers[name] = buffer
+            buffer.copy_(tensor, non_blocking=True)
+            on_device = on_device or tensor.is_cuda
+        if on_device:
+            torch.cuda.current_stream().synchronize()
+        return {name: self._buffers[name] for name in state_dict}
+
+    def synchronize_staging(self) -> None:
+        """`stage` returns when it is done."""
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        self._buffers = {}
 
 
-def _rank_state(engine: Engine, step: int, position: dict[str, Any]) -> dict[str, Any]:
-    cuda = engine.device.type == "cuda"
-    return {
-        "step": step,
-        "world_size": engine.ranks.world_size,
-        "rng": torch.get_rng_state(),
-        "cuda_rng": torch.cuda.get_rng_state(engine.device) if cuda else None,
-        "position": json.dumps(position),
-    }
+class _Writer(FileSystemWriter):
+    """Writes under a temporary name; `finish`, which runs on rank 0 alone, makes it final."""
+
+    def __init__(self, final: Path, facts: Mapping[str, Any], keep: Retention) -> None:
+        self.temporary = final.with_name(f".{final.name}.tmp")
+        super().__init__(self.temporary)
+        self._final, self._facts, self._keep = final, facts, keep
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the path, which is only the temporary one."""
+        return StorageMeta()
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Every rank has written its share: digests, the final name, and room for the next one."""
+        super().finish(metadata, results)
+        sums = {file.name: sha256_of(file) for file in sorted(self.temporary.iterdir())}
+        write_json(self.temporary / CHECKSUMS_JSON, {**self._facts, "sha256": sums})
+        self.temporary.rename(self._final)
+        sync_folder(self._final.parent)
+        prune(self._final.parent, self._keep)
 
 
-def _write(path: Path, state: Any) -> None:
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+def shared_state(engine: Engine) -> dict[str, Tensor]:
+    """What all ranks hold alike, live: the tensors of model (a tied one once) and optimizer."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in engine.model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            found[f"model.{name}"] = tensor.detach()
+    for name, parameter in engine.model.named_parameters():
+        for key, value in engine.optimizer.state[parameter].items():
+            found[f"optimizer.{name}.{key}"] = value.detach()
+    return found
 
 
-def _read(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
+def rank_state(engine: Engine, position: dict[str, Any] | None) -> dict[str, Tensor]:
+    """What is this rank's own: random states, and its place in the data where there is one."""
+    states = {"rng": torch.get_rng_state()}
+    if engine.device.type == "cuda":
+        states["cuda_rng"] = torch.cuda.get_rng_state(engine.device)
+    if position is not None:
+        text = json.dumps(position).encode()
+        states["position"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return {f"rank{engine.ranks.rank}.{name}": value for name, value in states.items()}
 
 
-def _sha256(path: Path) -> str:
+def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
+    """What this rank writes: its own state, and a part of what all hold, about equal in bytes."""
+    shared = shared_state(engine)
+    ranks = engine.ranks
+    loads = [0] * ranks.world_size
+    mine = rank_state(engine, position)
+    for name, size in sorted(_sizes(shared), key=lambda item: (-item[1], item[0])):
+        owner = loads.index(min(loads))
+        loads[owner] += size
+        if owner == ranks.rank:
+            mine[name] = shared[name]
+    return mine
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+    return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -215,9 +215,13 @@ def write_env(
     device: torch.device,
     facts: dict[str, Any],
     attention: dict[str, Any],
+    resumed: dict[str, Any] | None,
     notes: list[str],
 ) -> None:
-    """Write env.json atomically. attention: how its window branch runs, and the self-test."""
+    """Write env.json atomically. attention: how its window branch runs, and the self-test.
+
+    resumed: path and step of the checkpoint that the launch went on from.
+    """
     toggles = [row for row in plan.toggles.describe() if row["source"] != "default"]
     content = {
         "schema_version": 1,
@@ -240,6 +244,7 @@ def write_env(
         "passthrough": [
             {k: redact(v) if v else v for k, v in row.describe().items()} for row in plan.passed
         ],
+        "resumed": resumed,
         "notes": notes,
         "arms": plan.schedule.model_dump() if plan.schedule else None,
     }

@@ -16,6 +16,7 @@ from typing import Any
 
 from nsa.contract import FLIGHTS
 from nsa.train.output import write_bytes
+from nsa.train.ranks import SAVING_GROUP
 
 KEPT = 2000
 
@@ -53,10 +54,16 @@ def _entries() -> list[list[Any]] | None:
             record = json.loads(dump())
         except (ValueError, RuntimeError):
             continue
-        found = [_row(entry) for entry in record.get("entries", []) if not entry.get("is_p2p")]
+        entries = record.get("entries", [])
+        found = [_row(entry) for entry in entries if not (entry.get("is_p2p") or _of_a_save(entry))]
         if found:
             return found
     return found
+
+
+def _of_a_save(entry: dict[str, Any]) -> bool:
+    """A thread saves beside the steps: each rank in its own time, and with numbers of its own."""
+    return SAVING_GROUP in entry.get("process_group", ())
 
 
 def _row(entry: dict[str, Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from nsa import torch_env
 from nsa.config import ModelConfig
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
-from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, load_config, refusal
+from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
 from nsa.toggles import (
     UNAVAILABLE,
     ToggleSet,
@@ -223,6 +223,7 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
         )
     if flags.arms and flags.resume:
         problems.append("--arms and --resume exclude each other")
+    problems += _keeping(config.train)
     if config.data.dataset == "local" and not config.data.local_path:
         problems.append("--dataset local needs --local-path (a file or a folder)")
     wants_triton: Value = toggles.values["NSA_USE_TRITON_SEL"]
@@ -235,6 +236,18 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
         )
     if (missing := why_not(toggles, config.runtime.device)) is not None:
         problems.append(missing)
+    return problems
+
+
+def _keeping(train: TrainSection) -> list[str]:
+    """What is said about checkpoints that are kept, and means nothing as it stands."""
+    problems = [
+        f"train.{key} is for runs that do not keep every checkpoint: set train.keep_last too"
+        for key, given in (("keep_every", train.keep_every), ("keep_best", train.keep_best))
+        if given and not train.keep_last
+    ]
+    if train.keep_best and not train.eval_every:
+        problems.append("train.keep_best needs evaluations: set train.eval_every")
     return problems
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from nsa.contract import (
-    CHECKPOINTS_DIR,
     COMPRESSION_LINE,
     ELSEWHERE,
     ENOUGH_FILE,
@@ -18,14 +17,13 @@ from nsa.contract import (
     Event,
     ExitCode,
     Phase,
-    checkpoint_name,
 )
 from nsa.data.source import Batch, Source
 from nsa.toggles import UNAVAILABLE
-from nsa.train import checkpoint
 from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
+from nsa.train.checkpoint import Checkpoints
 from nsa.train.clock import StepClock
 from nsa.train.compiled import Refused
 from nsa.train.compiling import Compiling
@@ -40,6 +38,7 @@ from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler
 from nsa.train.record import Tables
+from nsa.train.retention import Retention
 from nsa.train.settle import End, Pending, Settler
 
 
@@ -82,6 +81,9 @@ class Loop:
         self._last_proof: dict[str, Any] | None = None
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
+        self.checkpoints = Checkpoints(run_dir, engine, Retention.of(plan.config.train))
+        # Step and loss of the latest evaluation.
+        self._evaluated: tuple[int, float] | None = None
         self._early = first_batch
         self._halt = run_dir / HALT_FILE
         self._dump_every = int(plan.toggles.number("NSA_MEM_DUMP_EVERY"))
@@ -150,6 +152,7 @@ class Loop:
             "updates": self.engine.updates(),
             "first_update": self.first_update,
             "proof": self._last_proof,
+            "loader": self.source.statistics(),
         }
 
     def _probe(self, block: Block) -> str | None:
@@ -283,6 +286,7 @@ class Loop:
                 strict_norm=not self.engine.scaler.is_enabled(),
                 halt=self._halt.exists(),
                 terminate=self.termination.reason is not None,
+                saved=self.checkpoints.done,
             )
 
     def _fetch(self) -> list[Batch]:
@@ -302,6 +306,8 @@ class Loop:
     # -- between steps -------------------------------------------------------------------------
 
     def _between_steps(self) -> None:
+        if self.settler.saved and self.checkpoints.under_way:
+            self._saved()
         train = self.plan.config.train
         evaluate = bool(train.eval_every) and self.step % train.eval_every == 0
         save = bool(train.save_every) and self.step % train.save_every == 0
@@ -323,21 +329,43 @@ class Loop:
         beat.write(Event.EVAL_START)
         loss = self.engine.validation_loss(self.source, self.plan.config.train.eval_batches)
         self.compiling.note("eval")
+        self._evaluated = (self.step, loss)
         self.tables.val(self.step, loss)
         beat.write(Event.EVAL, loss=loss, seconds=round(perf_counter() - begin, 4))
         say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)
         beat.sync()
 
     def _save(self) -> None:
-        beat, begin = self.heartbeat, perf_counter()
+        """Start to write this step; the save before it has to be done first."""
+        beat = self.heartbeat
         beat.phase = Phase.CHECKPOINT
         beat.write(Event.CHECKPOINT_START)
-        path = checkpoint.save(self.run_dir, self.engine, step=self.step, position=self.position)
-        seconds = round(perf_counter() - begin, 4)
-        beat.write(Event.CHECKPOINT, path=str(path.relative_to(self.run_dir)), seconds=seconds)
-        say(f"[checkpoint] {path} in {seconds:.2f} s", rank=self.ranks.rank)
-        self.tables.sync()
-        beat.sync()
+        if self.checkpoints.under_way:
+            self._saved()
+        evaluated = self._evaluated
+        here = evaluated is not None and evaluated[0] == self.step
+        self.checkpoints.begin(
+            step=self.step,
+            position=self.position,
+            val_loss=evaluated[1] if evaluated is not None and here else None,
+        )
+        # All steps are settled: what any of them said was about the save before.
+        self.settler.saved = False
+
+    def _saved(self) -> None:
+        """The save that is under way, waited for where it has not ended."""
+        done = self.checkpoints.finish()
+        self.heartbeat.write(
+            Event.CHECKPOINT,
+            path=str(done.path.relative_to(self.run_dir)),
+            seconds=done.seconds,
+            held_up_s=done.held_up_s,
+        )
+        say(
+            f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
+            f"{done.held_up_s:.2f} s",
+            rank=self.ranks.rank,
+        )
 
     def _replay_again(self) -> None:
         """Do replays still give what the host gives? If not, the toggle had no good effect."""
@@ -357,7 +385,13 @@ class Loop:
         asked = self.plan.flags.save or (
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )
-        saved = (self.run_dir / CHECKPOINTS_DIR / checkpoint_name(self.step)).exists()
+        self.termination.saving = True
+        if self.checkpoints.under_way:
+            self._saved()
+        saved = self.checkpoints.has(self.step)
         if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
             self._save()
+            self._saved()
+        self.tables.sync()
+        self.heartbeat.sync()
         return end

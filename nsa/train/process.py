@@ -58,13 +58,15 @@ class Termination:
 
     The main thread may be stuck in a collective, where no Python handler runs. The wake-up pipe
     is written by the C handler, and the thread that reads it ends the process in any case: at the
-    second signal, or when the grace time is over.
+    second signal, or when the grace time is over and no checkpoint is being written.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.grace_s = GRACE_S
         self.in_loop = False
+        # The last step is over: a checkpoint may take longer than a step.
+        self.saving = False
         self.on_forced_exit: Callable[[str], None] | None = None
         self.on_usr2: Callable[[], None] | None = None
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -86,15 +88,15 @@ class Termination:
         self.reason = self.reason or first
         if not self.in_loop:
             self._exit_now(f"{first} before the first step")
-        timer = threading.Timer(
-            self.grace_s,
-            self._exit_now,
-            args=(f"{first}: the step did not end in {self.grace_s:g} s",),
-        )
+        timer = threading.Timer(self.grace_s, self._overdue, args=(first,))
         timer.daemon = True
         timer.start()
         second = self._next_signal()
         self._exit_now(f"second signal ({second})")
+
+    def _overdue(self, first: str) -> None:
+        if not self.saving:
+            self._exit_now(f"{first}: the step did not end in {self.grace_s:g} s")
 
     def _next_signal(self) -> str:
         while True:

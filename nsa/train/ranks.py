@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from nsa.settings import refusal
 from nsa.train.launch import LaunchPlan, Place
 
+# Description of the group whose collectives a save runs beside those of the steps.
+SAVING_GROUP = "saving"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:

@@ -17,7 +17,7 @@ from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
-from nsa.train import checkpoint
+from nsa.train import restore
 from nsa.train.engine import Engine, is_out_of_memory
 from nsa.train.envfile import announce, effective, write_env
 from nsa.train.flight import write_flight
@@ -57,7 +57,7 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     except ConfigError as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         say(str(error), rank=plan.place.rank)
-    except (DataError, checkpoint.CheckpointError) as error:
+    except (DataError, restore.CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {plan.place.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
@@ -140,6 +140,7 @@ class _Session:
         self.plan, self.termination, self.beat, self.ending = plan, termination, beat, ending
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.notes = list(plan.notes)
+        self.resumed: dict[str, Any] | None = None
 
     def run(self) -> None:
         plan, beat = self.plan, self.beat
@@ -163,6 +164,9 @@ class _Session:
             first = source.fetch()
         if ranks.rank == 0:
             self._describe(run_dir, engine, source, tested)
+            if plan.run_dir is None:
+                # Only now: whoever resumes from `latest` needs to find what it went on from.
+                link_latest(run_dir)
         tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
@@ -198,12 +202,9 @@ class _Session:
             return plan.run_dir.resolve()
         token = plan.run_token or ranks.from_rank0(new_token())
         self.beat.token = token
-        made = plan.run_dir is None
-        wanted = by_hand(plan.config.train.out_dir, token) if made else plan.run_dir
+        wanted = plan.run_dir or by_hand(plan.config.train.out_dir, token)
         run_dir = Path(ranks.from_rank0(str(wanted))).resolve()
         self._open(run_dir)
-        if made and ranks.rank == 0:
-            link_latest(run_dir)
         say(f"[run] {run_dir}", rank=ranks.rank)
         return run_dir
 
@@ -247,12 +248,13 @@ class _Session:
         )
 
     def _resume(self, engine: Engine, source: Source, path: Path) -> int:
-        restored = checkpoint.load(path, engine)
+        restored = restore.load(path, engine)
         source.seek(restored.position)
         for line in restored.refused:
             text = f"damaged checkpoint refused, the one before it is used: {line}"
             self.notes.append(text)
             say(f"[resume] {text}", rank=engine.ranks.rank)
+        self.resumed = {"path": str(restored.path), "step": restored.step}
         self.notes.append(f"resumed after step {restored.step} from {restored.path}")
         say(f"[resume] {restored.path} (step {restored.step})", rank=engine.ranks.rank)
         if restored.step >= self.plan.total_steps:
@@ -284,6 +286,7 @@ class _Session:
             device=engine.device,
             facts=facts,
             attention=attention,
+            resumed=self.resumed,
             notes=self.notes,
         )
         announce(plan, facts, attention)

@@ -80,6 +80,8 @@ class Settler:
         self.heartbeat, self.termination = heartbeat, termination
         self.lag = 1 if engine.device.type == "cuda" else 0
         self.end: End | None = None
+        # The save that is under way has ended on all ranks.
+        self.saved = False
         self._pending: deque[Pending] = deque()
         self._gates: tuple[float, float] | None = None
         self.every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
@@ -118,6 +120,7 @@ class Settler:
             }
         )
         self._progress(item, agreed, rate)
+        self.saved = self.saved or agreed.saved
         self.termination.grace_s = max(GRACE_S, 4 * seconds)
         if self.end is None:
             self._decide(item, agreed)

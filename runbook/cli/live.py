@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -18,10 +18,13 @@ from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.launch.detectors import Anomaly
+    from runbook.tools.screen import Screen
     from runbook.tools.watch import RankStack
 
 
 _LOOK_EVERY_S = 1.0
+_REDRAW_S = 2.0
+_SAY_EVERY_S = 30.0
 
 
 def _add_watch(parser: CommandParser) -> None:
@@ -31,7 +34,7 @@ def _add_watch(parser: CommandParser) -> None:
         nargs="?",
         const="1",
         choices=("0", "1"),
-        help="write .HALT on an anomaly (--halt 0: never; default: NSA_WATCH_HALT, else 1)",
+        help="write .HALT on an anomaly (--halt 0: only read; default: NSA_WATCH_HALT, else 0)",
     )
     parser.add_argument(
         "--interval",
@@ -44,13 +47,15 @@ def _add_watch(parser: CommandParser) -> None:
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     from runbook.launch.watchdog import Budgets, Thresholds
+    from runbook.tools.screen import Screen
     from runbook.tools.watch import Watcher, is_run_directory
 
     folder = args.directory
     _refuse_what_no_run_writes_to(folder, once=args.once)
     limits = Thresholds.from_variables(os.environ)
-    if args.halt is not None:
-        limits = replace(limits, halt=args.halt == "1")
+    # Whoever looks on changes nothing, unless it is asked for here or in the environment.
+    told = "NSA_WATCH_HALT" in os.environ and limits.halt
+    limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
     within_s = Budgets().silence_s
     if not is_run_directory(folder):
@@ -61,6 +66,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
     folder = begun_in(folder, interval_s=interval_s, within_s=within_s)
 
     def tell(anomaly: Anomaly) -> None:
+        screen.found.append(anomaly)
         if args.json:
             console.json_line(asdict(anomaly))
         else:
@@ -70,8 +76,12 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         console.error(in_one_line(f"warning: {text}"))
 
     watcher = Watcher(folder.resolve(), limits)
+    screen = Screen(watcher=watcher)
     if args.once:
         found = watcher.look()
+        screen.found += found
+        for line in [] if args.json else screen.lines():
+            console.result(printable(line))
         for anomaly in found:
             tell(anomaly)
         for line in watcher.blind_spots():
@@ -79,12 +89,32 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         rows = watcher.monitor.readings.rows_read
         console.progress(f"read {folder} once; {len(found)} anomalies, {rows} rows read")
         return _code(len(found))
-    effect = "will halt the run" if limits.halt else "will only be reported"
+    effect = "will halt the run" if limits.halt else "will only be reported (--halt halts it)"
     console.progress(f"watching {folder}; an anomaly {effect}")
-    count = watcher.run(interval_s=interval_s, tell=tell, warn=warn)
+    show = _shower(console, screen)
+    if console.is_live:
+        interval_s = min(interval_s, _REDRAW_S)
+    count = watcher.run(interval_s=interval_s, tell=tell, warn=warn, show=show)
+    if console.is_live:
+        console.progress("")
     rows = watcher.monitor.readings.rows_read
     console.progress(f"the run is over; {count} anomalies, {rows} rows read")
     return _code(count)
+
+
+def _shower(console: Console, screen: Screen) -> Callable[[], None]:
+    """The screen redrawn on a terminal; in a pipe one line at most every half minute."""
+    said_at = -_SAY_EVERY_S
+
+    def show() -> None:
+        nonlocal said_at
+        if console.is_live:
+            console.draw([printable(line)[: console.columns - 1] for line in screen.lines()])
+        elif monotonic() - said_at >= _SAY_EVERY_S or screen.watcher.over:
+            said_at = monotonic()
+            console.progress(printable(screen.status()))
+
+    return show
 
 
 def _code(anomalies: int) -> int:
@@ -141,19 +171,23 @@ def begun_in(folder: Path, *, interval_s: float, within_s: float) -> Path:
 
 WATCH = Command(
     name="watch",
-    help="watch a live run, and halt it if its numbers go bad or a rank falls silent",
+    help="look on at a run that lives or is over; with --halt, stop it if it goes bad",
     description="""\
-Watch a run directory, whoever started the run, for a stalled heartbeat, throughput
-readings that no longer change, gate collapse, zero or exploding gradients, NaN, loss
-spikes and memory growth; without training.csv, by the heartbeats of rank 0. What
-cannot be watched is said on stderr. A folder that is still empty is waited for, five
-minutes at most, and so is its link `latest`; the folder of a whole run is refused, and
-its newest launch named. Anomalies go into DIR/anomalies.jsonl and
-DIR/.anomaly_type; with --halt also into DIR/.HALT, which stops all ranks after the
-same step. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).""",
+The operator's screen of a run directory, whoever started the run and whether or not it
+still goes on: its state and the time left, loss, rate, each rank with its memory, the
+age of the last checkpoint, incidents, and what cannot be seen; in a pipe one line every
+30 s. Meanwhile it looks for a stalled heartbeat, throughput readings that no longer
+change, gate collapse, zero or exploding gradients, NaN, loss spikes and memory growth;
+without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
+it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
+for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is still
+empty is waited for, five minutes at most, and so is its link `latest`; the folder of a
+whole run is refused, and its newest launch named. Ends with the run. Limits come from
+NSA_WATCH_* (see `runbook toggles`).""",
     examples="""\
+  runbook watch artifacts/m7c_125m_2xa100_prod/latest
   runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30
-  runbook watch artifacts/cpu_smoke/latest --once --json""",
+  runbook watch artifacts/cpu_smoke/latest --once""",
     exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C",
     json_help="one JSON document per anomaly on stdout",
     add_arguments=_add_watch,

@@ -21,6 +21,8 @@ from runbook.read.tail import LineTail
 # Pauses between arrivals that are remembered, and how many of them make a usual one.
 _PAUSES = 16
 _FEWEST_PAUSES = 3
+# Rates that are remembered.
+_RATES = 50
 
 
 @dataclass(kw_only=True)
@@ -39,6 +41,9 @@ class RankState(RankFold):
     longest_step_s: float = 0.0
     step_started_mono: float | None = None
     recent: list[Mapping[str, Any]] = field(default_factory=list)
+    # The newest record of each event, and the rates of the newest steps, tok/s.
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
     # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
     first_arrival: tuple[float, float] | None = None
     last_arrival: tuple[float, float] | None = None
@@ -49,9 +54,12 @@ class RankState(RankFold):
         """Fold one record of this launch in."""
         super().take(record)
         self.recent = [*self.recent[-9:], record]
+        self.latest[self.event] = record
         rate = record.get("toks_per_s")
         if self.event == Event.PROGRESS and isinstance(rate, int | float):
             self.toks_per_s = float(rate)
+            if rate > 0:
+                self.rates.append(float(rate))
         if self.mono is None:
             return
         if self.event == Event.STEP_START:

@@ -135,6 +135,7 @@ class Watcher:
 
     Works on any directory with training.csv, gates.csv or heartbeats. The age of a heartbeat
     counts from when it was first seen here, so a directory of yesterday is no sudden alarm.
+    Without `limits.halt` it only reads: nothing is written into the directory, no rank is signaled.
     """
 
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
@@ -152,10 +153,10 @@ class Watcher:
         return bool(states) and all(state.ended for state in states)
 
     def look(self) -> list[Anomaly]:
-        """What is new; it is written into the directory, with `.HALT` if that is wanted."""
+        """What is new; where the run is to be halted it is written down, and `.HALT` with it."""
         found = [*self.monitor.look(), *self._speech()]
-        for anomaly in found:
-            record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
+        for anomaly in found if self.limits.halt else ():
+            record_anomaly(self.run_dir, anomaly, halt=True)
         return found
 
     def run(
@@ -164,10 +165,11 @@ class Watcher:
         interval_s: float,
         tell: Callable[[Anomaly], None],
         warn: Callable[[str], None],
+        show: Callable[[], None] = lambda: None,
     ) -> int:
         """Look every `interval_s` until the run is over; returns how many anomalies there were.
 
-        `warn` gets what is not watched, once it trains or is over.
+        `warn` gets what is not watched, once it trains or is over; `show` is called at each look.
         """
         count = 0
         while True:
@@ -178,6 +180,7 @@ class Watcher:
             if over or self._trains:
                 for line in self.blind_spots():
                     warn(line)
+            show()
             if over:
                 return count
             self.ranks.wait(interval_s)
@@ -233,7 +236,10 @@ class Watcher:
         return Anomaly(kind="rank_ended", text=text, rank=state.rank, step=state.step)
 
     def _stall(self, watchdog: Watchdog, states: list[RankState]) -> Anomaly:
-        """A stall gets a stack dump before anything else."""
+        """A stall gets a stack dump before anything else, unless this only reads."""
+        if not self.limits.halt:
+            hang = watchdog.name_culprit(states, now=time.monotonic())
+            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
         token = self.ranks.token
         send = checked_sender(token)
         hang, _ = name_culprit(watchdog, self.run_dir, states, token=token, send=send)

@@ -173,6 +173,7 @@ def step(engine: Engine, number: int) -> None:
             strict_norm=True,
             halt=False,
             terminate=False,
+            saved=False,
         )
     engine.update(number, clock)
     torch.stack([layer.attention.gate_numbers() for layer in engine.model.layers]).mean(0)

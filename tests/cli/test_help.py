@@ -108,8 +108,6 @@ def test_defaults_in_the_help_are_those_of_their_owners() -> None:
     assert {plan.error for plan in (FUSED_PLAN, TARGET_PLAN)} == {0.05}
     interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
     assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
-    halt = int(bool(TOGGLES["NSA_WATCH_HALT"].default))
-    assert f"NSA_WATCH_HALT, else {halt})" in help_of("watch", "--halt")
 
 
 def test_the_default_plan_and_folder_are_those_that_printed_lines_leave_out() -> None:

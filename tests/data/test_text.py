@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import string
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,28 +13,33 @@ import torch
 
 from nsa.data.packing import PackedSource, is_validation
 from nsa.data.source import DataError
-from nsa.data.text import ByteTokenizer, FinewebCorpus, LocalCorpus, open_tokenizer
+from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place
+from nsa.data.tokenizers import ByteTokenizer, open_tokenizer
+
+# Letters of which a document of five is kept for validation, and the others.
+HELD = [c for c in string.ascii_letters if is_validation(c * 5)]
+TRAINED = [c for c in string.ascii_letters if c not in HELD]
 
 
-class Numbered:
-    """Document i is the letter chr(65 + i), `length` times."""
+class Lettered:
+    """A rank's documents: each is one letter, five times."""
 
-    def __init__(self, count: int, length: int = 5) -> None:
-        self.texts = [chr(65 + i) * length for i in range(count)]
+    def __init__(self, letters: Sequence[str], rank: int = 0, world_size: int = 1) -> None:
+        self.letters, self.rank, self.world_size = letters, rank, world_size
+        self.read = 0
 
-    def documents(self, skip: int) -> Iterator[str]:
-        return iter(self.texts[skip:])
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        for number in range(place["document"] if place else 0, len(self.letters)):
+            if number % self.world_size == self.rank:
+                self.read += 1
+                yield Document(text=self.letters[number] * 5, after={"document": number + 1})
+
+    def describe(self, place: Place) -> str:
+        return f"document {place['document']}"
 
 
-def packed(corpus: object, *, rank: int = 0, world_size: int = 1, batch: int = 2) -> PackedSource:
-    return PackedSource(
-        corpus,  # type: ignore[arg-type]
-        ByteTokenizer(),
-        seq_len=8,
-        batch_size=batch,
-        rank=rank,
-        world_size=world_size,
-    )
+def packed(corpus: Corpus, *, batch: int = 2) -> PackedSource:
+    return PackedSource(corpus, ByteTokenizer(), seq_len=8, batch_size=batch)
 
 
 def letters(source: PackedSource, batches: int) -> set[str]:
@@ -44,61 +50,110 @@ def letters(source: PackedSource, batches: int) -> set[str]:
 
 
 def test_windows_overlap_by_one_so_every_token_is_predicted_once() -> None:
-    one = packed(Numbered(20))
-    stream = b"".join(b"\0" + chr(65 + i).encode() * 5 for i in range(20) if i % 10 != 9)
+    one = packed(Lettered(string.ascii_letters))
+    stream = b"".join(b"\0" + c.encode() * 5 for c in TRAINED)
     targets = torch.cat([one.fetch().tokens[:, 1:].flatten() for _ in range(3)])
     assert bytes(targets.tolist()) == stream[1 : 1 + 48]
 
 
 def test_documents_are_separated() -> None:
-    first = bytes(packed(Numbered(20), batch=1).fetch().tokens.flatten().tolist())
-    assert first == b"\0AAAAA\0BB"
+    first = bytes(packed(Lettered(TRAINED), batch=1).fetch().tokens.flatten().tolist())
+    one, two = TRAINED[:2]
+    assert first == f"\0{one * 5}\0{two * 2}".encode()
 
 
 def test_ranks_share_documents_without_overlap_and_never_touch_validation() -> None:
-    corpus = Numbered(20)
-    # 18 training documents of 6 tokens, 9 per rank: 3 batches of 16 tokens are within one epoch.
-    per_rank = [letters(packed(corpus, rank=r, world_size=2), 3) for r in range(2)]
+    # 26 documents of 6 tokens for each rank: five batches of 16 tokens are within one epoch.
+    per_rank = [letters(packed(Lettered(string.ascii_letters, r, 2)), 5) for r in range(2)]
     assert not per_rank[0] & per_rank[1]
-    held = {chr(65 + i) for i in range(20) if is_validation(i)}
-    assert held == {"J", "T"}
-    assert not held & (per_rank[0] | per_rank[1])
+    assert 3 <= len(HELD) <= 9
+    assert not set(HELD) & (per_rank[0] | per_rank[1])
 
 
-def test_validation_reads_only_validation_documents() -> None:
-    seen = bytes(torch.cat(list(packed(Numbered(20)).validation(2))).flatten().tolist()).decode()
-    assert set(seen) == {"J", "T", "\0"}
+def test_all_training_documents_are_read_and_only_those() -> None:
+    one = packed(Lettered(string.ascii_letters))
+    seen: set[str] = set()
+    while one.epoch == 0:
+        seen |= letters(one, 1)
+    assert seen == set(TRAINED)
+
+
+def test_validation_reads_only_validation_documents_and_reads_them_once() -> None:
+    corpus = Lettered(string.ascii_letters)
+    source = packed(corpus)
+    first = list(source.validation(2))
+    seen = bytes(torch.cat(first).flatten().tolist()).decode()
+    assert set(seen) <= {*HELD, "\0"} and len(set(seen)) > 2
+    read = corpus.read
+    assert all(torch.equal(a, b) for a, b in zip(first, source.validation(2), strict=True))
+    assert corpus.read == read
+
+
+def test_a_copy_of_a_held_document_is_held_wherever_it_stands() -> None:
+    """By number, one of the two would be trained on and the other validated on."""
+    twice = [HELD[0], *TRAINED, HELD[0], *TRAINED[::-1], HELD[0]]
+    assert HELD[0] not in letters(packed(Lettered(twice)), 30)
+
+
+def test_about_a_tenth_is_held() -> None:
+    held = sum(is_validation(f"document {i}") for i in range(4000))
+    assert 330 < held < 470  # a tenth, four deviations
 
 
 def test_training_goes_on_after_the_last_document() -> None:
-    one = packed(Numbered(11))
+    one = packed(Lettered(TRAINED[:11]))
     for _ in range(12):
         one.fetch()
     assert one.epoch >= 2
 
 
-def test_seek_goes_on_token_for_token() -> None:
-    straight, resumed = packed(Numbered(30)), packed(Numbered(30))
+def test_seek_goes_on_token_for_token_over_the_end_of_an_epoch() -> None:
+    straight, resumed = packed(Lettered(TRAINED[:11])), packed(Lettered(TRAINED[:11]))
     for _ in range(4):
         position = straight.fetch().position
     resumed.seek(json.loads(json.dumps(position)))
-    for _ in range(5):
+    for _ in range(9):
         assert torch.equal(straight.fetch().tokens, resumed.fetch().tokens)
+    assert straight.epoch == resumed.epoch >= 2
 
 
 def test_too_few_documents_are_an_error_not_a_hang() -> None:
-    with pytest.raises(DataError, match="no training document for rank 1"):
-        packed(Numbered(1), rank=1, world_size=2).fetch()
+    with pytest.raises(DataError, match="no training document for this rank"):
+        packed(Lettered(TRAINED[:1], rank=1, world_size=2)).fetch()
+    with pytest.raises(DataError, match="no training document for this rank"):
+        packed(Lettered(HELD)).fetch()
     with pytest.raises(DataError, match="no validation document"):
-        list(packed(Numbered(5)).validation(1))
+        list(packed(Lettered(TRAINED)).validation(1))
+
+
+def texts(corpus: LocalCorpus, place: Place | None = None) -> list[str]:
+    return [document.text for document in corpus.documents(place)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_local_documents_are_shared_out_whole_and_resume_exactly(
+    tmp_path: Path, ranks: int
+) -> None:
+    every = [f"document {i}" for i in range(10)]
+    for name, part in (("a", every[:4]), ("b", every[4:])):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in part)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    together = []
+    for rank in range(ranks):
+        corpus = LocalCorpus(str(tmp_path), rank=rank, world_size=ranks)
+        found = list(corpus.documents())
+        for number, document in enumerate(found):
+            assert texts(corpus, document.after) == [d.text for d in found[number + 1 :]]
+        together += [document.text for document in found]
+    assert sorted(together) == every
 
 
 def test_jsonl_is_read(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "second"}\n\n{"text": "third"}\n')
     (tmp_path / "a.txt").write_text("first\nline\n\nzero\n")
     corpus = LocalCorpus(str(tmp_path))
-    assert list(corpus.documents(0)) == ["first\nline\n", "zero\n", "second", "third"]
-    assert list(corpus.documents(3)) == ["third"]
+    assert texts(corpus) == ["first\nline\n", "zero\n", "second", "third"]
+    assert texts(corpus, {"document": 3}) == ["third"]
 
 
 @pytest.mark.parametrize("line", ['{"body": "x"}', "[1]", "{broken", '{"text": 3}'])
@@ -106,13 +161,13 @@ def test_bad_jsonl_names_file_and_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"text": "good"}\n' + line + "\n")
     with pytest.raises(DataError, match=r"d\.jsonl:2"):
-        list(LocalCorpus(str(path)).documents(0))
+        texts(LocalCorpus(str(path)))
 
 
 def test_other_text_fields(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "x"}\n')
-    assert list(LocalCorpus(str(path), text_field="body").documents(0)) == ["x"]
+    assert texts(LocalCorpus(str(path), text_field="body")) == ["x"]
 
 
 def test_parquet_is_read_or_its_package_is_named(tmp_path: Path) -> None:
@@ -123,12 +178,12 @@ def test_parquet_is_read_or_its_package_is_named(tmp_path: Path) -> None:
     except ImportError:
         path.write_bytes(b"PAR1")
         with pytest.raises(DataError, match=r"pyarrow.*nsa-runbook\[parquet\]"):
-            list(LocalCorpus(str(path)).documents(0))
+            texts(LocalCorpus(str(path)))
         return
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), path)
-    assert list(LocalCorpus(str(path)).documents(1)) == ["b"]
+    assert texts(LocalCorpus(str(path)), {"document": 1}) == ["b"]
     with pytest.raises(DataError, match="no column 'body'"):
-        list(LocalCorpus(str(path), text_field="body").documents(0))
+        texts(LocalCorpus(str(path), text_field="body"))
 
 
 @pytest.mark.parametrize(("path", "words"), [("", "needs --local-path"), ("nowhere", "no such")])

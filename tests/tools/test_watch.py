@@ -64,8 +64,14 @@ def test_a_stall_is_found_with_stacks_and_halted(
 ) -> None:
     os.kill(ranks[1].pid, signal.SIGSTOP)
     watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.5))
-    assert watcher.look() == []
+    reader = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.5, halt=False))
+    assert watcher.look() == reader.look() == []
     time.sleep(0.7)
+    (seen,) = reader.look()
+    assert (seen.kind, seen.rank) == ("heartbeat_stall", 1)
+    names = {path.name.split("_rank")[0] for path in tmp_path.iterdir()}
+    assert names == {"heartbeat", "stackdump"}, "whoever only reads writes nothing"
+    assert all(not path.read_text() for path in tmp_path.glob("stackdump*"))
     (anomaly,) = watcher.look()
     assert (anomaly.kind, anomaly.rank) == ("heartbeat_stall", 1)
     assert "frozen: rank 1 is stopped" in anomaly.text
@@ -128,7 +134,8 @@ def test_watch_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "training.csv").write_text(header + "1,5.5,0.1,100.125\n2,nan,0.1,101.5\n")
     assert main(["watch", str(tmp_path), "--once", "--halt", "0", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["kind"] == "nonfinite_loss"
-    assert not (tmp_path / ".HALT").exists()
+    assert main(["watch", str(tmp_path), "--once"]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["training.csv"]
     assert main(["watch", str(tmp_path), "--once", "--halt"]) == 1
     assert (tmp_path / ".HALT").exists()
     assert main(["watch", str(tmp_path), "--interval", "-1"]) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa.contract import shard_file
 from tests.shared import once
 from tests.train.launching import SMOKE, Launch, run, start
 
@@ -71,10 +72,10 @@ def resumed(everything: Launch, tmp_path_factory: pytest.TempPathFactory) -> Lau
 def _resumed(everything: Launch, folder: Path) -> Launch:
     copy = folder / "checkpoints"
     shutil.copytree(everything.run_dir / "checkpoints", copy)
-    model = copy / f"step_{STEPS}" / "model.pt"
-    data = bytearray(model.read_bytes())
+    share = copy / f"step_{STEPS}" / shard_file(0)
+    data = bytearray(share.read_bytes())
     data[len(data) // 2] ^= 1
-    model.write_bytes(data)
+    share.write_bytes(data)
     config = edited(folder, ("eval_every: 0", "eval_every: 8"), ("save_every: 0", "save_every: 12"))
     args = ["--dataset", "markov", "--ddp", "1", "--steps", str(STEPS), "--precision", "bf16"]
     args += ["--resume", str(copy)]

@@ -12,6 +12,7 @@ import torch._C._distributed_c10d as c10d
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
 from nsa.torch_env import flight_dumps
 from nsa.train.flight import write_flight
+from nsa.train.ranks import SAVING_GROUP
 
 ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
 
@@ -48,3 +49,15 @@ def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
     assert NCCL_FLIGHTS.rank_of(f"{NCCL_FLIGHTS.stem}11") == 11
     assert NCCL_FLIGHTS.rank_of(FLIGHTS.name(0)) is None
     assert FLIGHTS.rank_of(NCCL_FLIGHTS.name(0)) is None
+
+
+def test_collectives_of_a_save_are_none_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread runs them in each rank's own time, under numbers that the steps have too."""
+    step = ENTRY | {"process_group": ["0", "default_pg"]}
+    save = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: recorder(step, save))
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path is not None
+    assert [row[1] for row in json.loads(path.read_bytes())["entries"]] == ["all_reduce"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nsa.data.generated import CHAIN_CHANCES, chain_entropy_nats
+from nsa.train import restore
 from tests.shared import once
 from tests.train.launching import Launch, run
 
@@ -51,9 +52,8 @@ def test_origin_loss_on_noise_stays_at_ln_vocab(arms: Launch) -> None:
 
 def _gradients(launch: Launch) -> list[torch.Tensor]:
     """After one AdamW step from zero the first moment is (1 - beta1) times the gradient."""
-    path = launch.run_dir / "checkpoints" / "step_1" / "optimizer.pt"
-    state = torch.load(path, weights_only=True)["optimizer"]["state"]
-    return [entry["exp_avg"] / 0.1 for entry in state.values()]
+    saved = restore.read(launch.run_dir / "checkpoints" / "step_1")
+    return [saved[name] / 0.1 for name in sorted(saved) if name.endswith(".exp_avg")]
 
 
 def test_ddp_proof_gradients_of_two_ranks_are_those_of_one(one_step: dict[int, Launch]) -> None:

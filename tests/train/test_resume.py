@@ -1,15 +1,16 @@
-"""Checkpoints: exact continuation, damage noticed, nothing partial under a final name."""
+"""Going on from a checkpoint: exact, damage noticed, nothing partial under a final name."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
-import torch
 
-from nsa.contract import CHECKSUMS_JSON
-from nsa.train import checkpoint
+from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
+from nsa.train import restore
+from nsa.train.checkpoint import sha256_of
 from nsa.train.output import write_json
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch, run
@@ -32,9 +33,11 @@ def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> 
 @launched
 @slow
 def test_the_damaged_checkpoint_is_refused_and_the_one_before_it_used(resumed: Launch) -> None:
-    notes = " ".join(resumed.env()["notes"])
-    assert f"step_{STEPS}: model.pt differs from its sha256" in notes
+    env = resumed.env()
+    notes = " ".join(env["notes"])
+    assert f"step_{STEPS}: {shard_file(0)} differs from its sha256" in notes
     assert "resumed after step 12" in notes
+    assert env["resumed"]["step"] == 12 and Path(env["resumed"]["path"]).name == "step_12"
     assert "damaged checkpoint refused" in resumed.text()
 
 
@@ -60,10 +63,27 @@ def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
 def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
     folder = everything.run_dir / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_12", "step_24"]
-    listed = json.loads((folder / "step_12" / "checksums.json").read_text())
-    assert set(listed["sha256"]) == {"model.pt", "optimizer.pt", "rank0.pt", "rank1.pt"}
-    paths = [beat["path"] for beat in everything.beats(1, "checkpoint")]
-    assert paths == ["checkpoints/step_12", "checkpoints/step_24"]
+    listed = json.loads((folder / "step_12" / CHECKSUMS_JSON).read_text())
+    assert set(listed["sha256"]) == {METADATA_FILE, shard_file(0), shard_file(1)}
+    assert listed["val_loss"] is None  # evaluated at 8, 16 and 24
+    evaluated = json.loads((folder / "step_24" / CHECKSUMS_JSON).read_text())
+    assert evaluated["val_loss"] == everything.beats(0, "eval")[-1]["loss"]
+    for rank in range(2):
+        beats = everything.beats(rank, "checkpoint")
+        assert [b["path"] for b in beats] == ["checkpoints/step_12", "checkpoints/step_24"]
+        assert all(0 < b["held_up_s"] <= b["seconds"] for b in beats)
+
+
+@launched
+@slow
+def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch) -> None:
+    folder = everything.run_dir / "checkpoints" / "step_12"
+    sizes = [(folder / shard_file(rank)).stat().st_size for rank in range(2)]
+    assert max(sizes) < 1.2 * min(sizes)
+    saved = restore.read(folder)
+    assert {name for name in saved if name.startswith("rank")} == {
+        f"rank{rank}.{what}" for rank in range(2) for what in ("rng", "position")
+    }
 
 
 @launched
@@ -78,9 +98,9 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_named(singles: dict[str, 
 def _checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
-    for name in ("model.pt", "optimizer.pt", "rank0.pt"):
-        torch.save({"x": torch.arange(step)}, path / name)
-    sums = {file.name: checkpoint._sha256(file) for file in path.iterdir()}
+    for name in (METADATA_FILE, shard_file(0)):
+        (path / name).write_bytes(f"{name} of {step}".encode())
+    sums = {file.name: sha256_of(file) for file in path.iterdir()}
     write_json(path / CHECKSUMS_JSON, {"step": step, "sha256": sums})
     return path
 
@@ -88,36 +108,76 @@ def _checkpoint(folder: Path, step: int) -> Path:
 def test_the_newest_sound_one_is_found(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         _checkpoint(tmp_path, step)
-    found, refused = checkpoint.find_step(tmp_path, 0)
+    found, refused = restore.find_step(tmp_path, 0)
     assert (found.name, refused) == ("step_15", [])
-    assert checkpoint.find_step(found.parent / "step_10", 0)[0].name == "step_10"
+    assert restore.find_step(found.parent / "step_10", 0)[0].name == "step_10"
 
 
-@pytest.mark.parametrize("name", ["model.pt", "optimizer.pt", "rank0.pt", "checksums.json"])
+def test_what_is_being_written_or_removed_is_no_checkpoint(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, 5)
+    torn = _checkpoint(tmp_path, 10)
+    torn.rename(torn.with_name(".step_10.tmp"))
+    leaving = _checkpoint(tmp_path, 15)
+    leaving.rename(leaving.with_name(".step_15.removed"))
+    assert restore.find_step(tmp_path, 0) == (tmp_path / "checkpoints" / "step_5", [])
+
+
+@pytest.mark.parametrize("name", [METADATA_FILE, shard_file(0), CHECKSUMS_JSON])
 def test_every_kind_of_damage_is_noticed(tmp_path: Path, name: str) -> None:
     _checkpoint(tmp_path, 5)
     bad = _checkpoint(tmp_path, 10) / name
     data = bad.read_bytes()
     for damaged in (data[:-3], b"", data[: len(data) // 2], bytes([data[0] ^ 1]) + data[1:]):
         bad.write_bytes(damaged)
-        found, refused = checkpoint.find_step(tmp_path, 0)
+        found, refused = restore.find_step(tmp_path, 0)
         assert found.name == "step_5"
         assert "step_10" in refused[0]
     bad.unlink()
-    assert checkpoint.find_step(tmp_path, 0)[0].name == "step_5"
+    assert restore.find_step(tmp_path, 0)[0].name == "step_5"
     bad.write_bytes(data)
-    assert checkpoint.find_step(tmp_path, 0)[0].name == "step_10"
+    assert restore.find_step(tmp_path, 0)[0].name == "step_10"
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_leads_to_the_one_before(
+    tmp_path: Path,
+) -> None:
+    sound = _checkpoint(tmp_path / "a", 5)
+    for name, before in (("b", sound), ("c", tmp_path / "b" / "checkpoints" / "step_9")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_json(folder / "env.json", {"resumed": {"path": str(before), "step": 5}})
+    assert restore.find_step(tmp_path / "c", 0) == (sound, [])
+    own = _checkpoint(tmp_path / "c", 7)
+    assert restore.find_step(tmp_path / "c", 0) == (own, [])
+    (own / shard_file(0)).unlink()
+    found, refused = restore.find_step(tmp_path / "c", 0)
+    assert found == sound and "step_7" in refused[0]
+    write_json(tmp_path / "b" / "env.json", {"resumed": None})
+    with pytest.raises(restore.CheckpointError, match="no sound checkpoint"):
+        restore.find_step(tmp_path / "c", 0)
 
 
 def test_no_sound_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
-        checkpoint.find_step(tmp_path, 0)
-    (_checkpoint(tmp_path, 5) / "model.pt").unlink()
-    with pytest.raises(checkpoint.CheckpointError, match="no sound checkpoint"):
-        checkpoint.find_step(tmp_path, 0)
+    with pytest.raises(restore.CheckpointError, match="no checkpoint"):
+        restore.find_step(tmp_path, 0)
+    (_checkpoint(tmp_path, 5) / shard_file(0)).unlink()
+    with pytest.raises(restore.CheckpointError, match="no sound checkpoint"):
+        restore.find_step(tmp_path, 0)
 
 
 def test_a_rank_without_its_part_is_refused(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 5)
-    with pytest.raises(checkpoint.CheckpointError, match=r"holds no rank1\.pt"):
-        checkpoint.find_step(tmp_path, 1)
+    with pytest.raises(restore.CheckpointError, match=r"holds no __1_0\.distcp"):
+        restore.find_step(tmp_path, 1)
+
+
+class _Harm:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.write_text, (Path("/nonexistent/harm"), "done"))
+
+
+def test_a_list_of_tensors_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path, 5)
+    (folder / METADATA_FILE).write_bytes(pickle.dumps(_Harm()))
+    with pytest.raises(restore.CheckpointError, match="names pathlib"):
+        restore.read(folder)

@@ -23,9 +23,9 @@ from nsa.contract import (
     CHECKPOINTS_DIR,
     ENV_JSON,
     INJECTED_JSON,
-    MODEL_FILE,
     TRAINING_CSV,
     checkpoint_name,
+    shard_file,
 )
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
@@ -195,14 +195,14 @@ def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
         before = run_injected(saving, root, **(options | {"name": "before"}))
         if not before.result.ok:
             return before
-        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / MODEL_FILE)
+        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / shard_file(0))
         resumed = ("--resume", str(before.run_dir.resolve()))
         scene = run_injected(fault, root, **(options | {"extra": resumed}))
         notes = " ".join(_json(scene.run_dir / ENV_JSON).get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
             remarks.append("the damaged checkpoint was not named")
-        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / MODEL_FILE).is_file():
+        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / shard_file(0)).is_file():
             remarks.append("the checkpoint before it is gone")
         first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
         if not first or not first[0].startswith("7,"):

@@ -1,0 +1,146 @@
+"""Does a long run that is killed end where one that is left alone ends? Bit for bit, on the CPU.
+
+    python -m benchmarks.survival [--steps 2000] [--seed N] [--ranks N] [--keep DIR]
+
+One run goes through. The other gets SIGKILL twice and SIGTERM once, at random steps, and goes on
+each time by `--resume OUT/latest`. Both evaluate and save as they go. Exit code 0 if every step's
+loss, rate and gradient norm, every evaluation, and the parameters at the end are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter, sleep
+
+from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV, VAL_CSV, Event
+
+CONFIG = "configs/cpu_smoke.yaml"
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
+
+
+def main() -> int:
+    """Both runs, and what differs between them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=None, help="of the moments (default: any)")
+    parser.add_argument("--keep", type=Path, help="keep both runs in this new folder")
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10**6)
+    moments = random.Random(seed)
+    kinds = list(SIGNALS)
+    moments.shuffle(kinds)
+    at = sorted(moments.sample(range(args.steps // 20, args.steps - 5), len(kinds)))
+    print(
+        f"seed {seed}: "
+        + ", ".join(f"{k.name} at step {s}" for k, s in zip(kinds, at, strict=True))
+    )
+    root = args.keep or Path(tempfile.mkdtemp(prefix="survival-"))
+    root.mkdir(exist_ok=args.keep is None)
+    try:
+        return compare(root, args.steps, args.ranks, list(zip(kinds, at, strict=True)))
+    finally:
+        if args.keep is None:
+            shutil.rmtree(root)
+
+
+def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals, int]]) -> int:
+    """Run through, run in pieces, and say whether they are the same."""
+    whole, pieces = root / "whole", root / "pieces"
+    begin = perf_counter()
+    start(whole, steps, ranks).wait()
+    print(f"uninterrupted: {perf_counter() - begin:.0f} s")
+    for number, (kind, step) in enumerate(ends):
+        process = start(pieces, steps, ranks, resume=number > 0)
+        until(pieces, process, step)
+        stop(pieces, process, kind)
+        print(f"{kind.name} after step {step}: exit code {process.wait()}")
+    process = start(pieces, steps, ranks, resume=True)
+    print(f"last piece: exit code {process.wait()}")
+    one, two = facts(whole), facts(pieces)
+    same = one == two and len(one["steps"]) == steps
+    print(
+        f"{len(two['steps'])} steps, {len(two['evaluations'])} evaluations, digest {two['digest']}"
+    )
+    print("the same in every bit" if same else f"DIFFERENT: {first_difference(one, two)}")
+    return 0 if same else 1
+
+
+def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subprocess.Popen[bytes]:
+    """A launch by hand that saves about twenty times."""
+    every = max(1, steps // 20)
+    settings = {"save_every": every, "eval_every": every, "keep_last": 3}
+    program = [sys.executable]
+    if ranks > 1:
+        program += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    words = ["--config", CONFIG, "--dataset", "markov", "--ddp", str(int(ranks > 1)), "--save"]
+    words += ["--seq-len", "32", "--steps", str(steps), "--out-dir", str(out), "--log-every", "500"]
+    words += [word for key, n in settings.items() for word in ("--set", f"train.{key}={n}")]
+    words += ["--resume", str(out / LATEST_LINK)] if resume else []
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NSA_")}
+    env |= {"NSA_PREFILL_BATCHED": "1", "OMP_NUM_THREADS": "1"}
+    out.mkdir(exist_ok=True)
+    with (out / "console.log").open("ab") as log:
+        return subprocess.Popen([*program, "-m", "nsa.train", *words], env=env, stderr=log)
+
+
+def until(out: Path, process: subprocess.Popen[bytes], step: int) -> None:
+    """Wait until some run has done this step. Raises RuntimeError if the process ends before."""
+    while not (tables := rows(out, TRAINING_CSV)) or max(tables) < step:
+        if process.poll() is not None:
+            raise RuntimeError(f"ended before step {step}: see {out / 'console.log'}")
+        sleep(0.02)
+
+
+def stop(out: Path, process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
+    """The signal, to every rank of the newest run by the process id in its heartbeats."""
+    folder = out / LATEST_LINK
+    for path in HEARTBEATS.found_in(folder).values():
+        with path.open() as lines:
+            os.kill(json.loads(lines.readline())["pid"], kind)
+    process.wait()
+
+
+def rows(out: Path, name: str) -> dict[int, list[str]]:
+    """What every step was told to be by the newest run that did it, without times and memory."""
+    found = {}
+    for path in sorted(out.glob(f"2*/{name}")):
+        with path.open(newline="") as lines:
+            for row in csv.DictReader(lines):
+                if None not in row.values():
+                    kept = ("loss", "lr", "grad_norm", "tokens")
+                    found[int(row["step"])] = [row[key] for key in kept if key in row]
+    return found
+
+
+def facts(out: Path) -> dict[str, object]:
+    """All that has to be the same."""
+    path = out / LATEST_LINK / HEARTBEATS.name(0)
+    end = json.loads(path.read_text().splitlines()[-1])
+    digest = end["param_hash"] if end["event"] == Event.EXIT else None
+    return {"steps": rows(out, TRAINING_CSV), "evaluations": rows(out, VAL_CSV), "digest": digest}
+
+
+def first_difference(one: dict[str, object], two: dict[str, object]) -> str:
+    """Where the two part."""
+    for name in ("steps", "evaluations"):
+        left, right = one[name], two[name]
+        assert isinstance(left, dict) and isinstance(right, dict)
+        for step in sorted(left.keys() | right.keys()):
+            if left.get(step) != right.get(step):
+                return f"{name}, step {step}: {left.get(step)} and {right.get(step)}"
+    return f"parameters: {one['digest']} and {two['digest']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

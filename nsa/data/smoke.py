@@ -1,0 +1,105 @@
+"""Does the loader answer? A data set, read for a moment as the trainer would read it.
+
+python -m nsa.data.smoke --seq-len 1024 --batch 1 --timeout 60 --tokenizer gpt2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+from nsa.contract import ExitCode, NSAError
+from nsa.data.open import open_source
+from nsa.data.source import DataStallError
+from nsa.settings import DataSection, refusal
+from nsa.train.output import shout
+
+_DESCRIPTION = "Read a few batches of a data set as the trainer would, and say how long they took."
+_EXITS = "Exit codes: 0 the loader answered in time, 1 it stalled, 2 it cannot be read as asked."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read the batches and print one JSON document; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nsa.data.smoke", description=_DESCRIPTION, epilog=_EXITS
+    )
+    add = parser.add_argument
+    add("--seq-len", metavar="N", type=int, default=1024, help="tokens per sequence (1024)")
+    add("--batch", metavar="N", type=int, default=1, help="sequences per batch (1)")
+    add("--timeout", metavar="S", type=float, default=60.0, help="seconds for each batch (60)")
+    add("--batches", metavar="N", type=int, default=20, help="batches to read (20)")
+    add("--tokenizer", choices=("byte", "gpt2"), default="gpt2", help="gpt2 or byte (gpt2)")
+    add("--tokenizer-file", metavar="FILE", default="", help="GPT-2's table, r50k_base.tiktoken")
+    add("--dataset", choices=("fineweb_edu", "local"), default="fineweb_edu", help="(fineweb_edu)")
+    add("--local-path", metavar="PATH", default="", help="file or folder for --dataset local")
+    add("--rank", metavar="R", type=int, default=0, help="whose share to read (0)")
+    add("--world-size", metavar="N", type=int, default=1, help="of how many ranks (1)")
+    args = parser.parse_args(argv)
+    try:
+        sys.stdout.write(json.dumps(read(args)) + "\n")
+    except DataStallError as error:
+        shout(str(error))
+        return int(ExitCode.CRASH)
+    except NSAError as error:
+        shout(str(error))
+        return int(ExitCode.CONFIG)
+    return int(ExitCode.SUCCESS)
+
+
+def read(args: argparse.Namespace) -> dict[str, object]:
+    """What was read, and how fast. Raises DataStallError, and NSAError for what cannot be."""
+    counts = {name: getattr(args, name) for name in ("seq_len", "batch", "batches", "world_size")}
+    problems = [
+        f"--{n.replace('_', '-')} {v}: must be 1 or more" for n, v in counts.items() if v < 1
+    ]
+    if not args.timeout > 0:
+        problems.append(f"--timeout {args.timeout:g}: must be more than 0")
+    if not 0 <= args.rank < args.world_size:
+        problems.append(f"--rank {args.rank}: must be 0 to {args.world_size - 1} (--world-size)")
+    if problems:
+        raise refusal(problems)
+    begin = perf_counter()
+    data = DataSection(
+        tokenizer=args.tokenizer,
+        tokenizer_file=args.tokenizer_file,
+        dataset=args.dataset,
+        local_path=args.local_path,
+        loader_timeout_s=args.timeout,
+    )
+    source = open_source(
+        data,
+        dataset=args.dataset,
+        seq_len=args.seq_len,
+        batch_size=args.batch,
+        rank=args.rank,
+        world_size=args.world_size,
+        seed=0,
+    )
+    opened_s = perf_counter() - begin
+    tokens = 0
+    begin = perf_counter()
+    for _ in range(args.batches):
+        tokens += source.fetch().tokens[:, 1:].numel()
+    seconds = perf_counter() - begin
+    source.close()
+    return {
+        "dataset": args.dataset,
+        "tokenizer": args.tokenizer,
+        "tokens": tokens,
+        "open_s": round(opened_s, 3),
+        "seconds": round(seconds, 3),
+        "toks_per_s": round(tokens / seconds, 1),
+        "where": source.where(),
+        "loader": source.statistics(),
+    }
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # The reading thread may be deep in a request; nothing is left to write.
+    os._exit(code)

@@ -1,0 +1,179 @@
+"""The operator's screen of one run: what its files say now, in a few lines."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nsa.contract import ENV_JSON, Event, ExitCode
+from runbook.launch.detectors import Anomaly
+from runbook.launch.pulse import pulse_of
+from runbook.launch.ranks import RankState
+from runbook.read.documents import ANOMALIES_JSONL
+from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
+from runbook.tools.watch import Watcher
+
+
+@dataclass(kw_only=True)
+class Screen:
+    """Follows a watcher; `lines` says what is known, and what cannot be seen."""
+
+    watcher: Watcher
+    found: list[Anomaly] = field(default_factory=list)
+    _plan: Mapping[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """The whole screen, from the run's state down to each rank."""
+        states = [state for _, state in sorted(self.watcher.ranks.ranks.items())]
+        first = states[0] if states else None
+        return [
+            f"{self.watcher.run_dir}  {self._state(states)}",
+            *([self._numbers(first)] if first is not None else []),
+            *(_rank_line(state) for state in states),
+            self._checkpoint(first),
+            self._incidents(),
+            *(f"not seen: {line}" for line in self._unseen(states)),
+        ]
+
+    def status(self) -> str:
+        """One line of it, for a log."""
+        states = [state for _, state in sorted(self.watcher.ranks.ranks.items())]
+        numbers = [self._numbers(states[0])] if states else []
+        return "  ".join([self._state(states), *numbers, self._incidents()])
+
+    def _state(self, states: Sequence[RankState]) -> str:
+        if not states:
+            return "no heartbeats"
+        step, total = min(state.step for state in states), self._number("steps")
+        done = f"step {step}" + (f"/{total:.0f}, {100 * step / total:.0f} %" if total else "")
+        ends = [state for state in states if state.exit_code is not None]
+        bad = [state for state in ends if state.exit_code != ExitCode.SUCCESS]
+        dead = [state for state in states if state.ended and state.exit_code is None]
+        if dead:
+            ranks = ", ".join(str(state.rank) for state in dead)
+            return f"rank {ranks} is gone without a word at {done}"
+        if len(ends) == len(states):
+            end = (bad or ends)[0]
+            return f"ended at {done}: {end.exit_reason or 'no reason'} (code {end.exit_code})"
+        return f"{done}{self._left(states[0], step, total)}"
+
+    def _left(self, state: RankState, step: int, total: float | None) -> str:
+        tokens = self._number("tokens_per_step")
+        if not total or not tokens or not state.rates or self._silent(state):
+            return ""
+        seconds = (total - step) * tokens / statistics.median(state.rates)
+        return f", {duration_text(round(seconds))} left" if seconds > 0 else ""
+
+    def _numbers(self, state: RankState) -> str:
+        told = state.latest.get(Event.PROGRESS, {})
+        evaluated = state.latest.get(Event.EVAL)
+        parts = [f"loss {told['loss']:.4f}" if _is_number(told.get("loss")) else ""]
+        if isinstance(told.get("loss"), str):
+            parts = [f"loss {told['loss']}"]
+        if evaluated is not None and _is_number(evaluated.get("loss")):
+            parts.append(f"validation {evaluated['loss']:.4f} (step {evaluated.get('step')})")
+        if _is_number(told.get("grad_norm")):
+            parts.append(f"gradient norm {told['grad_norm']:.3g}")
+        # The last rate of a run that has fallen silent is not its rate.
+        if state.rates and not state.ended and not self._silent(state):
+            parts.append(f"{statistics.median(state.rates):,.0f} {TOKENS_PER_SECOND}")
+        shown = [part for part in parts if part]
+        return "  ".join(shown) if shown else "no step has been told yet"
+
+    def _silent(self, state: RankState) -> bool:
+        ranks = list(self.watcher.ranks.ranks.values())
+        pulse = pulse_of(ranks, wanted=len(ranks), now=time.monotonic())
+        return any(one.rank == state.rank for one in pulse.silent)
+
+    def _checkpoint(self, state: RankState | None) -> str:
+        record = state.latest.get(Event.CHECKPOINT) if state is not None else None
+        if record is None:
+            every = self._plan.get("config", {}).get("train", {}).get("save_every")
+            return "checkpoint  none yet" + (f", one every {every} steps" if every else "")
+        took = [f"{_seconds(record.get('seconds'))} to write"]
+        if _is_number(record.get("held_up_s")):
+            took.append(f"training held up {_seconds(record['held_up_s'])}")
+        name = Path(str(record.get("path"))).name
+        return f"checkpoint  {name}, {_age(record.get('ts'))} old ({', '.join(took)})"
+
+    def _incidents(self) -> str:
+        earlier = _lines_of(self.watcher.run_dir / ANOMALIES_JSONL)
+        texts = list(dict.fromkeys([*earlier, *(one.line() for one in self.found)]))
+        return f"incidents  {len(texts)}" + (f", last: {texts[-1]}" if texts else "")
+
+    def _unseen(self, states: Sequence[RankState]) -> Iterator[str]:
+        if not self._plan:
+            yield f"how long the run is (no {ENV_JSON} yet)"
+        if any(_memory(state)[1] for state in states):
+            yield "use of the GPUs (nvidia-smi shows it)"
+
+    def _number(self, name: str) -> float | None:
+        if not self._plan:
+            self._plan = _document(self.watcher.run_dir / ENV_JSON)
+        value = self._plan.get("effective", {}).get(name)
+        return float(value) if _is_number(value) else None
+
+
+def _rank_line(state: RankState) -> str:
+    if state.exit_code is not None:
+        now = f"ended with code {state.exit_code}"
+    elif state.ended:
+        now = "gone"
+    else:
+        now = f"{state.phase}, heard {_age(state.ts)} ago"
+    host, device = _memory(state)
+    memory = "  ".join(
+        f"{what} {value:,.0f} MiB" for what, value in (("host", host), ("GPU", device)) if value
+    )
+    return f"rank {state.rank}  step {state.step}  {now}  {memory}".rstrip()
+
+
+def _memory(state: RankState) -> tuple[float, float]:
+    """MiB on the host and, at its peak, on the device; 0 where nothing is told."""
+    told = state.recent[-1] if state.recent else {}
+    step = state.latest.get(Event.STEP_END, {})
+    host, device, peak = told.get("rss_mib"), told.get("cuda_mib"), step.get("reserved_mib")
+    if isinstance(device, int | float) and isinstance(peak, int | float):
+        device = peak
+    return (
+        float(host) if isinstance(host, int | float) else 0.0,
+        float(device) if isinstance(device, int | float) else 0.0,
+    )
+
+
+def _age(ts: object) -> str:
+    """How long ago by the wall clock that the run wrote."""
+    if not isinstance(ts, int | float):
+        return "?"
+    seconds = max(0.0, time.time() - ts)
+    return duration_text(round(seconds, 1) if seconds < 10 else round(seconds))
+
+
+def _seconds(value: object) -> str:
+    return duration_text(float(value)) if isinstance(value, int | float) else "? s"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """`kind: text` of every anomaly that was written down."""
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    return [f"{row.get('kind')}: {row.get('text')}" for row in rows if isinstance(row, dict)]
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,78 @@
+"""The loader's own test, and GPT-2's table from a file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from itertools import islice, product
+from pathlib import Path
+
+import pytest
+
+from nsa.data import smoke, tokenizers
+
+WORDS = ["--seq-len", "64", "--batch", "1", "--timeout", "60"]
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": f"Document {i}. " * 9}) + "\n" for i in range(40)))
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of GPT-2's size: every byte, then pairs of bytes. It counts as the known one."""
+    pytest.importorskip("tiktoken", reason="the extra gpt2 is not installed")
+    tokens = [bytes([b]) for b in range(256)]
+    tokens += [bytes(pair) for pair in islice(product(range(256), repeat=2), 50_000)]
+    lines = (b"%s %d\n" % (base64.b64encode(token), n) for n, token in enumerate(tokens))
+    path = tmp_path / "r50k_base.tiktoken"
+    path.write_bytes(b"".join(lines))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr(tokenizers, "GPT2_TABLE_SHA256", digest)
+    return path
+
+
+def test_the_documented_line_reads_local_documents_with_gpt2(
+    documents: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = ["--dataset", "local", "--local-path", str(documents), "--tokenizer", "gpt2"]
+    assert smoke.main([*WORDS, *local, "--tokenizer-file", str(table)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tokens"], told["tokenizer"]) == (20 * 64, "gpt2")
+    assert told["loader"]["batches"] == 20
+    assert told["loader"]["longest_wait_s"] <= told["loader"]["wait_s"] <= told["seconds"]
+
+
+def test_gpt2_from_a_file_merges_and_separates(table: Path) -> None:
+    tokenizer = tokenizers.open_tokenizer("gpt2", str(table))
+    # The pattern cuts before " b"; each piece is one pair in this table.
+    assert tokenizer.encode("aa b") == [256 + 97 * 256 + 97, 256 + 32 * 256 + 98]
+    assert tokenizer.separator == 50_256
+    assert 50_256 not in tokenizer.encode("<|endoftext|>")
+
+
+def test_another_table_is_refused(table: Path, documents: Path) -> None:
+    table.write_bytes(table.read_bytes()[:-40])
+    with pytest.raises(tokenizers.DataError, match="not GPT-2's table"):
+        tokenizers.open_tokenizer("gpt2", str(table))
+    with pytest.raises(tokenizers.DataError, match="No such file"):
+        tokenizers.open_tokenizer("gpt2", str(table.parent / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dataset", "local"], "needs --local-path"),
+        (["--dataset", "local", "--batch", "0", "--timeout", "0"], "--batch 0: must be 1 or more"),
+        (["--rank", "2", "--world-size", "2"], "--rank 2: must be 0 to 1"),
+    ],
+)
+def test_what_cannot_be_read_is_said(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert smoke.main([*words, "--tokenizer", "byte"]) == 2
+    assert said in capfd.readouterr().err

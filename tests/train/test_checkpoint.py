@@ -1,0 +1,211 @@
+"""Saves that go on while training does: a copy of one moment, all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.contract import CHECKSUMS_JSON
+from nsa.data.source import Batch
+from nsa.train import checkpoint, restore
+from nsa.train.checkpoint import Checkpoints
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+from nsa.train.launch import plan_launch
+from nsa.train.output import RecordWriteError
+from nsa.train.ranks import choose_device, start_ranks
+from nsa.train.retention import Retention
+from tests.train.launching import SMOKE
+
+S = 32
+POSITION = {"epoch": 2, "rest": [1, 2, 3]}
+
+
+def engine(*args: str, **toggles: str) -> Engine:
+    words = ["--config", str(SMOKE), "--ddp", "0", "--seq-len", str(S), *args]
+    plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1", **toggles})
+    made = Engine(plan, start_ranks(plan, choose_device(plan)))
+    made.configure(plan.toggles)
+    return made
+
+
+def train(trainer: Engine, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(0, 256, (2, S + 1), generator=generator)
+        clock = StepClock(trainer.device)
+        losses.append(trainer.compute([Batch(tokens=tokens)], clock).loss.item())
+        trainer.update(step, clock)
+    return losses
+
+
+def saved(run_dir: Path, trainer: Engine, step: int, keep: Retention | None = None) -> Path:
+    store = Checkpoints(run_dir, trainer, keep or Retention())
+    store.begin(step=step, position=POSITION, val_loss=None)
+    return store.finish().path
+
+
+@pytest.mark.parametrize("how", [{}, {"NSA_OPT_FUSED": "1"}], ids=["plain", "fused"])
+def test_another_process_would_go_on_with_the_same_numbers(
+    tmp_path: Path, how: dict[str, str]
+) -> None:
+    straight = engine(**how)
+    train(straight, range(1, 4))
+    saved(tmp_path, straight, 3)
+    random = torch.get_rng_state()
+    losses = train(straight, range(4, 7))
+
+    torch.manual_seed(99)
+    other = engine("--seed", "7", **how)
+    restored = restore.load(tmp_path, other)
+    assert (restored.step, restored.position, restored.refused) == (3, POSITION, ())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert train(other, range(4, 7)) == losses
+    for one, two in zip(straight.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_training_goes_on_meanwhile_and_changes_nothing_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing is held back until training has moved every tensor."""
+    held, real = threading.Event(), checkpoint._Writer.write_data
+
+    def late(self: Any, *args: Any) -> Any:
+        assert held.wait(30)
+        return real(self, *args)
+
+    monkeypatch.setattr(checkpoint._Writer, "write_data", late)
+    trainer = engine()
+    train(trainer, range(1, 3))
+    before = {n: t.clone() for n, t in checkpoint.shared_state(trainer).items()}
+    store = Checkpoints(tmp_path, trainer, Retention())
+    store.begin(step=2, position=POSITION, val_loss=1.5)
+    train(trainer, range(3, 5))
+    assert store.under_way and not store.done and not store.has(2)
+    held.set()
+    path = store.finish().path
+    assert store.has(2) and not store.under_way
+    written = restore.read(path)
+    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
+    after = checkpoint.shared_state(trainer)
+    assert not any(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_torchs_own_tool_reads_it(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    trainer = engine()
+    train(trainer, range(1, 2))
+    path = saved(tmp_path, trainer, 1)
+    dcp_to_torch_save(path, tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert {f"model.{name}" for name, _ in trainer.model.named_parameters()} <= set(whole)
+
+
+def test_old_ones_go_when_the_new_one_is_there(tmp_path: Path) -> None:
+    trainer = engine()
+    train(trainer, range(1, 2))
+    for step in (1, 2, 3):
+        saved(tmp_path, trainer, step, Retention(last=2))
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_2", "step_3"]
+
+
+def test_a_name_that_is_taken_or_a_full_disk_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    trainer = engine()
+    train(trainer, range(1, 2))
+    monkeypatch.setattr(checkpoint, "sync_folder", full)
+    with pytest.raises(RecordWriteError, match=r"\.step_1\.tmp: No space left on device"):
+        saved(tmp_path, trainer, 1)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    trainer = engine()
+    train(trainer, range(1, 2))
+    path = saved(tmp_path, trainer, 1)
+    with pytest.raises(restore.CheckpointError, match=r"another model: model\.layers\.1\."):
+        restore.load(path, engine("--set", "model.n_layers=1"))
+    text = (path / CHECKSUMS_JSON).read_text().replace('"world_size": 1', '"world_size": 4')
+    (path / CHECKSUMS_JSON).write_text(text)
+    with pytest.raises(restore.CheckpointError, match="written by 4 ranks, this launch has 1"):
+        restore.load(path, trainer)
+
+
+# -- fp16 and its scaler, the learning rate, accumulation ------------------------------------------
+
+
+def _scales(steps: int, **toggles: str) -> list[float]:
+    """The scale before the first step and after each."""
+    trainer = engine("--precision", "fp16", **toggles)
+    found = [trainer.scaler.get_scale()]
+    for step in range(1, steps + 1):
+        train(trainer, range(step, step + 1))
+        found.append(trainer.scaler.get_scale())
+    return found
+
+
+def test_the_scaler_begins_and_grows_as_its_toggles_say() -> None:
+    interval, factor = "NSA_SCALER_GROWTH_INTERVAL", "NSA_SCALER_GROWTH_FACTOR"
+    first = {"NSA_SCALER_INIT_SCALE": "512"}
+    assert _scales(2, **first) == [512, 512, 512]  # the default interval is 2,000
+    assert _scales(4, **first, **{interval: "2"}) == [512, 512, 1024, 1024, 2048]
+    assert _scales(2, **first, **{interval: "1", factor: "4"}) == [512, 2048, 8192]
+
+
+def test_an_overflow_backs_off_as_its_toggle_says_and_updates_nothing() -> None:
+    # A loss of 5.6 times 2^40 has no finite fp16 gradient.
+    huge = {"NSA_SCALER_INIT_SCALE": str(2.0**40)}
+    assert _scales(1, **huge) == [2.0**40, 2.0**39]
+    assert _scales(2, **huge, NSA_SCALER_BACKOFF_FACTOR="0.25") == [2.0**40, 2.0**38, 2.0**36]
+    trainer = engine("--precision", "fp16", **huge)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    train(trainer, range(1, 2))
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+    assert trainer.updates() == [0, 0]
+
+
+def test_the_scaler_goes_on_where_it_was(tmp_path: Path) -> None:
+    how = {"NSA_SCALER_INIT_SCALE": "512", "NSA_SCALER_GROWTH_INTERVAL": "3"}
+    straight = engine("--precision", "fp16", **how)
+    train(straight, range(1, 3))
+    saved(tmp_path, straight, 2)
+    other = engine("--precision", "fp16", **how)
+    restore.load(tmp_path, other)
+    train(other, range(3, 4))
+    assert other.scaler.get_scale() == 1024  # two good steps before, one after
+
+
+def test_nsa_lr_is_how_far_the_first_step_moves() -> None:
+    moved = {}
+    for rate in ("1e-3", "4e-3"):
+        trainer = engine("--set", "train.warmup_steps=0", NSA_LR=rate)
+        before = trainer.model.embedding.weight.detach().clone()
+        train(trainer, range(1, 2))
+        moved[rate] = float((trainer.model.embedding.weight.detach() - before).abs().max())
+        # AdamW's first step is the rate in every coordinate that has a gradient.
+        assert moved[rate] == pytest.approx(float(rate), rel=0.02)
+    assert moved["4e-3"] == pytest.approx(4 * moved["1e-3"], rel=0.02)
+
+
+def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
+    tokens = torch.randint(0, 256, (2, S + 1), generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for parts in ([tokens], [tokens[:1], tokens[1:]]):
+        trainer = engine()
+        batches = [Batch(tokens=part) for part in parts]
+        trainer.gradients(batches, StepClock(trainer.device))
+        gradients.append([p.grad for p in trainer.model.parameters()])
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
