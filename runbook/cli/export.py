@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_run
 from runbook.cli.finished import find_run, load_run
-from runbook.console import Console, in_one_line
+from runbook.console import Console, printable
 from runbook.errors import ProgramExit, did_you_mean
 from runbook.files import write_atomic
 
@@ -99,7 +99,7 @@ def _export(args: argparse.Namespace, console: Console) -> int:
     else:
         for one in written:
             for text in one["written"]:
-                console.result(in_one_line(text))
+                console.result(printable(text))
     return ProgramExit.GO
 
 
