@@ -242,6 +242,10 @@ class TestTheToggle:
         assert _cuda_graphs(seen)[0] is took
 
 
+# torch itself: recording differentiates on a stream of its own, and its compiler uses what it
+# deprecates.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.gpu
 class TestOnADevice:
     """The production layers, three steps of two micro-batches."""
