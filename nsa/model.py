@@ -24,8 +24,8 @@ class Recorded(Protocol):
     def fits(self, x: Tensor) -> bool:
         """May this pass, whose first layer gets x [B,S,dim], be replayed?"""
 
-    def run(self, number: int, x: Tensor) -> Tensor:
-        """The output of layer `number` for x [B,S,dim]."""
+    def run(self, x: Tensor) -> Tensor:
+        """The output of the last layer for the first one's x [B,S,dim]."""
 
     def run_from_host(self, passes: int = 1) -> None:
         """Do not replay in the next forward passes."""
@@ -116,12 +116,11 @@ class NSALanguageModel(nn.Module):
                 f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}: must be int64 [B,S]"
             )
         x = self.embedding(tokens)
-        recording = self.recording
-        replays = recording is not None and self.training and recording.fits(x)
-        for number, layer in enumerate(self.layers):
-            if replays and recording is not None:
-                x = recording.run(number, x)
-            elif self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
+        if self.recording is not None and self.training and self.recording.fits(x):
+            replayed: Tensor = self.head(self.norm(self.recording.run(x)))
+            return replayed
+        for layer in self.layers:
+            if self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, use_reentrant=False)
             else:
                 x = layer(x)

@@ -104,12 +104,12 @@ class Recording:
         """Launch the next forward passes from the host, so that a profiler sees their ranges."""
         self._from_host = passes
 
-    def run(self, number: int, x: Tensor) -> Tensor:
-        """Replay layer `number`."""
-        out, gates, blocks = self._replayed[number](x)
-        attention = self._layers[number].attention
-        attention.last_gates, attention.last_blocks = gates.detach(), blocks
-        return out  # type: ignore[no-any-return]
+    def run(self, x: Tensor) -> Tensor:
+        """Replay all layers."""
+        for layer, replayed in zip(self._layers, self._replayed, strict=True):
+            x, gates, blocks = replayed(x)
+            layer.attention.last_gates, layer.attention.last_blocks = gates.detach(), blocks
+        return x
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
