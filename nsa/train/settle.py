@@ -102,6 +102,7 @@ class Settler:
         agreed, seconds = item.posted.read(), item.mark.seconds()
         tokens = self.plan.tokens_per_step
         rate = tokens / seconds if seconds > 0 else 0.0
+        self.saved = self.saved or agreed.saved
         self.tables.training(
             {
                 "step": item.step,
@@ -120,7 +121,6 @@ class Settler:
             }
         )
         self._progress(item, agreed, rate)
-        self.saved = self.saved or agreed.saved
         self.termination.grace_s = max(GRACE_S, 4 * seconds)
         if self.end is None:
             self._decide(item, agreed)
