@@ -43,6 +43,11 @@ class _Ending:
     accounts: dict[str, Any] = field(default_factory=dict)
 
 
+# Not freed before the process is gone: freeing a process group joins its threads with Python's lock
+# held, and one of them may be waiting for that lock, since a save's last collective ends in it.
+_KEPT: list[_Session] = []
+
+
 def train(plan: LaunchPlan, termination: Termination) -> int:
     """Run the launch; returns the exit code after it was written as the last heartbeat."""
     beat = Heartbeat(rank=plan.place.rank, token=plan.run_token or "")
@@ -52,8 +57,10 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     if plan.ddp and plan.place.world_size > 1:
         beat.on_exit = termination.on_usr2 = lambda: keep_flight(beat)
     ending = _Ending(end=End(code=ExitCode.CRASH, reason="unknown"))
+    session = _Session(plan, termination, beat, ending)
+    _KEPT.append(session)
     try:
-        _Session(plan, termination, beat, ending).run()
+        session.run()
     except ConfigError as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         say(str(error), rank=plan.place.rank)
@@ -141,6 +148,7 @@ class _Session:
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.notes = list(plan.notes)
         self.resumed: dict[str, Any] | None = None
+        self.loop: Loop | None = None
 
     def run(self) -> None:
         plan, beat = self.plan, self.beat
@@ -190,6 +198,7 @@ class _Session:
         tables.sync()
         source.close()
         self.ending.accounts = loop.accounts()
+        self.loop = loop
         self._check_equal(engine)
         ranks.end()
 
