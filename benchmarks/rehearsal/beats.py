@@ -37,7 +37,8 @@ _FINE = (0.0, 2.0**-5, 2.0**-9, 2.0**-14)
 _BOOLEANS = frozenset({
     "NSA_PREFILL_BATCHED", "NSA_SEL_RANGES_V2", "NSA_OPT_FUSED", "NSA_SDPA_AUDIT", "NSA_NVTX",
     "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_TB_DISABLE",
-    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS", "NSA_CUDA_GRAPHS",
+    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS", "NSA_CUDA_GRAPHS", "NSA_DDP_STATIC_GRAPH",
+    "NSA_DDP_FIND_UNUSED", "NSA_DDP_DISABLE_GC",
 })  # fmt: skip
 _ALWAYS = {
     "NSA_PREFILL_BATCHED": "0",
@@ -251,6 +252,10 @@ class Rank:
         if name == "NSA_DDP_BUCKET_MB":
             built = {"cap_mib": float(text), "sizes_mib": self.buckets(block)}
             return (True, built) if ddp else (False, "no DDP in this launch")
+        if name in ("NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED"):
+            return (True, {"asked": text == "1"}) if ddp else (False, "no DDP in this launch")
+        if name == "NSA_DDP_DISABLE_GC":
+            return True, {"asked": True, "running": False}
         if name == "NSA_CUDA_GRAPHS":
             layers = self.job.shape.layers * (text == "1")
             return True, {"replayed_layers": layers, "wanted": layers}

@@ -236,7 +236,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         profile=profile,
         out=args.out,
         settings=tuple(args.settings),
-        shell=shell_settings(os.environ),
+        from_shell=shell_settings(os.environ),
         preset=args.preset,
         steps_scale=args.steps_scale,
         protocol=args.protocol,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa import torch_env
-from nsa.contract import CONFIG_VARIABLE
+from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
 from runbook.config.settings import (
     NCCL_FAMILIES,
@@ -43,12 +43,16 @@ class _Layer:
 def shell_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a shell that are settings of a run, sorted by name.
 
-    What a launch gets from its machine anyway (CUDA_VISIBLE_DEVICES, a network interface) is none.
+    What a launch gets from its machine anyway (CUDA_VISIBLE_DEVICES, a network interface) is none,
+    and what has the name of a secret must not be written down.
     """
     return {
         name: value
         for name, value in sorted(environ.items())
-        if _is_setting(name) and not is_passed_on(name) and (value or name != CONFIG_VARIABLE)
+        if _is_setting(name)
+        and not is_passed_on(name)
+        and not is_secret_name(name)
+        and (value or name != CONFIG_VARIABLE)
     }
 
 

@@ -43,7 +43,7 @@ class RunOptions(Invocation):
     phases: str = "all"
     profile: str = "auto"
     command: str = ""
-    shell: Mapping[str, str] = field(default_factory=dict)
+    from_shell: Mapping[str, str] = field(default_factory=dict)
     preset: str = ""
     formats: tuple[str, ...] = ("md",)
     retry: bool = True
@@ -169,7 +169,7 @@ def prepare(options: RunOptions) -> Setup:
     resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
     preset = found.pop("preset", None)
     if {"profile", "settings"} <= found.keys():
-        given = {"shell": options.shell, "preset": preset}
+        given = {"shell": options.from_shell, "preset": preset}
         profile, typed = found["profile"], found["settings"]
         resolve("settings", lambda: gathered(profile, typed, **given))
         found["profile"] = with_config(profile, found["settings"].config)

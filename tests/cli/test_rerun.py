@@ -23,10 +23,6 @@ required: [baseline.throughput]
 """
 _WHAT = {
     "NaN": (("--phase", "nvtx", "--profile", "cpu", "--set", "train.lr=1e6"), "non_finite"),
-    "config": (
-        ("--phase", "nvtx", "--profile", "cpu", "--set", "model.n_heads=5"),
-        "wrong_environment",
-    ),
     "slow": (
         ("--phase", "baseline", "--profile", "floor.yaml", "--protocol", "single"),
         "below_limit",

@@ -60,7 +60,7 @@ def test_the_safe_mode_overrides_the_profile_and_says_so(profile: str) -> None:
 def test_what_is_asked_for_beside_or_over_the_safe_mode_contradicts_it(
     shell: dict[str, str], typed: tuple[str, ...], text: str
 ) -> None:
-    found = refusal(*typed, phases="baseline", shell=shell)
+    found = refusal(*typed, phases="baseline", from_shell=shell)
     assert "exclude each other" in found and text in found
 
 
@@ -202,7 +202,7 @@ def test_what_a_phase_decides_itself_is_refused_and_never_ignored(
     assert f"{setting} (--set) cannot be had where a phase itself decides it ({own})" in text
     assert f"leave out --set {setting.partition('=')[0]}" in text and phase in text
     name, _, value = setting.partition("=")
-    assert f"unset {name}" in refusal(phases=phase, shell={name: value})
+    assert f"unset {name}" in refusal(phases=phase, from_shell={name: value})
 
 
 def test_the_control_of_a_comparison_may_be_given() -> None:
@@ -247,5 +247,5 @@ def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_config_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model: {dimm: 3}\n", encoding="utf-8")
-    text = refusal(phases="baseline", shell={"CONFIG": str(tmp_path / "mine.yaml")})
+    text = refusal(phases="baseline", from_shell={"CONFIG": str(tmp_path / "mine.yaml")})
     assert "model.dimm: no such key" in text and "train: missing" in text

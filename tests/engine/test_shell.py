@@ -71,7 +71,7 @@ def test_a_run_lists_them_before_it_starts(
 
 def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
     """A finished run of a toy under a shell's variables."""
-    setup = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path, shell=EXPORTED,
+    setup = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path, from_shell=EXPORTED,
                                settings=("train.seed=3",)))  # fmt: skip
     toy = (Toy("baseline"),)
     required = profile(toy).required
@@ -111,7 +111,7 @@ def test_record_report_and_rerun_keep_them_with_their_source(
 def test_another_config_is_another_configuration(tmp_path: Path) -> None:
     plain = prepare(RunOptions(profile="a100x2_pcie4", phases="baseline"))
     tuned = "configs/m7c_125m_2xa100_production_tuned.yaml"
-    options = RunOptions(profile="a100x2_pcie4", phases="baseline", shell={"CONFIG": tuned})
+    options = RunOptions(profile="a100x2_pcie4", phases="baseline", from_shell={"CONFIG": tuned})
     setup = prepare(options)
     assert setup.profile_sha256() != plain.profile_sha256()
     assert {launch.config for launch in setup.planned} == {tuned}

@@ -98,8 +98,8 @@ def test_the_situation_is_that_of_the_launches_before_that_of_the_profile() -> N
 
 def test_one_rank_has_remedies_of_its_own() -> None:
     alone = remedy_for("throughput", Reason.BELOW_LIMIT, replace(ON_TWO_A100, ranks=1))
-    assert "NSA_COMPILE=dense" in alone and "NSA_DDP" not in alone
-    assert "NSA_COMPILE" not in remedy_for("throughput", Reason.BELOW_LIMIT, ON_TWO_A100)
+    assert "NSA_CUDA_GRAPHS=1" in alone and "NSA_DDP" not in alone
+    assert "NSA_CUDA_GRAPHS" not in remedy_for("throughput", Reason.BELOW_LIMIT, ON_TWO_A100)
 
 
 def test_every_end_of_a_launch_has_a_remedy_of_its_own() -> None:

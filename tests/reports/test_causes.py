@@ -10,7 +10,7 @@ import pytest
 from reports.causes import Cause
 from reports.view import build_view
 from runbook.engine.judge import record_of
-from runbook.engine.not_started import not_run, wrong_machine
+from runbook.engine.not_started import held_back, not_run
 from runbook.records import (
     THE_RUN,
     Check,
@@ -216,7 +216,7 @@ def test_a_slow_config_and_a_leak_are_two() -> None:
 def test_phases_that_preflight_kept_from_starting_follow_from_its_row() -> None:
     wrong = row("preflight.cuda", Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "no CUDA device")
     before = by_hand("preflight", wrong)
-    refused = wrong_machine(before)
+    refused = held_back(before, strictly=False)
     assert refused is not None
     phases = [phase(name, refused, refused, refused) for name in ("baseline", "long_run")]
     found = of(before, *phases)
