@@ -18,6 +18,8 @@ from runbook.records.measurement import plain_number
 from runbook.records.run import Invocation
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
+# So many variables have a line each; of more, as many as fit stand in one.
+_EXPORTS_EACH, _EXPORT_WIDTH = 8, 100
 _TILES = 4
 
 
@@ -151,8 +153,16 @@ def run_folder(record: RunRecord) -> str:
 
 
 def exports_text(record: RunRecord) -> str:
-    """`export NAME=value` lines that a shell takes as they are."""
-    return "\n".join(f"export {name}={shlex.quote(text)}" for name, text in record.exports.items())
+    """`export NAME=value` lines that a shell takes as they are; many share lines."""
+    pairs = [f"{name}={shlex.quote(text)}" for name, text in record.exports.items()]
+    if len(pairs) <= _EXPORTS_EACH:
+        return "\n".join(f"export {pair}" for pair in pairs)
+    lines = [["export"]]
+    for pair in pairs:
+        if len(" ".join([*lines[-1], pair])) > _EXPORT_WIDTH and len(lines[-1]) > 1:
+            lines.append(["export"])
+        lines[-1].append(pair)
+    return "\n".join(map(" ".join, lines))
 
 
 def _key_number(key: _Key, check: Check | None, skipped: Container[str]) -> KeyNumber:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pytest
 
-from reports.summary import KEYS, TABLE_PHASES, summarize
+from reports.summary import KEYS, TABLE_PHASES, exports_text, summarize
 from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
@@ -145,3 +146,15 @@ def test_a_number_of_a_phase_that_was_not_asked_for_is_skipped_and_not_missing()
     tiles = summarize(build_view(record.model_copy(update={"phases": (*asked, left)}))).tiles
     scaling = next(one for one in tiles if one.id == "single_gpu.scaling")
     assert (scaling.outcome, scaling.why) == ("SKIPPED", "this phase was not asked for")
+
+
+def test_many_settings_share_lines_that_a_shell_takes() -> None:
+    """Twelve variables in a few lines, read back by a real shell."""
+    chosen = {f"NSA_NUMBER_{number:02}": f"value {number}" for number in range(12)}
+    text = exports_text(go().model_copy(update={"exports": chosen}))
+    lines = text.splitlines()
+    assert len(lines) < 12 and all(len(line) <= 100 for line in lines)
+    told = subprocess.run(
+        ["sh", "-c", f"{text}\nenv"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert {f"{name}={value}" for name, value in chosen.items()} <= set(told)

@@ -29,6 +29,12 @@ def test_the_halt_files_first_line_is_the_reason(tmp_path: Path) -> None:
 def test_what_is_not_finite_comes_first(loss: float, norm: float, said: str) -> None:
     where = "" if math.isfinite(loss) else "rank 1"
     agreed = Agreed(
-        loss=loss, grad_norm=norm, where=where, nonfinite=True, halt=False, terminate=False
+        loss=loss,
+        grad_norm=norm,
+        where=where,
+        nonfinite=True,
+        halt=False,
+        terminate=False,
+        saved=False,
     )
     assert what_is_not_finite(agreed) == said
