@@ -8,6 +8,7 @@ from the first as twice what our own are, or 1e-5; all as root mean squares.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -35,9 +36,19 @@ class Gap:
     ours: float
 
     @property
+    def allowed(self) -> float:
+        """The bound on the error."""
+        return max(TIMES_OURS * self.ours, LEAST)
+
+    @property
     def too_wide(self) -> bool:
         """Is it beyond the bound? A number that is not finite is."""
-        return not self.error <= max(TIMES_OURS * self.ours, LEAST)
+        return not self.error <= self.allowed
+
+    @property
+    def beyond(self) -> float:
+        """The error in units of the bound; one that is no number is beyond all others."""
+        return math.inf if math.isnan(self.error) else self.error / self.allowed
 
     def __str__(self) -> str:
         return f"{self.what}: off by {self.error:.3g}, our own by {self.ours:.3g}"
@@ -147,12 +158,12 @@ def _worst(
     gaps = [
         Gap(
             what=f"{part.name}, {name}",
-            error=_share(theirs[name], right),
-            ours=_share(ours[name], right),
+            error=share(theirs[name], right),
+            ours=share(ours[name], right),
         )
         for name, right in truth.items()
     ]
-    return max(gaps, key=lambda gap: gap.error / max(TIMES_OURS * gap.ours, LEAST))
+    return max(gaps, key=lambda gap: gap.beyond)
 
 
 def _run(
@@ -176,7 +187,9 @@ def _weights(out: Tensor) -> Tensor:
     return torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype)
 
 
-def _share(got: Tensor, right: Tensor) -> float:
-    scale = float(right.square().mean().sqrt())
-    error = float((got.double() - right).square().mean().sqrt())
+def share(got: Tensor, right: Tensor) -> float:
+    """Root mean square of the difference, as a share of that of `right`."""
+    wide = right.double()
+    scale = float(wide.square().mean().sqrt())
+    error = float((got.double() - wide).square().mean().sqrt())
     return error / scale if scale > 0 else error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -173,12 +173,13 @@ class BlockEvidence:
         if self._steps == 0:
             return self._first()
         if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
-            return self._second()
+            return self._looking(self._look_at_replays)
         return nullcontext()
 
     @contextmanager
-    def _second(self) -> Iterator[None]:
-        self.engine.on_loss = self._look_at_replays
+    def _looking(self, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """Show `look` the loss of the enclosed pass."""
+        self.engine.on_loss = look
         try:
             yield
         finally:
@@ -194,11 +195,8 @@ class BlockEvidence:
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
             if self._looks_back:
-                self.engine.on_loss = self._look_back
-            try:
-                yield
-            finally:
-                self.engine.on_loss = None
+                stack.enter_context(self._looking(self._look_back))
+            yield
         self._ranges = counts
 
     @property

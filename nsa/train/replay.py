@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nsa.attention.tracing import is_counting
 from nsa.model import Layer, NSALanguageModel
-from nsa.train.agreement import LEAST, TIMES_OURS
+from nsa.train.agreement import Gap, share
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"
@@ -117,25 +117,12 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayGap:
+class ReplayGap(Gap):
     """The value furthest from the host's, as shares of its root mean square.
 
-    error: between the replay and the host. rounding: between the host and the same in float32.
+    error: between the replay and the host. ours: between the host and the same in float32, which
+    rounding does; two roundings of the same sums may be as far apart as each is from the sums.
     """
-
-    what: str
-    error: float
-    rounding: float
-
-    @property
-    def too_wide(self) -> bool:
-        """Is it beyond what rounding does? A number that is not finite is."""
-        return not self.error <= self.allowed
-
-    @property
-    def allowed(self) -> float:
-        """Two roundings of the same sums may be as far apart as each is from the sums."""
-        return max(TIMES_OURS * self.rounding, LEAST)
 
     def __str__(self) -> str:
         return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.allowed:.3g}"
@@ -152,7 +139,7 @@ def roundings(
         model.recording.run_from_host(2)
     one = _drawn(model, tokens)[0][:1]
     plain, wide = _values(model, loss, one), _values(model, exact, one)
-    return {name: _share(plain[name], value) for name, value in wide.items()}
+    return {name: share(plain[name], value) for name, value in wide.items()}
 
 
 def replay_gap(
@@ -173,10 +160,10 @@ def replay_gap(
     _values(model, loss, other)
     replayed = _values(model, loss, first)
     gaps = [
-        ReplayGap(what=name, error=_share(replayed[name], value), rounding=rounding[name])
+        ReplayGap(what=name, error=share(replayed[name], value), ours=rounding[name])
         for name, value in right.items()
     ]
-    return max(gaps, key=_beyond)
+    return max(gaps, key=lambda gap: gap.beyond)
 
 
 def _drawn(model: NSALanguageModel, tokens: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -196,14 +183,3 @@ def _values(model: NSALanguageModel, loss: Loss, tokens: Tensor) -> dict[str, Te
     grads = torch.autograd.grad(value, list(parameters.values()))
     named = zip(parameters, grads, strict=True)
     return {"loss": value.detach()} | {f"gradient of {n}": g.clone() for n, g in named}
-
-
-def _beyond(gap: ReplayGap) -> float:
-    share = gap.error / gap.allowed
-    return share if share == share else float("inf")
-
-
-def _share(got: Tensor, right: Tensor) -> float:
-    scale = float(right.double().square().mean().sqrt())
-    error = float((got.double() - right.double()).square().mean().sqrt())
-    return error / scale if scale > 0 else error

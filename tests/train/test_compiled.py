@@ -111,6 +111,11 @@ def test_the_bound_is_twice_our_own_error() -> None:
     assert Gap(what="", error=2.1e-3, ours=1e-3).too_wide
     assert not Gap(what="", error=LEAST, ours=0.0).too_wide
     assert Gap(what="", error=float("nan"), ours=1.0).too_wide
+    # Wherever it stands among others: no comparison with it is true.
+    lost = Gap(what="lost", error=float("nan"), ours=1.0)
+    found = Gap(what="found", error=3e-3, ours=1e-3)
+    assert max((found, lost), key=lambda gap: gap.beyond) is lost
+    assert max((lost, found), key=lambda gap: gap.beyond) is lost
 
 
 @pytest.mark.parametrize(
