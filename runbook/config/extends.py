@@ -1,4 +1,4 @@
-"""Documents that say `extends: NAME` and then only what differs: profiles and plans."""
+"""Documents that say `extends: NAME` and then only what differs: profiles, presets and plans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_file(name_or_path: str) -> bool:
 
 
 def locate(what: str, name_or_path: str, folder: Path) -> Path:
-    """The file of a `profile` or a `plan`: a shipped one by name, or one's own by path.
+    """The file of a `profile`, `preset` or `plan`: a shipped one by name, or one's own by path.
 
     Raises UsageError that lists the shipped names.
     """
@@ -61,19 +61,25 @@ def whole_document(
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
+    data = mapping_of(text, path)
+    prepare(data, path)
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
+    below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
+    return merged(below, data)
+
+
+def mapping_of(text: str, path: Path) -> dict[str, Any]:
+    """The keys of a YAML document. Raises UsageError, with the path, for any other text."""
     data, problems = load_strict(text)
     if not problems and not isinstance(data, dict):
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]
     if problems:
         raise UsageError([f"{path}: {problem}" for problem in problems])
-    prepare(data, path)
-    base = data.pop("extends", None)
-    if base is None:
-        return dict(data)
-    if not isinstance(base, str):
-        raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
-    below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
-    return merged(below, data)
+    return dict(data)
 
 
 def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

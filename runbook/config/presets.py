@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from nsa.settings import load_strict
 from nsa.toggles import TOGGLES
-from runbook.config.extends import merged
+from runbook.config.extends import key_problem, shipped_names, whole_document
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, did_you_mean
@@ -48,16 +47,21 @@ class Preset(Record):
 
 def preset_names() -> tuple[str, ...]:
     """Names of the shipped presets, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return shipped_names(_folder())
 
 
 def load_preset(name: str) -> Preset:
     """A shipped preset. Raises UsageError that lists every wrong key and value."""
-    document = _document(name)
+    names = preset_names()
+    if name not in names:
+        raise UsageError(
+            f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
+        )
+    document = whole_document("preset", name, _folder())
     try:
         preset = Preset.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        found = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        found = [key_problem(detail, Preset) for detail in error.errors()]
         raise UsageError([f"preset {name}: {text}" for text in found]) from error
     if problems := variable_problems(preset.variables):
         raise UsageError([f"preset {name}: {text}" for text in problems])
@@ -66,19 +70,3 @@ def load_preset(name: str) -> Preset:
 
 def _folder() -> Path:
     return data_path("configs") / "presets"
-
-
-def _document(name: str) -> dict[str, Any]:
-    """The preset's document; `extends` puts it over another one, and null drops a key."""
-    names = preset_names()
-    if name not in names:
-        raise UsageError(
-            f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
-        )
-    data, problems = load_strict((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
-    if not problems and not isinstance(data, dict):
-        problems = ["expected a mapping of keys"]
-    if problems:
-        raise UsageError([f"preset {name}: {problem}" for problem in problems])
-    base = data.pop("extends", None)
-    return merged(_document(base), data) if isinstance(base, str) else dict(data)

@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from nsa.settings import load_strict
+from runbook.config.extends import mapping_of
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import data_path
 from runbook.records.measurement import Record
@@ -233,11 +233,7 @@ def load_replay(name_or_path: str) -> tuple[ReplayFile, Path, str]:
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    document, problems = load_strict(text)
-    if not problems and not isinstance(document, dict):
-        problems = [f"expected a mapping of keys, got {type(document).__name__}"]
-    if problems:
-        raise UsageError([f"{path}: {problem}" for problem in problems])
+    document = mapping_of(text, path)
     try:
         replay = ReplayFile.model_validate(document)
     except ValidationError as error:
