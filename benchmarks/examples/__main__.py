@@ -1,6 +1,6 @@
 """Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR] [--keep DIR]`.
 
-Runs one after the other, each as a person would start it, then copies its reports to DIR/NAME
+Runs one after the other, each as a person would start it, then copies their reports to DIR/NAME
 (docs/examples unless --out names another). A run that ends with another exit code than it should
 is an error, and its reports are not copied. `--pictures DIR` takes pictures of the pages (in
 docs/images are those of the documents); with `--only ""` of those that are there.
@@ -40,19 +40,22 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
     with tempfile.TemporaryDirectory() as temporary:
         work = args.keep or Path(temporary)
-        results = [make(example, work, args.out) for example in EXAMPLES if example.name in wanted]
+        runs = {e.name: make(e, work) for e in EXAMPLES if e.name in wanted}
+        # Only now: reports copied in between would be changes of the checkout to the runs after.
+        for name, run in runs.items():
+            if run is not None:
+                copy_reports(run, args.out / name)
     (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
     if args.pictures:
         take_pictures(
             {name: path for name in names if (path := args.out / name / "report.html").is_file()},
             args.pictures,
         )
-    return 0 if all(results) else 1
+    return 0 if all(runs.values()) else 1
 
 
-def make(example: Example, work: Path, out: Path) -> bool:
-    """Run one example below `work` and copy its reports; False if it ended unexpectedly."""
-    folder = work / example.name
+def make(example: Example, work: Path) -> Path | None:
+    """Run one example below `work`; its run's folder, None if it ended unexpectedly."""
     code = subprocess.run(
         command(example, work),
         cwd=ROOT,
@@ -61,13 +64,15 @@ def make(example: Example, work: Path, out: Path) -> bool:
     ).returncode
     if code != example.exit_code:
         print(f"{example.name}: exit code {code} instead of {example.exit_code}", file=sys.stderr)
-        return False
-    run = max(folder.iterdir(), key=lambda path: path.name)
-    target = out / example.name
+        return None
+    return max((work / example.name).iterdir(), key=lambda path: path.name)
+
+
+def copy_reports(run: Path, target: Path) -> None:
+    """Copy what a run's folder says to a reader."""
     target.mkdir(parents=True, exist_ok=True)
     for name in REPORTS:
         shutil.copyfile(run / name, target / name)
-    return True
 
 
 def command(example: Example, work: Path) -> list[str]:

@@ -39,6 +39,12 @@ def test_its_first_page_is_short_and_its_html_small(example: Example) -> None:
     assert (folder / "report.html").stat().st_size <= LARGEST_BYTES
 
 
+def test_a_changed_checkout_is_not_one_more_thing_that_is_wrong(example: Example) -> None:
+    report = (DOCS / example.name / "report.md").read_text(encoding="utf-8")
+    commit = re.search(r"^- Commit: .*$", report, re.MULTILINE)
+    assert commit and commit[0].endswith(", clean")
+
+
 def test_its_pictures_are_there(example: Example) -> None:
     for width, _ in SCREENS:
         for dark in (False, True):
