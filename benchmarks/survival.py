@@ -2,9 +2,10 @@
 
     python -m benchmarks.survival [--steps 2000] [--seed N] [--ranks N] [--keep DIR]
 
-One run goes through. The other gets SIGKILL twice and SIGTERM once, at random steps, and goes on
-each time by `--resume OUT/latest`. Both evaluate and save as they go. Exit code 0 if every step's
-loss, rate and gradient norm, every evaluation, and the parameters at the end are the same.
+One run goes through. The other, side by side with it, gets SIGKILL twice and SIGTERM once, at
+random steps, and goes on each time by `--resume OUT/latest`. Both evaluate and save as they go.
+Exit code 0 if every step's loss, rate and gradient norm, every evaluation, and the parameters at
+the end are the same.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals,
     """Run through, run in pieces, and say whether they are the same."""
     whole, pieces = root / "whole", root / "pieces"
     begin = perf_counter()
-    start(whole, steps, ranks).wait()
-    print(f"uninterrupted: {perf_counter() - begin:.0f} s")
-    for number, (kind, step) in enumerate(ends):
-        process = start(pieces, steps, ranks, resume=number > 0)
-        until(pieces, process, step)
-        stop(pieces, process, kind)
-        print(f"{kind.name} after step {step}: exit code {process.wait()}")
-    process = start(pieces, steps, ranks, resume=True)
-    print(f"last piece: exit code {process.wait()}")
+    uninterrupted = start(whole, steps, ranks)
+    try:
+        in_pieces(pieces, steps, ranks, ends)
+        print(f"uninterrupted: exit code {uninterrupted.wait()}")
+    finally:
+        uninterrupted.terminate()
+    used = os.times()
+    print(
+        f"both: {perf_counter() - begin:.0f} s by the clock, "
+        f"{used.children_user + used.children_system:.0f} s of processors"
+    )
     one, two = facts(whole), facts(pieces)
     same = one == two and len(one["steps"]) == steps
     print(
@@ -74,6 +77,17 @@ def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals,
     )
     print("the same in every bit" if same else f"DIFFERENT: {first_difference(one, two)}")
     return 0 if same else 1
+
+
+def in_pieces(out: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals, int]]) -> None:
+    """The run that is ended and goes on, to its last step."""
+    for number, (kind, step) in enumerate(ends):
+        process = start(out, steps, ranks, resume=number > 0)
+        until(out, process, step)
+        stop(out, process, kind)
+        print(f"{kind.name} after step {step}: exit code {process.wait()}")
+    process = start(out, steps, ranks, resume=True)
+    print(f"last piece: exit code {process.wait()}")
 
 
 def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subprocess.Popen[bytes]:
@@ -95,11 +109,22 @@ def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subproc
 
 
 def until(out: Path, process: subprocess.Popen[bytes], step: int) -> None:
-    """Wait until some run has done this step. Raises RuntimeError if the process ends before."""
-    while not (tables := rows(out, TRAINING_CSV)) or max(tables) < step:
+    """Wait until the newest run has done this step.
+
+    Raises RuntimeError if the process ends before.
+    """
+    while newest_step(out) < step:
         if process.poll() is not None:
             raise RuntimeError(f"ended before step {step}: see {out / 'console.log'}")
         sleep(0.02)
+
+
+def newest_step(out: Path) -> int:
+    """The last step that the newest run has told; 0 before its first."""
+    tables = sorted(out.glob(f"2*/{TRAINING_CSV}"))
+    lines = tables[-1].read_bytes().split(b"\n") if tables else []
+    last = lines[-2].partition(b",")[0] if len(lines) > 1 else b""
+    return int(last) if last.isdigit() else 0
 
 
 def stop(out: Path, process: subprocess.Popen[bytes], kind: signal.Signals) -> None:

@@ -370,11 +370,11 @@ def _run(args: argparse.Namespace, console: Console) -> int:
 
 def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     """The verdict's, or that of the signal that ended the run."""
-    from runbook.engine.part import TIME_LIMIT
+    from runbook.engine.part import NO_SIGNAL
     from runbook.records import Verdict
 
     if record.interrupted:
-        if record.options.get("signal") == TIME_LIMIT:
+        if record.options.get("signal") in NO_SIGNAL:
             return ProgramExit.INCOMPLETE
         return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
     if record.verdict is Verdict.PARTIAL:
