@@ -220,6 +220,9 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     found.extend(_output_problems(args))
     found.extend(_continued(args))
+    phases = args.phase or "all"
+    if args.goes_on and args.plan:
+        phases = "all"  # what is added was found in its own plan
     if args.goes_on:
         args.plan = ""  # it has its plan, too
     # A run that goes on has its profile; what this machine would get does not matter then.
@@ -232,7 +235,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(str(error))
         profile = "cpu"  # so that everything else that is wrong is found in the same message
     args.options = RunOptions(
-        phases=args.phase or "all",
+        phases=phases,
         profile=profile,
         out=args.out,
         settings=tuple(args.settings),
