@@ -25,7 +25,7 @@ from time import perf_counter, sleep
 
 from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV, VAL_CSV, Event
 
-CONFIG = "configs/cpu_smoke.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "cpu_smoke.yaml"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 
 
@@ -70,20 +70,25 @@ def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals,
         f"both: {perf_counter() - begin:.0f} s by the clock, "
         f"{used.children_user + used.children_system:.0f} s of processors"
     )
+    return 0 if same(whole, pieces, steps) else 1
+
+
+def same(whole: Path, pieces: Path, steps: int) -> bool:
+    """Say whether both runs did all steps, and the same; where they part first, if they do."""
     one, two = facts(whole), facts(pieces)
-    same = one == two and len(one["steps"]) == steps
-    print(
-        f"{len(two['steps'])} steps, {len(two['evaluations'])} evaluations, digest {two['digest']}"
-    )
-    print("the same in every bit" if same else f"DIFFERENT: {first_difference(one, two)}")
-    return 0 if same else 1
+    rows, evaluations = (len(two[name]) for name in ("steps", "evaluations"))  # type: ignore[arg-type]
+    print(f"{rows} steps, {evaluations} evaluations, digest {two['digest']}")
+    alike = one == two and rows == steps
+    print("the same in every bit" if alike else f"DIFFERENT: {first_difference(one, two)}")
+    return alike
 
 
 def in_pieces(out: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals, int]]) -> None:
     """The run that is ended and goes on, to its last step."""
     for number, (kind, step) in enumerate(ends):
+        before = runs(out)
         process = start(out, steps, ranks, resume=number > 0)
-        until(out, process, step)
+        until(out, process, step, before=before)
         stop(out, process, kind)
         print(f"{kind.name} after step {step}: exit code {process.wait()}")
     process = start(out, steps, ranks, resume=True)
@@ -97,7 +102,7 @@ def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subproc
     program = [sys.executable]
     if ranks > 1:
         program += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    words = ["--config", CONFIG, "--dataset", "markov", "--ddp", str(int(ranks > 1)), "--save"]
+    words = ["--config", str(CONFIG), "--dataset", "markov", "--ddp", str(int(ranks > 1)), "--save"]
     words += ["--seq-len", "32", "--steps", str(steps), "--out-dir", str(out), "--log-every", "500"]
     words += [word for key, n in settings.items() for word in ("--set", f"train.{key}={n}")]
     words += ["--resume", str(out / LATEST_LINK)] if resume else []
@@ -108,21 +113,27 @@ def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subproc
         return subprocess.Popen([*program, "-m", "nsa.train", *words], env=env, stderr=log)
 
 
-def until(out: Path, process: subprocess.Popen[bytes], step: int) -> None:
-    """Wait until the newest run has done this step.
+def until(out: Path, process: subprocess.Popen[bytes], step: int, *, before: list[Path]) -> None:
+    """Wait until the run that is none of those before has done this step.
 
-    Raises RuntimeError if the process ends before.
+    Raises RuntimeError if the process ends first.
     """
-    while newest_step(out) < step:
+    # The one before may have done it too: it did some more steps until its signal came.
+    while not (new := runs(out)[len(before) :]) or last_step(new[0]) < step:
         if process.poll() is not None:
             raise RuntimeError(f"ended before step {step}: see {out / 'console.log'}")
         sleep(0.02)
 
 
-def newest_step(out: Path) -> int:
-    """The last step that the newest run has told; 0 before its first."""
-    tables = sorted(out.glob(f"2*/{TRAINING_CSV}"))
-    lines = tables[-1].read_bytes().split(b"\n") if tables else []
+def runs(out: Path) -> list[Path]:
+    """The folders of all runs, oldest first."""
+    return sorted(out.glob("2*/"))
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a run has told; 0 before its first."""
+    table = folder / TRAINING_CSV
+    lines = table.read_bytes().split(b"\n") if table.is_file() else []
     last = lines[-2].partition(b",")[0] if len(lines) > 1 else b""
     return int(last) if last.isdigit() else 0
 
