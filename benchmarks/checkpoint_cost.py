@@ -80,13 +80,21 @@ class Cost:
 
 def _line(beside: list[Cost], waited: list[Cost]) -> str:
     pairs = list(zip(beside, waited, strict=True))
-    wall = statistics.median(a.wall_s / b.wall_s for a, b in pairs)
-    cpu = statistics.median(a.cpu_s / b.cpu_s for a, b in pairs)
+    wall = _share([a.wall_s / b.wall_s for a, b in pairs])
+    cpu = _share([a.cpu_s / b.cpu_s for a, b in pairs])
     held, full = (statistics.median(one.wall_s for one in all_) for all_ in (beside, waited))
     return (
-        f"held up {held:.3f} s, waited for {full:.3f} s: {100 * wall:.1f} % by the clock, "
-        f"{100 * cpu:.1f} % of the processor ({waited[-1].size / 2**30:.2f} GiB)"
+        f"held up {held:.3f} s, waited for {full:.3f} s: {wall} by the clock, {cpu} of the "
+        f"processor ({waited[-1].size / 2**30:.2f} GiB)"
     )
+
+
+def _share(ratios: list[float]) -> str:
+    """`6.1 %`, of several with the range."""
+    middle = f"{100 * statistics.median(ratios):.1f} %"
+    if len(ratios) == 1:
+        return middle
+    return f"{middle} ({100 * min(ratios):.1f} to {100 * max(ratios):.1f})"
 
 
 def _save(store: Checkpoints, step: int, *, wait: bool) -> Cost:

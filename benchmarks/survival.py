@@ -2,9 +2,10 @@
 
     python -m benchmarks.survival [--steps 2000] [--seed N] [--ranks N] [--keep DIR]
 
-One run goes through. The other gets SIGKILL twice and SIGTERM once, at random steps, and goes on
-each time by `--resume OUT/latest`. Both evaluate and save as they go. Exit code 0 if every step's
-loss, rate and gradient norm, every evaluation, and the parameters at the end are the same.
+One run goes through. The other, side by side with it, gets SIGKILL twice and SIGTERM once, at
+random steps, and goes on each time by `--resume OUT/latest`. Both evaluate and save as they go.
+Exit code 0 if every step's loss, rate and gradient norm, every evaluation, and the parameters at
+the end are the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from time import perf_counter, sleep
 
 from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV, VAL_CSV, Event
 
-CONFIG = "configs/cpu_smoke.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "cpu_smoke.yaml"
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
 
 
@@ -58,22 +59,40 @@ def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals,
     """Run through, run in pieces, and say whether they are the same."""
     whole, pieces = root / "whole", root / "pieces"
     begin = perf_counter()
-    start(whole, steps, ranks).wait()
-    print(f"uninterrupted: {perf_counter() - begin:.0f} s")
-    for number, (kind, step) in enumerate(ends):
-        process = start(pieces, steps, ranks, resume=number > 0)
-        until(pieces, process, step)
-        stop(pieces, process, kind)
-        print(f"{kind.name} after step {step}: exit code {process.wait()}")
-    process = start(pieces, steps, ranks, resume=True)
-    print(f"last piece: exit code {process.wait()}")
-    one, two = facts(whole), facts(pieces)
-    same = one == two and len(one["steps"]) == steps
+    uninterrupted = start(whole, steps, ranks)
+    try:
+        in_pieces(pieces, steps, ranks, ends)
+        print(f"uninterrupted: exit code {uninterrupted.wait()}")
+    finally:
+        uninterrupted.terminate()
+    used = os.times()
     print(
-        f"{len(two['steps'])} steps, {len(two['evaluations'])} evaluations, digest {two['digest']}"
+        f"both: {perf_counter() - begin:.0f} s by the clock, "
+        f"{used.children_user + used.children_system:.0f} s of processors"
     )
-    print("the same in every bit" if same else f"DIFFERENT: {first_difference(one, two)}")
-    return 0 if same else 1
+    return 0 if same(whole, pieces, steps) else 1
+
+
+def same(whole: Path, pieces: Path, steps: int) -> bool:
+    """Say whether both runs did all steps, and the same; where they part first, if they do."""
+    one, two = facts(whole), facts(pieces)
+    rows, evaluations = (len(two[name]) for name in ("steps", "evaluations"))  # type: ignore[arg-type]
+    print(f"{rows} steps, {evaluations} evaluations, digest {two['digest']}")
+    alike = one == two and rows == steps
+    print("the same in every bit" if alike else f"DIFFERENT: {first_difference(one, two)}")
+    return alike
+
+
+def in_pieces(out: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals, int]]) -> None:
+    """The run that is ended and goes on, to its last step."""
+    for number, (kind, step) in enumerate(ends):
+        before = runs(out)
+        process = start(out, steps, ranks, resume=number > 0)
+        until(out, process, step, before=before)
+        stop(out, process, kind)
+        print(f"{kind.name} after step {step}: exit code {process.wait()}")
+    process = start(out, steps, ranks, resume=True)
+    print(f"last piece: exit code {process.wait()}")
 
 
 def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subprocess.Popen[bytes]:
@@ -83,7 +102,7 @@ def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subproc
     program = [sys.executable]
     if ranks > 1:
         program += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    words = ["--config", CONFIG, "--dataset", "markov", "--ddp", str(int(ranks > 1)), "--save"]
+    words = ["--config", str(CONFIG), "--dataset", "markov", "--ddp", str(int(ranks > 1)), "--save"]
     words += ["--seq-len", "32", "--steps", str(steps), "--out-dir", str(out), "--log-every", "500"]
     words += [word for key, n in settings.items() for word in ("--set", f"train.{key}={n}")]
     words += ["--resume", str(out / LATEST_LINK)] if resume else []
@@ -94,12 +113,29 @@ def start(out: Path, steps: int, ranks: int, *, resume: bool = False) -> subproc
         return subprocess.Popen([*program, "-m", "nsa.train", *words], env=env, stderr=log)
 
 
-def until(out: Path, process: subprocess.Popen[bytes], step: int) -> None:
-    """Wait until some run has done this step. Raises RuntimeError if the process ends before."""
-    while not (tables := rows(out, TRAINING_CSV)) or max(tables) < step:
+def until(out: Path, process: subprocess.Popen[bytes], step: int, *, before: list[Path]) -> None:
+    """Wait until the run that is none of those before has done this step.
+
+    Raises RuntimeError if the process ends first.
+    """
+    # The one before may have done it too: it did some more steps until its signal came.
+    while not (new := runs(out)[len(before) :]) or last_step(new[0]) < step:
         if process.poll() is not None:
             raise RuntimeError(f"ended before step {step}: see {out / 'console.log'}")
         sleep(0.02)
+
+
+def runs(out: Path) -> list[Path]:
+    """The folders of all runs, oldest first."""
+    return sorted(out.glob("2*/"))
+
+
+def last_step(folder: Path) -> int:
+    """The last step that a run has told; 0 before its first."""
+    table = folder / TRAINING_CSV
+    lines = table.read_bytes().split(b"\n") if table.is_file() else []
+    last = lines[-2].partition(b",")[0] if len(lines) > 1 else b""
+    return int(last) if last.isdigit() else 0
 
 
 def stop(out: Path, process: subprocess.Popen[bytes], kind: signal.Signals) -> None:

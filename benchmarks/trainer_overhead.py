@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import statistics
 import tempfile
 from pathlib import Path
 from time import perf_counter
 
+from benchmarks.trainer_loop import made_loop, made_source
 from nsa.train.launch import plan_launch
-from nsa.train.process import Termination
 
 
 def main() -> int:
@@ -40,39 +39,15 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     """Alternate blocks and print the ratios."""
     import torch
 
-    from nsa.data.open import open_source
     from nsa.train.clock import StepClock
     from nsa.train.engine import Engine
-    from nsa.train.heartbeat import Heartbeat
-    from nsa.train.loop import Loop
     from nsa.train.ranks import choose_device, start_ranks
-    from nsa.train.record import Tables
 
-    device = choose_device(plan)
-    ranks = start_ranks(plan, device)
-    train = plan.config.train
-    source = open_source(
-        plan.config.data,
-        dataset="synthetic",
-        seq_len=train.seq_len,
-        batch_size=plan.per_rank_batch,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        seed=train.seed,
-    )
+    ranks = start_ranks(plan, choose_device(plan))
+    train, device = plan.config.train, ranks.device
+    source = made_source(plan, ranks, "synthetic")
     run_dir = Path(ranks.from_rank0(tempfile.mkdtemp()))
-    beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
-    beat.open(run_dir)
-    tables = Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False)
-    loop = Loop(
-        plan,
-        engine=Engine(plan, ranks),
-        source=source,
-        tables=tables,
-        heartbeat=beat,
-        termination=Termination(),
-        run_dir=run_dir,
-    )
+    loop = made_loop(plan, ranks, source, run_dir)
     block = plan.blocks[0]
     loop.enter(block)
     evidence = loop.watcher(block)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.errors import RunbookError, UsageError, did_you_mean
@@ -216,8 +216,13 @@ def _entry_points(group: str) -> list[EntryPoint]:
 
 
 def _owner(entry: EntryPoint) -> str:
-    distribution: Any = entry.dist
-    return str(distribution.name) if distribution is not None else "?"
+    return _name_of(entry.dist) if entry.dist is not None else "?"
+
+
+@lru_cache(maxsize=256)
+def _name_of(distribution: Distribution) -> str:
+    """Its name, for which its whole METADATA is read."""
+    return str(distribution.name)
 
 
 def _hidden(package: str) -> str:

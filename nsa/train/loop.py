@@ -246,13 +246,23 @@ class Loop:
         self.position = self._last.position
         self.done += 1
         mem_mib = peak_cuda_mib() if self.settler.lag else beat.memory.mib()
+        reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
+        told = {
+            **self.meter.take(),
+            "mem_mib": round(mem_mib, 1),
+            "reserved_mib": reserved,
+            "cpu_s": round(process_time(), 6),
+        }
+        mark = clock.tick()
+        # At once: what is written about the step, to TensorBoard too, is time of the next one.
+        beat.write(Event.STEP_END, **told)
         self.settler.add(
             Pending(
                 step=self.step,
                 lr=rate,
                 block=block,
                 warmup=warmup,
-                mark=clock.tick(),
+                mark=mark,
                 posted=posted,
                 mem_mib=mem_mib,
             )
@@ -266,13 +276,6 @@ class Loop:
             self.log.prove_nvtx(block, self.profiler)
             clock.restart()
         self._memory_dump("post")
-        reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
-        told = {
-            "mem_mib": round(mem_mib, 1),
-            "reserved_mib": reserved,
-            "cpu_s": round(process_time(), 6),
-        }
-        beat.write(Event.STEP_END, **self.meter.take(), **told)
         self.compiling.note("step", timed=evidence.emitted and not warmup)
         if evidence.step_done():
             clock.restart()

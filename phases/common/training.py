@@ -31,6 +31,7 @@ from phases.common.rows import Row
 from phases.common.software import other_software
 from phases.limits import FLAKY_LAUNCHES
 from runbook.config.limits import IDLE_MFU
+from runbook.config.plan import stands_on_go
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
@@ -231,6 +232,7 @@ def _as_planned(case: Case, name: str) -> Finding:
     problems = [
         *_plan_problems(launch, env),
         *_workload_problems(case, env),
+        *_model_problems(case, env),
         *other_software(case, launch, env),
     ]
     if problems:
@@ -282,6 +284,17 @@ def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
     if device != case.profile.hardware.device:
         problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
     return problems
+
+
+def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    """A plan behind a GO trains the model of that run, by its number of parameters."""
+    plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
+    if plan is None or plan.parameters in (0, count):
+        return []
+    if not stands_on_go(case.profile, case.phase):
+        return []
+    behind = plan.go.partition(":")[0]
+    return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
 
 
 def _loss_finite(case: Case, name: str) -> Finding:

@@ -220,6 +220,9 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     found.extend(_output_problems(args))
     found.extend(_continued(args))
+    phases = args.phase or "all"
+    if args.goes_on and args.plan:
+        phases = "all"  # what is added was found in its own plan
     if args.goes_on:
         args.plan = ""  # it has its plan, too
     # A run that goes on has its profile; what this machine would get does not matter then.
@@ -232,7 +235,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(str(error))
         profile = "cpu"  # so that everything else that is wrong is found in the same message
     args.options = RunOptions(
-        phases=args.phase or "all",
+        phases=phases,
         profile=profile,
         out=args.out,
         settings=tuple(args.settings),
@@ -370,11 +373,11 @@ def _run(args: argparse.Namespace, console: Console) -> int:
 
 def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     """The verdict's, or that of the signal that ended the run."""
-    from runbook.engine.part import TIME_LIMIT
+    from runbook.engine.part import NO_SIGNAL
     from runbook.records import Verdict
 
     if record.interrupted:
-        if record.options.get("signal") == TIME_LIMIT:
+        if record.options.get("signal") in NO_SIGNAL:
             return ProgramExit.INCOMPLETE
         return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
     if record.verdict is Verdict.PARTIAL:

@@ -28,7 +28,17 @@ from runbook.records.phase import Made
 # Stands for the phases that `runbook run` runs.
 _ALL = "all"
 _DATASETS = get_args(DataSection.model_fields["dataset"].annotation)
+# Made from the config alone: a validation trains on it already.
+_GENERATED = ("synthetic", "markov")
 _NAME = r"^[a-z][a-z0-9_]*$"
+# What a launch may do differently from the run behind it: how long, on which data, what it writes.
+FREE_KEYS = frozenset(
+    {
+        *("data.dataset", "data.local_path", "data.text_field", "data.loader_timeout_s"),
+        *("data.synthetic_on_fail", "train.steps", "train.out_dir", "train.log_every"),
+        *("train.eval_every", "train.eval_batches", "train.save_every"),
+    }
+)
 
 
 class PlannedPhase(Record):
@@ -103,7 +113,9 @@ def _read(document: Mapping[str, Any], *, where: str) -> Plan:
     except ValidationError as error:
         found = [key_problem(detail, Plan) for detail in error.errors()]
         raise UsageError([f"{where}: {text}" for text in found]) from error
-    if problems := [text for name, one in plan.phases.items() for text in _wrong(name, one)]:
+    problems = [text for name, one in plan.phases.items() for text in _wrong(name, one)]
+    problems += [] if problems else _without_gate(plan.phases)
+    if problems:
         raise UsageError([f"{where}: phases.{text}" for text in problems])
     return plan
 
@@ -153,6 +165,26 @@ def _made_wrong(one: PlannedPhase, kind: type[Made]) -> list[str]:
     return problems
 
 
+def _without_gate(phases: Mapping[str, PlannedPhase]) -> list[str]:
+    """Phases behind a GO whose data, tokenizer or model no gate before them has trained on.
+
+    What is generated the GO's own phases train on; they never read documents.
+    """
+    seen: list[tuple[str, dict[str, Scalar]]] = []
+    problems = []
+    for name, one in phases.items():
+        config = _changed(one.config_overrides)
+        if not one.needs_go:
+            seen += [(one.dataset, config)] if one.kind else []
+        elif one.dataset not in _GENERATED and (one.dataset, config) not in seen:
+            what = " with ".join([one.dataset, *(f"{key}={v}" for key, v in config.items())])
+            problems.append(
+                f"{name}.dataset: no phase before it trains on {what}; let one that needs no GO "
+                "be its gate, with the same dataset and config_overrides"
+            )
+    return problems
+
+
 def with_plan(
     profile: Profile,
     plan: Plan,
@@ -160,11 +192,13 @@ def with_plan(
     shipped: bool,
     chosen: Mapping[str, str] | None = None,
     go: str = "",
+    parameters: int = 0,
 ) -> Profile:
     """The profile of a machine with the plan's phases, limits and checks.
 
-    `go` names the accepted run behind it, `chosen` are the variables which that one chose. Raises
-    UsageError that lists everything that does not fit together.
+    `go` names the accepted run behind it, `chosen` are the variables which that one chose and
+    `parameters` those of its model. Raises UsageError that lists everything that does not fit
+    together.
     """
     standard = registry.standard_phases()
     names = [name for one in plan.phases for name in (standard if one == _ALL else [one])]
@@ -174,7 +208,14 @@ def with_plan(
         for order, (name, one) in enumerate(plan.phases.items())
         if one.kind
     }
-    note = PlanNote(name=plan.name, shipped=shipped, stops=plan.stops, phases=tuple(names), go=go)
+    note = PlanNote(
+        name=plan.name,
+        shipped=shipped,
+        stops=plan.stops,
+        phases=tuple(names),
+        go=go,
+        parameters=parameters,
+    )
     changed = profile.model_copy(
         update={
             "phases": {**profile.phases, **made},
@@ -227,6 +268,20 @@ def needing_go(profile: Profile, names: Iterable[str]) -> list[str]:
     """Of these phases those that start only behind a GO."""
     stages = {name: profile.phases[name].stage for name in names if name in profile.phases}
     return [name for name, stage in stages.items() if stage and stage.needs_go]
+
+
+def stands_on_go(profile: Profile, name: str) -> bool:
+    """Does this phase of the plan train what a phase behind a GO trains? Gates before it do."""
+    settings = profile.phases[name]
+    if settings.stage is None or profile.plan is None:
+        return False
+    behind = [profile.phases[one] for one in needing_go(profile, profile.plan.phases)]
+    return _changed(settings.config_overrides) in [_changed(one.config_overrides) for one in behind]
+
+
+def _changed(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What a phase trains otherwise than the config does."""
+    return {key: value for key, value in overrides.items() if key not in FREE_KEYS}
 
 
 def is_plan_file(name_or_path: str) -> bool:

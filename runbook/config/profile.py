@@ -174,6 +174,7 @@ class PlanNote(Record):
 
     `shipped` is false for a file of one's own. `stops`: nothing starts behind a phase that did not
     pass. `go` is the accepted run behind it, with what that one said; empty if there is none.
+    `parameters`: how many the model of that run has; 0 if that is not known.
     """
 
     name: str
@@ -181,6 +182,7 @@ class PlanNote(Record):
     stops: bool
     phases: tuple[str, ...]
     go: str = ""
+    parameters: int = Field(default=0, ge=0)
 
 
 class Profile(Record):

@@ -33,12 +33,16 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
     asked = asked_for(known, options.until)
     found = Standing()
     if not options.without_go:
-        found = find_standing(Path(options.out), profile, settings)
-        if not found.run_id and (needing := needing_go(known, asked)):
+        needing = needing_go(known, asked)
+        phases = [known.phases[name] for name in needing]
+        found = find_standing(Path(options.out), profile, settings, phases)
+        if not found.run_id and needing:
             raise UsageError(_refusal(options, needing, asked, found))
     chosen = {name: v for name, v in found.chosen.items() if name not in settings.toggles}
     go = f"{found.run_id}: {found.said}" if found.run_id else ""
-    return with_plan(profile, plan, shipped=named, chosen=chosen, go=go)
+    return with_plan(
+        profile, plan, shipped=named, chosen=chosen, go=go, parameters=found.parameters
+    )
 
 
 def _with_workload(profile: Profile, config: str) -> Profile:

@@ -13,6 +13,9 @@ from runbook.records import Launch, LaunchEntry
 
 # What stands in the record where a signal's name would.
 TIME_LIMIT = "the time limit of this part"
+PREEMPTION = "the pre-emption of its trainer"
+# A run that ended so is INCOMPLETE, and no signal's number is its exit code.
+NO_SIGNAL = (TIME_LIMIT, PREEMPTION)
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from runbook.engine.judge import (
 )
 from runbook.engine.not_started import known_end, not_run
 from runbook.engine.options import Setup
-from runbook.engine.part import TIME_LIMIT, Part
+from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
@@ -33,6 +33,7 @@ from runbook.records import (
     Launch,
     LaunchEntry,
     LaunchResult,
+    LaunchStatus,
     PhaseRecord,
     Reason,
 )
@@ -173,6 +174,9 @@ class PhaseRun:
                     result=done.model_dump(mode="json"),
                 )
                 state.observer.launch_finished(launch, done)
+                if done.status is LaunchStatus.PREEMPTED:
+                    # Who ends a trainer wants its machine: what is left is for `--resume`.
+                    state.stop.request(PREEMPTION)
         self.entries.append(LaunchEntry(launch=launch, result=done))
 
     def _has_time_for(self, launch: Launch) -> bool:

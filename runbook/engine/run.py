@@ -45,7 +45,7 @@ from runbook.records.phase import Phase
 
 _SHORT_SHA = 7
 _TRIES = 100
-_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
+_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 
 
 def create_run_folder(out: Path) -> Path:

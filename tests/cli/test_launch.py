@@ -1,13 +1,15 @@
-"""`runbook launch`: a whole plan for real, killed on its way, and what is refused before."""
+"""`runbook launch`: a whole plan for real, pre-empted and killed, and what is refused before."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,42 +18,83 @@ from runbook.records import Check, Outcome, RunRecord, Verdict
 from tests.cli.shell import runbook
 from tests.shared import once
 
-# Without the rows that hold clocks against each other, which is not what this is about.
 PLAN = """\
 extends: production
 name: short
 phases:
   preflight: null
-  smoke: {checks: [completed, heartbeats, past_step_5, loss_finite, toggles_effective, gates]}
-  extended: {checks: [completed, as_planned, loss_finite, plausible, gates, resumed]}
+  smoke:
+    checks: [completed, accounts, heartbeats, past_step_5, loss_finite, toggles_effective, gates]
+  extended: {checks: [completed, as_planned, loss_finite, plausible, accounts, gates, resumed]}
   production:
-    checks: [completed, ranks_alive, as_planned, plausible, gradients, oracle, checkpoint_time]
+    checks: [completed, ranks_alive, as_planned, plausible, accounts, gradients, checkpoint_time]
 """
 WORDS = ("--profile", "cpu", "--steps-scale", "0.02", "--out", "runs")
 
 
 def launched(folder: Path) -> Path:
-    """The whole short plan, killed in its last leg and continued; returns the run's folder."""
+    """The short plan, its first half, then the rest: pre-empted and killed in the last leg.
+
+    Returns the run's folder.
+    """
     (folder / "short.yaml").write_text(PLAN)
-    words = ("launch", "--plan", "short.yaml", "--without-go", *WORDS)
+    words = ("--plan", "short.yaml", "--without-go", *WORDS, "--until", "smoke")
+    begun = runbook("launch", *words, cwd=folder, timeout_s=500)
+    assert begun.code == 4, begun.out + begun.err
+    (run,) = (path.parent for path in folder.glob("runs/*/run.json"))
+    resume = ("--resume", run.name, "--out", "runs")
+    assert f"runbook launch --resume {run.name} --until production" in begun.out
+    assert ended(folder, (*resume, "--until", "production"), begun_leg, preempt) == 3
+    assert not (run / "production/leg2/checkpoints/step_100").exists()
+    kept = digests(run / "production" / "leg1")
+    assert ended(folder, resume, begun_leg_again, kill) == -signal.SIGKILL
+    done = runbook("launch", *resume, cwd=folder, timeout_s=500)
+    assert done.code == 0, done.out + done.err
+    assert digests(run / "production" / "leg1") == kept, "what had finished is not repeated"
+    return run
+
+
+def ended(
+    folder: Path,
+    words: Sequence[str],
+    when: Callable[[Path], Path | None],
+    how: Callable[[subprocess.Popen[bytes], Path], None],
+) -> int:
+    """The exit code of a launch that is ended in the middle of a leg."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "runbook", *words, "--quiet"],
+        [sys.executable, "-P", "-m", "runbook", "launch", *words, "--quiet"],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={k: v for k, v in os.environ.items() if not k.startswith("NSA_")},
     ) as harness:
         give_up = time.monotonic() + 500
-        while not (rows := list(folder.glob("runs/*/production/leg2/training.csv"))):
+        while (leg := when(folder)) is None:
             assert harness.poll() is None and time.monotonic() < give_up
-            time.sleep(0.05)
-        os.kill(harness.pid, signal.SIGKILL)
-    run = rows[0].parents[2]
-    kept = digests(run / "production" / "leg1")
-    done = runbook("launch", "--resume", run.name, "--out", "runs", cwd=folder, timeout_s=500)
-    assert done.code == 0, done.out + done.err
-    assert digests(run / "production" / "leg1") == kept, "what had finished is not repeated"
-    return run
+            time.sleep(0.02)
+        how(harness, leg)
+        return harness.wait(timeout=120)
+
+
+def begun_leg(folder: Path) -> Path | None:
+    """The last leg, once it has trained a step."""
+    rows = list(folder.glob("runs/*/production/leg2/training.csv"))
+    return rows[0].parent if rows and rows[0].read_bytes().count(b"\n") > 1 else None
+
+
+def begun_leg_again(folder: Path) -> Path | None:
+    again = list(folder.glob("runs/*/production/leg2.unfinished1"))
+    return begun_leg(folder) if again else None
+
+
+def preempt(_harness: subprocess.Popen[bytes], leg: Path) -> None:
+    """SIGTERM to one rank, as who wants the machine sends it."""
+    first = (leg / "heartbeat_rank1.jsonl").read_text().partition("\n")[0]
+    os.kill(json.loads(first)["pid"], signal.SIGTERM)
+
+
+def kill(harness: subprocess.Popen[bytes], _leg: Path) -> None:
+    harness.kill()
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -85,15 +128,18 @@ def test_it_is_go_and_says_what_is_less_than_usual(run: Path) -> None:
     ]
     assert record.said.startswith("GO, STARTED WITHOUT A GO (of this configuration")
     assert "plan short" in record.caveats and "steps x 0.02" in record.caveats
-    assert any("production/leg2 begun 2 times" in text for text in record.caveats)
+    assert any("production/leg2 begun 3 times" in text for text in record.caveats)
 
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_a_leg_that_was_killed_goes_on_from_the_checkpoint_before_it(run: Path) -> None:
+def test_a_leg_that_was_cut_off_goes_on_from_the_checkpoint_before_it(run: Path) -> None:
     steps = (run / "production/leg2/training.csv").read_text().splitlines()[1:]
     assert [line.split(",")[0] for line in steps] == [str(n) for n in range(51, 101)]
-    assert (run / "production/leg2.unfinished1").is_dir()
+    preempted, killed = (run / f"production/leg2.unfinished{number}" for number in (1, 2))
+    last = (preempted / "heartbeat_rank1.jsonl").read_text().splitlines()[-1]
+    assert (json.loads(last)["event"], json.loads(last)["code"]) == ("exit", 13)
+    assert killed.is_dir()
     assert (run / "production/leg2/checkpoints/step_100").is_dir()
 
 

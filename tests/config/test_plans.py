@@ -102,6 +102,15 @@ SMOKE = (
         (SMOKE.format("") + "  preflight: {}\n", "phases run in the order preflight, warm"),
         (SMOKE.format("") + "limits: {memroy_gib: {value: 3, source: s}}\n", "no such limit"),
         (SMOKE.format("") + "stop: true\n", "stop: unknown key (did you mean 'stops'?); allowed: "),
+        (
+            SMOKE.format(", needs_go: true, dataset: fineweb_edu"),
+            "phases.warm.dataset: no phase before it trains on fineweb_edu; let one that needs",
+        ),
+        (
+            "extends: production\nname: mine\nphases:\n"
+            "  smoke: {config_overrides: {data.tokenizer: gpt2}}\n  extended: null\n",
+            "phases.production.dataset: no phase before it trains on fineweb_edu;",
+        ),
         ("extends: prodction\n", "no plan 'prodction' (did you mean 'production'?)"),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from runbook.engine import Observer
 from runbook.engine.journal import read_events
 from runbook.engine.outputs import check_manifest
-from runbook.engine.part import TIME_LIMIT, Part
+from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.run import resume_run, run_setup
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
@@ -105,6 +108,34 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
     started = [event["launch"] for event in begun]
     assert all(started.count(name) == 1 for name in done)
     assert check_manifest(folder) == []
+
+
+def preempt(folder: Path) -> None:
+    """SIGTERM to the first rank that ends a step, as who wants its machine sends it."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        for path in folder.glob("*/baseline/run1/heartbeat_rank0.jsonl"):
+            if '"step_end"' in (text := path.read_text()):
+                os.kill(json.loads(text.partition("\n")[0])["pid"], signal.SIGTERM)
+                return
+        time.sleep(0.02)
+
+
+def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> None:
+    slow, last = Toy("baseline", words=("--dt", "0.2"), steps=8), Toy("bucket_sweep")
+    threading.Thread(target=preempt, args=(tmp_path,)).start()
+    first = run_setup(setup(tmp_path, slow, last), observer=Observer())
+    assert first.verdict is Verdict.INCOMPLETE and first.interrupted
+    assert first.reasons[0] == f"interrupted by {PREEMPTION}"
+    (cut,) = first.phases[0].launches
+    assert cut.result.status is LaunchStatus.PREEMPTED
+    folder = next(tmp_path.glob("*/run.json")).parent
+    assert not (folder / "bucket_sweep").exists(), "the machine is left to whoever wants it"
+    record = resume_run(
+        folder, observer=Observer(), make_setup=lambda _: setup(tmp_path, slow, last)
+    )
+    assert record.verdict is Verdict.GO, record.reasons
+    assert (folder / "baseline/run1.unfinished1/heartbeat_rank0.jsonl").is_file()
 
 
 def test_a_part_of_the_command_ends_with_3_and_is_continued(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.scope import caveats_of
-from runbook.engine.standing import Standing, find_standing
+from runbook.engine.standing import Standing, find_standing, ground_of
 from runbook.errors import UsageError
-from runbook.records import LaunchEntry, LaunchResult, LaunchStatus
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from runbook.records.phase import PlanContext
 from tests.cli.shell import runbook
 from tests.engine.test_scope import phase, record
@@ -71,6 +71,7 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     ("word", "told"),
     [
         ("train.lr=0.1", "train.lr 0.003 then, 0.1 now"),
+        ("data.tokenizer=gpt2", "data.tokenizer byte then, gpt2 now"),
         ("NSA_DDP_BUCKET_MB=1", "NSA_DDP_BUCKET_MB 0.5 then, 1 now"),
     ],
 )
@@ -85,6 +86,54 @@ def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, tol
     )
     with pytest.raises(UsageError, match="production starts only behind a GO"):
         prepare(options)
+
+
+OURS = """\
+extends: production
+name: ours
+phases:
+  smoke: {{{0}}}
+  extended: {{{0}}}
+  production: {{{0}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("config_overrides: {data.tokenizer: gpt2}", "data.tokenizer byte then, gpt2 now"),
+        ("env: {NSA_DDP_COMPRESS: {value: fp16, source: s}}", "NSA_DDP_COMPRESS bf16 then, fp16"),
+        ("config_overrides: {train.log_every: 7}", ""),
+    ],
+)
+def test_what_the_phase_behind_it_changes_itself_counts_too(
+    go: tuple[Path, str], tmp_path: Path, change: str, told: str
+) -> None:
+    plan = tmp_path / "ours.yaml"
+    plan.write_text(OURS.format(change))
+    options = RunOptions(plan=str(plan), profile=str(go[0] / "tiny.yaml"), out=go[0] / "runs")
+    if not told:
+        assert prepare(options).profile.plan
+        return
+    with pytest.raises(UsageError, match=told):
+        prepare(options)
+
+
+def test_a_phase_of_another_tokenizer_is_no_ground(go: tuple[Path, str]) -> None:
+    folder, run = go
+    text = (folder / "runs" / run / "run.json").read_text()
+    known = RunRecord.model_validate_json(text)
+    assert [entry.launch.id for entry in ground_of(known, 2)] == ["baseline/run1"]
+    assert ground_of(known, 1) == []
+    document = json.loads(text)["profile_document"]
+    document["phases"]["baseline"]["config_overrides"] = {"data.tokenizer": "gpt2"}
+    assert ground_of(known.model_copy(update={"profile_document": document}), 2) == []
+
+
+def test_the_model_of_the_go_is_known_by_its_parameters(go: tuple[Path, str]) -> None:
+    folder, run = go
+    env = json.loads((folder / "runs" / run / "baseline/run1/env.json").read_text())
+    assert found(go).parameters == env["effective"]["n_params"] == 462_232
 
 
 @pytest.mark.parametrize("word", ["NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77"])

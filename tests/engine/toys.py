@@ -29,7 +29,7 @@ from runbook.records.phase import Judgement, Phase, PlanContext
 from runbook.stats import effective, last_window
 from tests.launch.helpers import fake_launch
 
-CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.NOT_RUN)
+CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 
 
 class Toy(Phase):

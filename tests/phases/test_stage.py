@@ -89,6 +89,20 @@ def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
     assert judge_run(found.values(), required) is Verdict.GO, bad
 
 
+@pytest.mark.parametrize(("phase", "apart"), [("sanity", 1), ("production", -1), ("smoke", 0)])
+def test_a_launch_behind_a_go_trains_the_model_of_that_run(phase: str, apart: int) -> None:
+    profile, plan = load_profile("cpu"), load_plan("production", has_gpu=False)
+    (first, *_) = planned(phase, context("cpu"))
+    count = (healthy(first, profile).env or {})["effective"]["n_params"]
+    behind = with_plan(profile, plan, shipped=True, go="RUN: GO", parameters=count + apart)
+    found = checks(phase, where=PlanContext(profile=behind))["as_planned"]
+    if not apart:
+        assert found.outcome is Outcome.PASS, found.reason
+        return
+    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert f"parameters: {count + apart} in RUN, which was GO, got {count}" in found.reason
+
+
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
 
 

@@ -1,16 +1,74 @@
-"""An arm that cannot run is refused in words that say why."""
+"""Whose time a row is, and an arm that cannot run is refused in words that say why."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.trainer_loop import made_loop, made_source
+from nsa.contract import HEARTBEATS, TRAINING_CSV
 from nsa.toggles import parse_toggles
 from nsa.train.arms import Block
+from nsa.train.launch import plan_launch
 from nsa.train.loop import Loop
+from nsa.train.ranks import choose_device, start_ranks
+from runbook.read import read_training_csv
+from runbook.read.clocks import step_clock
+from runbook.read.history import read_heartbeats
+from tests.train.launching import SMOKE
+
+SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
+
+
+def accounts_of(loop: Loop, run_dir: Path) -> list[str]:
+    """What the two clocks of its steps do not agree on."""
+    block = loop.plan.blocks[0]
+    loop.enter(block)
+    evidence = loop.watcher(block)
+    loop.clock.restart()
+    for _ in range(block.total_steps):
+        loop.one_step(block, False, evidence)
+    rank = read_heartbeats(run_dir / HEARTBEATS.name(0), rank=0, relative_to=run_dir)
+    frame = read_training_csv(run_dir / TRAINING_CSV, relative_to=run_dir).frame
+    return step_clock(frame, rank, [rank])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late: bool) -> None:
+    """Rows that take 30 ms now and then, as TensorBoard's may; told late they do not balance."""
+    plan = plan_launch(["--config", str(SMOKE), *SMALL], {"NSA_PREFILL_BATCHED": "1"})
+    ranks = start_ranks(plan, choose_device(plan))
+    loop = made_loop(plan, ranks, made_source(plan, ranks, "synthetic"), tmp_path)
+    write, beat = loop.tables.training, loop.heartbeat
+    tell, told = beat.write, []
+
+    def slow(row: dict[str, Any]) -> None:
+        write(row)
+        time.sleep(0.03 * (row["step"] % 2))
+
+    def after_the_row(event: Any, **fields: Any) -> None:
+        if event != "step_end":
+            tell(event, **fields)
+            return
+        told.append(fields)
+
+    loop.tables.training = slow  # type: ignore[method-assign]
+    if late:
+        beat.write = after_the_row  # type: ignore[method-assign]
+        add = loop.settler.add
+
+        def settle(item: Any) -> None:
+            add(item)
+            tell("step_end", **told.pop())  # type: ignore[arg-type]
+
+        loop.settler.add = settle  # type: ignore[method-assign]
+    problems = accounts_of(loop, tmp_path)
+    assert bool(problems) is late, problems
 
 
 def refusal(error: RuntimeError) -> str | None:

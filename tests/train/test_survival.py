@@ -3,73 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from nsa.train import restore
-from tests.train.launching import Launch, run, start
+from benchmarks import survival
+from nsa.contract import HEARTBEATS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STEPS = 40
-SETTINGS = ("train.save_every=8", "train.eval_every=8", "train.keep_last=2", "model.n_layers=1")
-ARGS = ["--dataset", "markov", "--ddp", "0", "--seq-len", "32", "--steps", str(STEPS), "--save"]
-ARGS += [word for setting in SETTINGS for word in ("--set", setting)]
+ENDS = [(signal.SIGKILL, 19), (signal.SIGKILL, 21), (signal.SIGTERM, 27)]
 
 
-def _lines(out: Path) -> dict[int, list[str]]:
-    """Step, loss, rate and norm of every step, of the newest run that did it."""
-    found = {}
-    for table in sorted(out.glob("*/training.csv")):
-        for row in table.read_text().split("\n")[1:-1]:
-            cells = row.split(",")
-            found[int(cells[0])] = [*cells[:3], cells[6]]
-    return found
-
-
-def test_two_kills_and_a_sigterm_change_no_bit(tmp_path: Path) -> None:
-    alone = run(tmp_path / "alone", [*ARGS, "--out-dir", str(tmp_path / "whole")], harness=False)
-    assert alone.process.returncode == 0, alone.text()
-    out = tmp_path / "pieces"
-    words = [*ARGS, "--out-dir", str(out)]
-    resume = ["--resume", str(out / "latest")]
-
-    def until(name: str, step: int, number: signal.Signals, more: list[str]) -> Launch:
-        launch = start(tmp_path / name, [*words, *more], harness=False)
-        table = "latest/training.csv"
-
-        def there(_: Launch) -> bool:
-            path = out / table
-            return path.exists() and f"\n{step}," in path.read_text()
-
-        launch.until(there)
-        launch.process.send_signal(number)
-        return launch.wait()
-
-    def newest() -> str:
-        # A run that was killed before its own first checkpoint leads on to the one before it.
-        return f"({restore.find_step(out / 'latest', 0)[0].name.replace('_', ' ')})"
-
-    first = until("killed", 19, signal.SIGKILL, [])
-    assert first.process.returncode == -signal.SIGKILL
-    sound = newest()
-    second = until("again", 21, signal.SIGKILL, resume)
-    assert sound in second.text()
-    sound = newest()
-    third = until("term", 27, signal.SIGTERM, resume)
-    assert third.process.returncode == 13 and sound in third.text()
-    end = json.loads((out / "latest" / "heartbeat_rank0.jsonl").read_text().split("\n")[-2])
+def test_two_kills_and_a_sigterm_change_no_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = survival.compare(tmp_path, STEPS, 1, ENDS)
+    told, pieces = capsys.readouterr().out, tmp_path / "pieces"
+    console = (pieces / "console.log").read_text()
+    assert code == 0, told + console
+    assert re.findall(r"exit code (-?\d+)", told) == ["-9", "-9", "13", "0", "0"]
+    runs = survival.runs(pieces)
+    end = json.loads((runs[2] / HEARTBEATS.name(0)).read_text().split("\n")[-2])
     assert (end["event"], end["code"]) == ("exit", 13) and "SIGTERM" in end["reason"]
-    last = run(tmp_path / "last", [*words, *resume], harness=False)
-    assert last.process.returncode == 0, last.text()
-    assert f"(step {end['step']})" in last.text()  # saved where it was stopped
-    assert _lines(out) == _lines(tmp_path / "whole") and len(_lines(out)) == STEPS
-    ends = [
-        json.loads((folder / "latest" / "heartbeat_rank0.jsonl").read_text().split("\n")[-2])
-        for folder in (out, tmp_path / "whole")
-    ]
-    assert ends[0]["param_hash"] == ends[1]["param_hash"]
-    kept = sorted(p.name for p in (tmp_path / "whole" / "latest" / "checkpoints").iterdir())
-    assert kept == ["step_32", "step_40"]
+    begun = re.findall(r"\[resume\] .*\(step (\d+)\)", console)
+    assert len(begun) == 3 and begun[2] == str(end["step"]), "saved where it was stopped"
+    kept = sorted(path.name for path in (tmp_path / "whole/latest/checkpoints").iterdir())
+    assert kept == ["step_36", "step_38", "step_40"]
+    # And what differs is told: in one digit of one step, or at the end alone.
+    table = pieces / "latest/training.csv"
+    text = table.read_text()
+    table.write_text(re.sub(r"\n40,(\d)", "\n40,9\\1", text))
+    assert not survival.same(tmp_path / "whole", pieces, STEPS)
+    assert "DIFFERENT: steps, step 40: " in capsys.readouterr().out
+    table.write_text(text)
+    beats = pieces / "latest" / HEARTBEATS.name(0)
+    digest = end_of(beats)["param_hash"]
+    beats.write_text(beats.read_text().replace(digest, "0" * len(digest)))
+    assert not survival.same(tmp_path / "whole", pieces, STEPS)
+    assert f"DIFFERENT: parameters: {digest} and 000" in capsys.readouterr().out
+
+
+def end_of(beats: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(beats.read_text().split("\n")[-2])
+    return found
