@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary one)")
     args = parser.parse_args()
+    # As torchrun does. A copy by several threads waits, tensor by tensor, for the one whose core
+    # other work has taken.
+    torch.set_num_threads(1)
     words = ["--config", args.config, "--ddp", "0", "--set", "runtime.device=auto"]
     plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1"})
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))

@@ -30,7 +30,15 @@ def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
     )
 
 
-def made_loop(plan: LaunchPlan, ranks: Ranks, source: Source, run_dir: Path) -> Loop:
+def made_loop(
+    plan: LaunchPlan,
+    ranks: Ranks,
+    source: Source,
+    run_dir: Path,
+    start_step: int = 0,
+    *,
+    owed: bool = False,
+) -> Loop:
     """A loop that writes its records into `run_dir`, without TensorBoard."""
     beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
     beat.open(run_dir)
@@ -42,4 +50,6 @@ def made_loop(plan: LaunchPlan, ranks: Ranks, source: Source, run_dir: Path) -> 
         heartbeat=beat,
         termination=Termination(),
         run_dir=run_dir,
+        start_step=start_step,
+        owed=owed,
     )

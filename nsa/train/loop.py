@@ -57,7 +57,9 @@ class Loop:
         run_dir: Path,
         first_batch: Batch | None = None,
         start_step: int = 0,
+        owed: bool = False,
     ) -> None:
+        """`owed`: the step before the first was to be evaluated, and was not."""
         self.plan, self.engine, self.source = plan, engine, source
         self.tables, self.heartbeat, self.termination = tables, heartbeat, termination
         self.run_dir, self.ranks = run_dir, engine.ranks
@@ -84,6 +86,7 @@ class Loop:
         self.checkpoints = Checkpoints(run_dir, engine, Retention.of(plan.config.train))
         # Step and loss of the latest evaluation.
         self._evaluated: tuple[int, float] | None = None
+        self._owed = owed
         self._early = first_batch
         self._halt = run_dir / HALT_FILE
         self._dump_every = int(plan.toggles.number("NSA_MEM_DUMP_EVERY"))
@@ -98,6 +101,9 @@ class Loop:
                 continue
             if not self._proven:
                 self._prove()
+            if self._owed:
+                self._owed, self.heartbeat.step = False, self.step
+                self._evaluate()
             self._run_block(block)
             if self.settler.end is not None:
                 return self._finish(self.settler.end)

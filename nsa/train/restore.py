@@ -53,12 +53,20 @@ class CheckpointError(NSAError):
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A checkpoint that was loaded, and the ones that were refused before it."""
+    """A checkpoint that was loaded, and the ones that were refused before it.
+
+    evaluated: whether the run that wrote it had evaluated that very step.
+    """
 
     path: Path
     step: int
     position: dict[str, Any]
     refused: tuple[str, ...]
+    evaluated: bool
+
+    def owes_evaluation(self, every: int) -> bool:
+        """Was an evaluation due at its step, every so many, that the end of that run left out?"""
+        return every > 0 and self.step % every == 0 and not self.evaluated
 
 
 def find_step(path: Path, rank: int) -> tuple[Path, list[str]]:
@@ -120,7 +128,13 @@ def load(path: Path, engine: Engine) -> Restored:
     if engine.device.type == "cuda" and cuda_rng is not None:
         torch.cuda.set_rng_state(cuda_rng, engine.device)
     position = json.loads(saved[f"rank{rank}.position"].numpy().tobytes())
-    return Restored(path=folder, step=int(facts["step"]), position=position, refused=tuple(refused))
+    return Restored(
+        path=folder,
+        step=int(facts["step"]),
+        position=position,
+        refused=tuple(refused),
+        evaluated=facts.get("val_loss") is not None,
+    )
 
 
 def read(folder: Path) -> dict[str, Tensor]:

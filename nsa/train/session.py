@@ -148,6 +148,7 @@ class _Session:
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.notes = list(plan.notes)
         self.resumed: dict[str, Any] | None = None
+        self.owed = False
         self.loop: Loop | None = None
 
     def run(self) -> None:
@@ -189,6 +190,7 @@ class _Session:
             run_dir=run_dir,
             first_batch=first,
             start_step=start_step,
+            owed=self.owed,
         )
         self.termination.in_loop = True
         try:
@@ -259,6 +261,7 @@ class _Session:
     def _resume(self, engine: Engine, source: Source, path: Path) -> int:
         restored = restore.load(path, engine)
         source.seek(restored.position)
+        self.owed = restored.owes_evaluation(self.plan.config.train.eval_every)
         for line in restored.refused:
             text = f"damaged checkpoint refused, the one before it is used: {line}"
             self.notes.append(text)

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from benchmarks.trainer_loop import made_loop, made_source
-from nsa.contract import HEARTBEATS, TRAINING_CSV
+from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
 from nsa.toggles import parse_toggles
 from nsa.train.arms import Block
 from nsa.train.launch import plan_launch
 from nsa.train.loop import Loop
 from nsa.train.ranks import choose_device, start_ranks
+from nsa.train.restore import Restored
 from runbook.read import read_training_csv
 from runbook.read.clocks import step_clock
 from runbook.read.history import read_heartbeats
@@ -69,6 +70,29 @@ def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late
         loop.settler.add = settle  # type: ignore[method-assign]
     problems = accounts_of(loop, tmp_path)
     assert bool(problems) is late, problems
+
+
+@pytest.mark.parametrize("owed", [False, True])
+def test_an_evaluation_that_an_end_left_out_is_made_up_for(tmp_path: Path, owed: bool) -> None:
+    words = ["--config", str(SMOKE), *SMALL, "--set", "train.eval_every=14"]
+    plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1"})
+    ranks = start_ranks(plan, choose_device(plan))
+    loop = made_loop(plan, ranks, made_source(plan, ranks, "synthetic"), tmp_path, 14, owed=owed)
+    assert loop.run().code == 0
+    evaluated = [line.split(",")[0] for line in (tmp_path / VAL_CSV).read_text().splitlines()[1:]]
+    assert evaluated == ["14"] * owed
+    assert loop.done == 2
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "evaluated", "owes"),
+    [(8, 4, False, True), (8, 4, True, False), (7, 4, False, False), (8, 0, False, False)],
+)
+def test_a_checkpoint_knows_whether_its_step_was_evaluated(
+    tmp_path: Path, step: int, every: int, evaluated: bool, owes: bool
+) -> None:
+    restored = Restored(path=tmp_path, step=step, position={}, refused=(), evaluated=evaluated)
+    assert restored.owes_evaluation(every) is owes
 
 
 def refusal(error: RuntimeError) -> str | None:
