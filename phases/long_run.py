@@ -11,7 +11,7 @@ from phases.common.case import Case, Finding, Unanswerable, incomplete, invalid
 from phases.common.commands import environment, trainer_launch
 from phases.common.compared import drift_compared, projected_compared
 from phases.common.curves import gate_curves, losses, marks, memories, throughputs
-from phases.common.gates import gates
+from phases.common.gates import gates, selection
 from phases.common.measure import against, log_value
 from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, last50s, optional, rate_table
@@ -126,10 +126,11 @@ class LongRun(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
+        known = optional(lambda: case.launch(_LAUNCH))
         return Judgement(
             checks=(),
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
-            measurements=last50s(case, [_LAUNCH]),
+            measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
             comparisons=_comparisons(case),
         )

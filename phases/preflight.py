@@ -24,7 +24,7 @@ from phases.common.facts import (
     artifacts,
     branch,
     clean_tree,
-    count_is_zero,
+    leftovers,
     recorded,
     sequential_prefill,
     variables,
@@ -236,8 +236,8 @@ def _machine_rows() -> tuple[Row, ...]:
         Row(
             "leftovers",
             "Are there no leftover trainer processes?",
-            lambda case: count_is_zero(case, "processes.leftover"),
-            topic="gpu_state",
+            leftovers,
+            topic="leftovers",
         ),
         Row(
             "variables",

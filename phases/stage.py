@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from phases.common.case import Case, Finding
 from phases.common.commands import trainer_launch
 from phases.common.curves import gate_curves, losses, throughputs
-from phases.common.gates import gates
+from phases.common.gates import gates, selection
 from phases.common.gpu_samples import balance, on_gpus, utilisation
 from phases.common.launches import first_problem
 from phases.common.measure import against, shown_only
@@ -149,11 +149,11 @@ class TrainingStage(RowPhase, Made):
         """Throughput of each launch, and the curves of the last one."""
         names = self.names(case)
         last = names[-1]
-        known = optional(lambda: case.launch(last)) is not None
+        known = optional(lambda: case.launch(last))
         return Judgement(
             checks=(),
             tables=(rate_table(case, names, title="Throughput of each launch"),),
-            measurements=last50s(case, names),
+            measurements=(*last50s(case, names), *(selection(known) if known else ())),
             series=(
                 *throughputs(case, names),
                 *losses(case, last),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from reports.view import ReportView, limit_text, one_line, shown_value
 from runbook.config.precedence import told
@@ -28,12 +28,14 @@ class _Key:
     """A number of the first page: the check that has it, and how it is written.
 
     `measured` is the name that its measurement must have, where the check may show another number
-    instead. A `share` is written in percent. Fewer `ranks` than this have no such number.
+    instead. `beside` names one that its phase measured beside the check, which decides nothing. A
+    `share` is written in percent. Fewer `ranks` than this have no such number.
     """
 
     label: str
     check: str
     measured: str = ""
+    beside: str = ""
     share: bool = False
     always: bool = False
     ranks: int = 1
@@ -54,6 +56,9 @@ KEYS = (
     _Key(label="Learned of what can be learned", check="long_run.learns", share=True),
     _Key(label="Change of the step time", check="long_run.steady", share=True),
     _Key(label="Lowest gate entropy", check="long_run.gates"),
+    _Key(label="Blocks that a query attends to", check="long_run.gates", beside="sel_blocks_mean"),
+    _Key(label="Forced part of these blocks", check="long_run.gates", beside="sel_forced_share",
+         share=True),
 )  # fmt: skip
 # The documents ask for these two tables, in this shape.
 TABLE_PHASES = ("bucket_sweep", "fused_adamw")
@@ -116,8 +121,9 @@ def summarize(view: ReportView) -> Summary:
     record = view.record
     checks = {check.id: check for check in record.checks()}
     skipped = {one.name for one in record.phases if one.outcome is Outcome.SKIPPED}
-    keys = [key for key in KEYS if key.ranks <= _ranks(record)]
-    found = [_key_number(key, checks.get(key.check), skipped) for key in keys]
+    keys = _keys(record, checks)
+    beside = {(one.name, m.name): m for one in record.phases for m in one.measurements}
+    found = [_key_number(key, checks.get(key.check), skipped, beside) for key in keys]
     numbers = tuple(one for one in found if one.value)
     shown = {key.check for key in keys if key.always} | {one.id for one in numbers}
     folder, approved = run_folder(record), record.verdict is Verdict.GO
@@ -134,6 +140,31 @@ def summarize(view: ReportView) -> Summary:
         folder=folder,
         resume=f"runbook run --resume {folder}" if _may_resume(record) else "",
     )
+
+
+def _keys(record: RunRecord, checks: Mapping[str, Check]) -> list[_Key]:
+    """The numbers that a run of these ranks can have.
+
+    A launch by a plan has them from the last of its own phases that measured one.
+    """
+    keys = [key for key in KEYS if key.ranks <= _ranks(record)]
+    made = [one.name for one in record.phases if _is_made(record, one.name)]
+    if not made:
+        return keys
+    found = []
+    for key in keys:
+        row = key.check.partition(".")[2]
+        ids = [f"{name}.{row}" for name in reversed(made)]
+        told = [name for name in ids if name in checks and checks[name].measurement is not None]
+        found += [replace(key, check=told[0])] if told else []
+    return found
+
+
+def _is_made(record: RunRecord, phase: str) -> bool:
+    """Did the run's plan make this phase?"""
+    settings = record.profile_document.get("phases")
+    one = settings.get(phase) if isinstance(settings, dict) else None
+    return isinstance(one, dict) and bool(one.get("stage"))
 
 
 def _ranks(record: RunRecord) -> int:
@@ -165,9 +196,16 @@ def exports_text(record: RunRecord) -> str:
     return "\n".join(map(" ".join, lines))
 
 
-def _key_number(key: _Key, check: Check | None, skipped: Container[str]) -> KeyNumber:
+def _key_number(
+    key: _Key,
+    check: Check | None,
+    skipped: Container[str],
+    beside: Mapping[tuple[str, str], Measurement],
+) -> KeyNumber:
     measured = check.measurement if check else None
-    if measured is None or (key.measured and measured.name != key.measured):
+    if key.beside:
+        measured = beside.get((key.check.partition(".")[0], key.beside))
+    elif measured is None or (key.measured and measured.name != key.measured):
         measured = None
     window = f", {measured.window}" if measured and measured.window else ""
     left_out = key.check.partition(".")[0] in skipped
@@ -177,10 +215,10 @@ def _key_number(key: _Key, check: Check | None, skipped: Container[str]) -> KeyN
         label=key.label,
         id=key.check,
         outcome=(check.outcome if check else lacking).value,
-        gated=check is None or check.code is not Reason.NOT_GATED,
+        gated=not key.beside and (check is None or check.code is not Reason.NOT_GATED),
         value=_written(measured, key) if measured else "",
         interval=_interval(measured, key) if measured else "",
-        limit=_limit(check, key) if check else "",
+        limit=_limit(check, key) if check and not key.beside else "",
         basis=f"n={measured.n}{window}" if measured else "",
         files=measured.named[0] if measured else (),
         more_files=measured.named[1] if measured else 0,

@@ -195,7 +195,7 @@ class _Stage:
     def _processes(self) -> list[host.Seen]:
         own = [host.Seen(pid=1, parent=0)]
         return own + [
-            host.Seen(pid=4_190_000 + n, parent=1, token="ab" * 16, command=text)
+            host.Seen(pid=4_190_000 + n, parent=1, token="ab" * 16, words=tuple(text.split()))
             for n, text in enumerate(self.machine.leftovers)
         ]
 

@@ -47,6 +47,8 @@ case "$*" in
   *ls-files*) echo __init__.py ;;
   *--show-toplevel*) echo "$(cd "$(dirname "$0")/.." && pwd)" ;;
   *symbolic-ref*) echo main ;;
+  *rev-list*) echo 0 ;;
+  *@{upstream}*) echo origin/main ;;
   *rev-parse*) echo {sha} ;;
   *) ;;
 esac

@@ -25,6 +25,7 @@ from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
 from nsa.train.kernels import other_kernels, why_not
 from nsa.train.launch import LaunchPlan
+from nsa.train.policies import allow_tf32
 from nsa.train.ranks import Ranks
 
 # The cosine ends at this share of the learning rate.
@@ -70,7 +71,7 @@ class Engine:
         self.plan, self.ranks, self.device = plan, ranks, ranks.device
         torch.manual_seed(plan.config.train.seed)
         if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")
+            allow_tf32()
         self.model = NSALanguageModel(plan.model_config()).to(self.device)
         self.model.train()
         toggles = plan.toggles

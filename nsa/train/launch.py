@@ -180,7 +180,8 @@ def _load(flags: Flags, toggles: ToggleSet, problems: list[str]) -> Loaded | Non
     if flags.config is None:
         problems.append(
             "no config: give --config FILE, or CONFIG=FILE in the environment "
-            "(for example configs/cpu_smoke.yaml)"
+            "(for production CONFIG=configs/m7c_125m_2xa100_production.yaml, without a GPU "
+            "CONFIG=configs/cpu_smoke.yaml)"
         )
         return None
     overrides = toggle_overrides(toggles.values, toggles.sources)

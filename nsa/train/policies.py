@@ -7,6 +7,12 @@ from typing import Any
 import torch
 
 
+def allow_tf32() -> None:
+    """Let CUDA round float32 products to TF32, in matrix products and in cuDNN (E17)."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+
+
 def policies() -> dict[str, Any]:
     """The switches in force now, for env.json.
 

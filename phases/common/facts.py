@@ -56,17 +56,28 @@ def artifacts(case: Case) -> Finding:
 
 
 def branch(case: Case) -> Finding:
-    """INVALID on another branch than the profile's; any branch where it names none."""
+    """INVALID on another branch than the profile's; any branch where it names none.
+
+    Nothing is fetched: that the last fetch brought commits which are not here is a warning.
+    """
     expected = case.profile.branch
+    behind = _behind(case)
     if expected is None:
         fact = case.fact("git.branch")
-        seen = fact.value or fact.note or "no checkout"
-        return skipped(Reason.NOT_ASKED_FOR, f"on {seen}; the profile does not require a branch")
+        seen = f"on {fact.value or fact.note or 'no checkout'}{behind}"
+        return skipped(Reason.NOT_ASKED_FOR, f"{seen}; the profile does not require a branch")
     fact, value = case.known("git.branch")
     if fact.value == expected:
-        return passed(f"on {expected}", measurement=value)
+        answer = warned if behind else passed
+        return answer(f"on {expected}{behind}", measurement=value)
     reason = f"on {fact.value}, the profile expects {expected}"
     return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+
+
+def _behind(case: Case) -> str:
+    """Words for the commits of its upstream that the checkout lacks; empty where there are none."""
+    fact = case.evidence.facts.get("git.behind")
+    return f", {fact.value:g} commits behind ({fact.note})" if fact and fact.value else ""
 
 
 def clean_tree(case: Case) -> Finding:
@@ -84,14 +95,20 @@ def clean_tree(case: Case) -> Finding:
     return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value, evidence=paths)
 
 
-def count_is_zero(case: Case, name: str) -> Finding:
-    """INVALID if something is there that must not be."""
-    fact, value = case.known(name)
-    if float(value.value) == 0:
-        return passed("none", measurement=value)
-    return invalid(
-        Reason.WRONG_ENVIRONMENT, f"{float(value.value):.0f}: {fact.note}", measurement=value
-    )
+def leftovers(case: Case) -> Finding:
+    """INVALID where a trainer's starter is gone; a warning where trainers of a live run are seen.
+
+    They are named, whoever started them, and left alone.
+    """
+    fact, value = case.known("processes.leftover")
+    if float(value.value) > 0:
+        reason = f"{float(value.value):.0f}: {fact.note}"
+        return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+    others, running = case.known("processes.other_runs")
+    if float(running.value) > 0:
+        reason = f"none, but {float(running.value):.0f} of runs that go on beside: {others.note}"
+        return warned(reason, measurement=running)
+    return passed("none", measurement=value)
 
 
 def variables(case: Case) -> Finding:

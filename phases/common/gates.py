@@ -1,25 +1,36 @@
-"""Are the gates of the three branches healthy? Read from the gates.csv of one launch."""
+"""Are gates and selection of the three branches healthy? Read from the gates.csv of one launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Case, Finding, failed, inconclusive, invalid, missing, passed
 from phases.common.measure import in_file, with_limit
 from phases.limits import GATE_COLLAPSE_READINGS, GATE_ENTROPY_MIN, GATE_MAX_SHARE
-from runbook.records import Reason, Window
+from runbook.records import Measurement, Reason, Window
+from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # A stretch without readings is suspicious beyond so many of the usual ones.
 _GAP = 3
+# Column of gates.csv, its unit, and what it is called.
+_SELECTION = (
+    ("sel_blocks_mean", "blocks", "blocks that a query attends to"),
+    ("sel_forced_share", "share", "part of them that is forced"),
+)
+# The trainer averages whole numbers in float64.
+_ROUNDING = 1e-6
 
 
 def gates(case: Case, *, name: str) -> Finding:
-    """Collapsed: entropy too low or one gate too large in N readings one after the other."""
+    """Collapsed: entropy too low or one gate too large in N readings one after the other.
+
+    A selection of another size than the config means is a FAIL too; no document limits it further.
+    """
     launch = case.completed(name)
     frame = launch.gates
     if frame is None or frame.empty:
@@ -32,6 +43,8 @@ def gates(case: Case, *, name: str) -> Finding:
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
     if gap := _unread(frame, launch.launch.after, asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
+    if wrong := _other_selection(launch):
+        return failed(Reason.MISMATCH, wrong, evidence=(launch.gates_path, launch.env_path))
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)
     bad = [
@@ -48,6 +61,7 @@ def gates(case: Case, *, name: str) -> Finding:
         note=f"largest gate share {largest.max():.3f}",
     )
     text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
+    text += _told(selection(launch))
     start, readings = _longest_run(bad)
     if not patience.holds(readings):
         step = int(frame["step"].iloc[start])
@@ -57,6 +71,58 @@ def gates(case: Case, *, name: str) -> Finding:
         text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
         return passed(text, measurement=value)
     return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
+
+
+def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
+    """What the selection read, as means over the readings; empty where no statistics were taken."""
+    frame = launch.gates
+    if frame is None:
+        return ()
+    found = []
+    for column, unit, note in _SELECTION:
+        readings = frame[["step", column]].dropna() if column in frame else frame[:0]
+        if not readings.empty:
+            steps = Window(
+                first_step=int(readings["step"].iloc[0]), last_step=int(readings["step"].iloc[-1])
+            )
+            value = float(readings[column].mean())
+            file = (launch.gates_path, launch.gates_sha256)
+            found.append(
+                in_file(*file, column, value, unit, n=len(readings), window=steps, note=note)
+            )
+    return tuple(found)
+
+
+def _told(measured: Sequence[Measurement]) -> str:
+    if len(measured) < len(_SELECTION):
+        return "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
+    blocks, forced = (float(one.value) for one in measured)
+    return f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
+
+
+def _other_selection(launch: LaunchEvidence) -> str:
+    """Why the number of blocks is not that of the config's shape, or an empty string.
+
+    A query in block b attends to min(n_sel, b + 1) of them: no training changes that mean.
+    """
+    env: Mapping[str, Any] = launch.env or {}
+    shape = (env.get("config") or {}).get("nsa") or {}
+    l_sel, n_sel = shape.get("l_sel"), shape.get("n_sel")
+    seq_len = (env.get("effective") or {}).get("seq_len")
+    if launch.gates is None or "sel_blocks_mean" not in launch.gates:
+        return ""
+    if not (l_sel and n_sel and seq_len):
+        return ""  # another trainer's config
+    meant = sum(min(n_sel, at // l_sel + 1) for at in range(seq_len)) / seq_len
+    readings = launch.gates.dropna(subset=["sel_blocks_mean"])
+    other = readings[(readings["sel_blocks_mean"] - meant).abs() > _ROUNDING * meant]
+    if other.empty:
+        return ""
+    step, seen = int(other["step"].iloc[0]), float(other["sel_blocks_mean"].iloc[0])
+    return (
+        f"from step {step} a query attends to {seen:.4g} blocks, where n_sel={n_sel}, "
+        f"l_sel={l_sel} and S={seq_len} mean {meant:.4g}"
+    )
 
 
 def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:

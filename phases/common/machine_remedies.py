@@ -27,6 +27,10 @@ MACHINE: dict[str, Remedy] = {
         "end the processes that nvidia-smi lists, if they are yours, and pin the free devices "
         "with CUDA_VISIBLE_DEVICES"
     ),
+    "leftovers": (
+        "the row names each process: end by its pid what is yours, ask whose the others are "
+        "(`ps -o user,lstart,args -p PID`), and run the phase again"
+    ),
     "card": gpu(
         "train on another card: this one is slower than its kind, whatever the settings are. Look "
         "at clocks, power limit, temperature and throttle reasons (nvidia-smi -q -d "

@@ -25,7 +25,8 @@ _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--bina
 class GitState:
     """A checkout. `diff` is the change against HEAD, `status` lists untracked files too.
 
-    `unseen` are changes that git does not show; they are in neither.
+    `unseen` are changes that git does not show; they are in neither. `behind` counts the commits
+    of the branch's `upstream` that HEAD lacks, as of the last fetch; None without an upstream.
     """
 
     checkout: Path
@@ -33,6 +34,8 @@ class GitState:
     sha: str | None
     status: str
     diff: str
+    upstream: str | None = None
+    behind: int | None = None
     unseen: tuple[Unseen, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -98,6 +101,8 @@ def read_git(checkout: Path) -> GitState:
     sha = _git(checkout, "rev-parse", "--verify", "HEAD")
     status = _git(checkout, "status", "--porcelain=v1", "--untracked-files=normal")
     diff = _git(checkout, *_DIFF) if sha.ok else None
+    upstream = _git(checkout, "rev-parse", "--abbrev-ref", "--symbolic-full-name", "@{upstream}")
+    behind = _git(checkout, "rev-list", "--count", "HEAD..@{upstream}")
     results = [result for result in (sha, status, diff) if result is not None]
     return GitState(
         checkout=checkout,
@@ -106,6 +111,9 @@ def read_git(checkout: Path) -> GitState:
         sha=sha.stdout.strip() if sha.ok else None,
         status=status.stdout,
         diff=diff.stdout if diff is not None else "",
+        # Most checkouts in CI have no upstream, and nothing is fetched here: only told.
+        upstream=upstream.stdout.strip() if upstream.ok else None,
+        behind=int(behind.stdout) if behind.ok else None,
         unseen=tuple(find_unseen(checkout, partial(_git, checkout))),
         problems=tuple(result.problem for result in results if not result.ok),
     )

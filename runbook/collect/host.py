@@ -1,7 +1,8 @@
 """What the host has: processors, memory, disk, ports, processes of launches, and torch.
 
-torch is asked in a process of its own: this program never imports it. A process of a launch is
-one that carries a run token in its environment; names are never matched.
+torch is asked in a process of its own: this program never imports it. A trainer is a process that
+carries a run token in its environment, or one of anybody that runs the trainer's module. They are
+named; only a token ever lets a process be signaled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +137,18 @@ def _read(path: Path) -> str:
 _LONGEST_COMMAND = 200
 # Process 1 adopts what lost its parent, unless a subreaper above us does.
 _INIT = 1
+# What runs a trainer, as the first or (a script with an interpreter) second word of its command.
+_INTERPRETERS = ("python", "torchrun")
+# The trainer's script in the documents (requirements P11 and T9).
+_DOCUMENTED = "train_showcase.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenProcess:
-    """A live process that a launch started. `orphan`: whoever started the launch is gone."""
+class TrainerProcess:
+    """A live process of a trainer. `orphan`: whoever started it is gone.
+
+    `token` is that of the launch, empty for a trainer that somebody else started.
+    """
 
     pid: int
     token: str
@@ -148,34 +157,55 @@ class TokenProcess:
 
     def __str__(self) -> str:
         state = "left over" if self.orphan else "of a live run"
-        return f"pid {self.pid} token {self.token} {state}: {self.command}"
+        named = f" token {self.token}" if self.token else ""
+        return f"pid {self.pid}{named} {state}: {self.command}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is asked of a process; `token` is empty where it has none or may not be read."""
+    """What is asked of a process: the token, empty without one, and the words of its command."""
 
     pid: int
     parent: int
     token: str = ""
-    command: str = ""
+    words: tuple[str, ...] = ()
 
 
-def find_token_processes(processes: Iterable[Seen] | None = None) -> list[TokenProcess]:
-    """Processes that carry a run token and may be read, without this one and its ancestors.
+def find_trainers(
+    processes: Iterable[Seen] | None = None, *, trainer: str = "nsa.train"
+) -> list[TrainerProcess]:
+    """Processes of trainers, without this one and its ancestors.
 
-    A launch whose topmost process was handed to init is left over; one whose parent still lives
-    belongs to a run that is going on beside this one.
+    A tree of them whose top was handed to init is left over; one whose parent still lives belongs
+    to a run that is going on beside this one.
     """
-    table = {seen.pid: seen for seen in (live_processes() if processes is None else processes)}
+    every = live_processes() if processes is None else processes
+    table = {seen.pid: seen for seen in every}
     mine = {parent.pid for parent in psutil.Process().parents()} | {psutil.Process().pid}
     return [
-        TokenProcess(
-            pid=seen.pid, token=seen.token, command=seen.command, orphan=_is_orphan(seen, table)
+        TrainerProcess(
+            pid=seen.pid,
+            token=seen.token,
+            command=" ".join(seen.words)[:_LONGEST_COMMAND],
+            orphan=_is_orphan(seen, table, trainer),
         )
         for seen in sorted(table.values(), key=lambda seen: seen.pid)
-        if seen.token and seen.pid not in mine
+        if seen.pid not in mine and _trains(seen, trainer)
     ]
+
+
+def _trains(seen: Seen, trainer: str) -> bool:
+    """Does it carry a token, or does Python, itself or as torchrun, run the trainer in it?
+
+    An editor or a pager that has the script's name among its words trains nothing.
+    """
+    if seen.token:
+        return True
+    program = [Path(word).name for word in seen.words[:2]]
+    if not any(name.startswith(_INTERPRETERS) for name in program):
+        return False
+    modules = [word for flag, word in pairwise(seen.words) if flag == "-m"]
+    return trainer in modules or any(Path(word).name == _DOCUMENTED for word in seen.words[1:])
 
 
 def live_processes() -> list[Seen]:
@@ -189,22 +219,23 @@ def _look(pid: int) -> Seen | None:
         with process.oneshot():
             if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
                 return None
-            parent = process.ppid()
+            parent, words = process.ppid(), tuple(process.cmdline())
             try:
                 token = process.environ().get(RUN_TOKEN_VARIABLE, "")
-                words = process.cmdline() if token else []
             except (psutil.AccessDenied, OSError):
-                # Another user's process: not ours to judge.
-                return Seen(pid=pid, parent=parent)
+                token = ""  # another user's
     except psutil.NoSuchProcess:
         return None
-    command = " ".join(words)[:_LONGEST_COMMAND]
-    return Seen(pid=pid, parent=parent, token=token, command=command)
+    except psutil.AccessDenied:
+        return Seen(pid=pid, parent=_INIT)
+    return Seen(pid=pid, parent=parent, token=token, words=words)
 
 
-def _is_orphan(seen: Seen, table: dict[int, Seen]) -> bool:
+def _is_orphan(seen: Seen, table: dict[int, Seen], trainer: str) -> bool:
     top = seen
     while (parent := table.get(top.parent)) is not None and parent.token == seen.token:
+        if not _trains(parent, trainer):
+            break
         top = parent
     # Whoever leads the session tree above us adopts as init does, and may be out of our sight.
     return top.parent <= _INIT or top.parent not in table

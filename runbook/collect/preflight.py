@@ -10,7 +10,7 @@ from pathlib import Path
 from nsa.contract import package_digest
 from runbook.collect import git, host
 from runbook.collect.gpu_facts import collect_gpus
-from runbook.collect.host import TokenProcess, TorchFacts, ask_torch, find_token_processes
+from runbook.collect.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
 from runbook.collect.host_settings import collect_host_settings
 from runbook.collect.packages import package_folders, startup_code
 from runbook.collect.probe import NO_VARIABLES, Draft, finish
@@ -57,7 +57,7 @@ def collect_preflight(
     )
     drafts += _host_drafts(run_root)
     drafts += collect_host_settings(_HOST)
-    drafts += _process_drafts(find_token_processes())
+    drafts += _process_drafts(find_trainers(trainer=trainer))
     drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
     _write_host(run_root, drafts)
     return finish(drafts, run_root)
@@ -75,7 +75,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
             _write(run_root / name, "")
         return [
             Draft(name=f"git.{key}", value=None, file=_SHA, note=note)
-            for key in ("branch", "sha", "dirty", "diff_sha256")
+            for key in ("branch", "behind", "sha", "dirty", "diff_sha256")
         ]
     state = git.read_git(checkout)
     _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
@@ -90,9 +90,11 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     named = [*elsewhere, *map(str, state.unseen)]
     dirt += "".join(f"; {text}" for text in named[:_LISTED])
     dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
         _fact("git.branch", state.branch, ", ".join(branch_notes)),
+        _fact("git.behind", state.behind, upstream, unit="commits"),
         Draft(name="git.sha", value=state.sha, file=_SHA, note=where),
         Draft(name="git.dirty", value=bool(changed), file=_STATUS, note=dirt),
         Draft(name="git.diff_sha256", value=state.diff_sha256, file=_DIFF, note=digest),
@@ -152,7 +154,7 @@ def _write_speed_draft(run_root: Path) -> Draft:
     return _fact("disk.write_mib_s", speed, note, unit="MiB/s")
 
 
-def _process_drafts(processes: Sequence[TokenProcess]) -> list[Draft]:
+def _process_drafts(processes: Sequence[TrainerProcess]) -> list[Draft]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]

@@ -11,6 +11,7 @@ from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config import Profile, Settings
 from runbook.config.plan import is_plan_file, load_plan, needing_go, with_plan
+from runbook.config.precedence import words
 from runbook.engine.standing import Standing, find_standing
 from runbook.errors import UsageError, did_you_mean
 from runbook.launch.command import resolve_config
@@ -37,7 +38,8 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
         phases = [known.phases[name] for name in needing]
         found = find_standing(Path(options.out), profile, settings, phases)
         if not found.run_id and needing:
-            raise UsageError(_refusal(options, needing, asked, found))
+            given = replace(options, settings=words(settings))
+            raise UsageError(_refusal(given, needing, asked, found))
     chosen = {name: v for name, v in found.chosen.items() if name not in settings.toggles}
     go = f"{found.run_id}: {found.said}" if found.run_id else ""
     return with_plan(

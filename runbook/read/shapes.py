@@ -165,7 +165,7 @@ ENV = Fields(
                     }
                 ),
                 "model": Fields({"n_layers": is_count}),
-                "nsa": Fields({"l": is_count}),
+                "nsa": Fields(dict.fromkeys(("l", "l_sel", "n_sel"), is_count)),
             }
         ),
         "effective": Fields(

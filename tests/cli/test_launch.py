@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runbook.records import Check, Outcome, RunRecord, Verdict
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.shared import once
 
 PLAN = """\
@@ -180,6 +180,13 @@ def test_production_is_refused_without_a_go_before_anything_starts(tmp_path: Pat
     assert "production starts only behind a GO" in done.err
     assert "runbook run --phase all --profile cpu --out" in done.err
     assert "--until extended" in done.err
+
+
+def test_the_run_that_would_validate_it_has_the_settings_of_this_shell(tmp_path: Path) -> None:
+    done = inside("launch", *WORDS, cwd=tmp_path, NSA_DDP_BUCKET_MB="1")
+    assert done.code == 2
+    assert "runbook run --phase all --profile cpu" in done.err
+    assert "--set NSA_DDP_BUCKET_MB=1" in done.err.partition("; stop before")[0]
 
 
 def test_until_needs_none_and_shows_its_phases_alone(tmp_path: Path) -> None:

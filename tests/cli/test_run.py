@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.host import find_token_processes
+from runbook.collect.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
 from tests.cli.test_json_lines import checked
@@ -160,4 +160,4 @@ def test_a_signal_leaves_a_report_and_no_process(
     assert f"interrupted by {number.name}" in (root / "report.md").read_text()
     tokens = {json.loads(path.read_text())["run_token"] for path in root.rglob("launch.json")}
     assert tokens
-    assert not [item for item in find_token_processes() if item.token in tokens]
+    assert not [item for item in find_trainers() if item.token in tokens]

@@ -51,6 +51,19 @@ def test_a_clean_checkout(checkout: Path) -> None:
     assert state.problems == ()
 
 
+def test_commits_that_the_last_fetch_brought_are_counted(checkout: Path, tmp_path: Path) -> None:
+    """Requirement P1, "freshly fetched": nothing is fetched here, but what is known is told."""
+    state = git.read_git(checkout)
+    assert (state.upstream, state.behind) == (None, None)
+    mine = tmp_path / "mine"
+    git_in(tmp_path, "clone", "-q", str(checkout), str(mine))
+    assert (git.read_git(mine).upstream, git.read_git(mine).behind) == ("origin/main", 0)
+    git_in(checkout, "commit", "-q", "--allow-empty", "-m", "second")
+    assert git.read_git(mine).behind == 0, "nobody has fetched it"
+    git_in(mine, "fetch", "-q")
+    assert git.read_git(mine).behind == 1
+
+
 def test_a_change_is_dirty_and_has_another_digest(checkout: Path) -> None:
     (checkout / "a.txt").write_text("two\n")
     first = git.read_git(checkout)

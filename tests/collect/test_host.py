@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from runbook.collect import host
-from runbook.collect.host import Seen, find_token_processes, live_processes
+from runbook.collect.host import Seen, find_trainers, live_processes
 from runbook.config.settings import environment_notes, environment_problems, torch_variables
 
 
@@ -92,12 +92,12 @@ def test_a_launched_process_is_found_by_its_token_and_told_from_a_leftover() -> 
     with child:
         assert child.stdout is not None
         child.stdout.readline()
-        mine = [found for found in find_token_processes() if found.token == token]
+        mine = [found for found in find_trainers() if found.token == token]
         assert [found.pid for found in mine] == [child.pid]
         assert not mine[0].orphan, "its parent, this test, is alive"
         assert "time.sleep(60)" in mine[0].command
         child.kill()
-    assert not [found for found in find_token_processes() if found.token == token]
+    assert not [found for found in find_trainers() if found.token == token]
 
 
 def test_a_process_whose_launcher_is_gone_is_left_over() -> None:
@@ -120,7 +120,7 @@ def test_a_process_whose_launcher_is_gone_is_left_over() -> None:
         deadline = time.monotonic() + 10
         found = []
         while not found and time.monotonic() < deadline:
-            found = [item for item in find_token_processes() if item.token == token]
+            found = [item for item in find_trainers() if item.token == token]
         assert [item.pid for item in found] == [pid]
         assert found[0].orphan
         assert f"pid {pid} token {token} left over" in str(found[0])
@@ -137,8 +137,52 @@ def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
         Seen(pid=20, parent=1, token="bbbb"),  # torchrun of a harness that died
         Seen(pid=21, parent=20, token="bbbb"),
     ]
-    found = {item.pid: item.orphan for item in find_token_processes(tree)}
+    found = {item.pid: item.orphan for item in find_trainers(tree)}
     assert found == {11: False, 12: False, 20: True, 21: True}
+
+
+TRAINER = ("/v/bin/python", "-u", "-m", "nsa.train", "--config", "x.yaml")
+
+
+def test_a_trainer_of_anybody_is_found_by_what_it_runs() -> None:
+    """`ps aux | grep train_showcase` of the documents, without what only has the name."""
+    tree = [
+        Seen(pid=1, parent=0),
+        Seen(pid=10, parent=1, words=("-bash",)),
+        Seen(pid=11, parent=10, words=("torchrun", "--nproc_per_node=2", "-m", "nsa.train")),
+        Seen(pid=12, parent=11, words=TRAINER),
+        Seen(
+            pid=20, parent=1, words=("/v/bin/python3.12", "/v/bin/torchrun", "a/train_showcase.py")
+        ),
+        Seen(pid=21, parent=20, words=("/v/bin/python3.12", "-u", "a/train_showcase.py")),
+        Seen(pid=30, parent=1, words=("vim", "scripts/train_showcase.py")),
+        Seen(pid=31, parent=1, words=("/v/bin/python", "-m", "nsa.data.smoke")),
+        Seen(pid=32, parent=1, words=()),
+    ]
+    found = {item.pid: item.orphan for item in find_trainers(tree)}
+    assert found == {11: False, 12: False, 20: True, 21: True}
+    assert not find_trainers(tree[1:2] + tree[6:])
+    assert [one.pid for one in find_trainers(tree[6:], trainer="nsa.data.smoke")] == [31]
+
+
+def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> None:
+    """A real process without a token, whose starter has gone; its own trainer only sleeps."""
+    middle = (
+        "import subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}, '-m', 'nsa.train'],"
+        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True);"
+        "print(child.pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", middle], capture_output=True, text=True, check=True
+    )
+    pid = int(done.stdout)
+    try:
+        (mine,) = [item for item in find_trainers() if item.pid == pid]
+        assert mine.orphan and str(mine).startswith(f"pid {pid} left over: {sys.executable} -c ")
+        assert psutil.pid_exists(pid)
+    finally:
+        os.kill(pid, 9)
 
 
 def test_a_dead_process_that_nobody_waited_for_is_none_of_a_run() -> None:

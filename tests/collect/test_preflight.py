@@ -19,6 +19,7 @@ CANARY = "canary-77aa88bb99cc"
 
 PROMISED = {
     "git.branch",
+    "git.behind",
     "git.sha",
     "git.dirty",
     "git.diff_sha256",
@@ -45,6 +46,7 @@ PROMISED = {
     "disk.write_mib_s",
     "port.free",
     "processes.leftover",
+    "processes.other_runs",
     "cpu.count",
     "memory.total_gib",
     "env.problems",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
 from runbook.config import load_profile
 from runbook.config.presets import load_preset, preset_names
+from runbook.engine.options import RunOptions, prepare
 from runbook.errors import UsageError
 
 # What the production runbook makes mandatory and the cheatsheet bakes in, under today's names.
@@ -23,7 +25,7 @@ MANDATORY = {
 
 
 def test_these_presets_are_shipped() -> None:
-    assert preset_names() == ("production", "safe", "tuned", "validated")
+    assert preset_names() == ("production", "safe", "tuned", "unaccumulated", "validated")
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -56,6 +58,21 @@ def test_production_is_what_is_validated_with_the_board_on_and_the_csv_off() -> 
     tuned = load_preset("tuned")
     assert tuned.variables == MANDATORY
     assert tuned.config == "m7c_125m_2xa100_production_tuned.yaml"
+
+
+@pytest.mark.parametrize(("name", "batch"), [("tuned", 4), ("unaccumulated", 2)])
+def test_a_preset_with_another_config_is_held_to_its_own_workload(
+    name: str, batch: int, tmp_path: Path
+) -> None:
+    """Requirements C4 and C9: the gate of a launch knows the work; a run's GO is not about it."""
+    words = {"profile": "a100x2_pcie4", "preset": name, "out": str(tmp_path)}
+    launch = prepare(RunOptions(**words, plan="production", until="smoke"))
+    work = launch.profile.workload
+    assert (work.seq_len, work.global_batch, work.accumulation) == (2048, batch, 1)
+    trained = {one.config for one in launch.planned if one.phase in ("sanity", "smoke")}
+    assert trained == {f"configs/{load_preset(name).config}"}
+    run = prepare(RunOptions(**words, phases="baseline"))
+    assert run.profile.workload == load_profile("a100x2_pcie4").workload
 
 
 def test_the_safe_preset_spells_out_what_the_safe_mode_means() -> None:

@@ -4,50 +4,172 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import runbook as package
+from nsa.contract import NSAError
 from nsa.toggles import TOGGLES
-from runbook.cli import COMMANDS, main
+from nsa.train.launch import plan_launch
+from runbook.cli import main
 from runbook.config import load_profile
 from runbook.config.presets import load_preset
 from runbook.engine.options import RunOptions, prepare
 from runbook.records import ArmSchedule
+from tests.docs.test_documents import BLOCKS
+from tests.docs.test_spec import ROOT, missing_tests
+
+TYPED = "tests/docs/test_documents.py::test_a_typed_block_keeps_its_promise"
 
 PAGE = Path(package.__file__).resolve().parent.parent / "docs" / "operations.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-LINES = sorted(set(re.findall(r"(?:`|^)(runbook [^`#\n]+?)\s*(?:`|#|$)", TEXT, re.MULTILINE)))
+PROGRAMS = ("runbook", "make", "bash", "python", "torchrun", "tail", "touch", "kill", "watch", "cd")
 # What makes the difference between a line that starts something and one that only plans.
 NO_ARMS = ArmSchedule(settings={}, rounds=(), steps=1, warmup_steps=0)
 STARTING = ("--dry-run", "--measure")
-GOES_ON = ("--resume", "--failed")
-RUNS = [
-    line
-    for line in LINES
-    if line.startswith("runbook run") and not any(flag in line for flag in GOES_ON)
-]
+# What plans nothing that could be asked for here, or belongs to a machine with GPUs: the test that
+# really runs it.
+ELSEWHERE = {
+    "make gpu": "tests/tools/acceptance/test_rehearsal.py::"
+    "test_the_run_is_one_run_and_its_verdict_names_its_scope",
+    "bash scripts/run_2xa100_production.sh": TYPED,
+    "runbook report": "tests/cli/test_finished.py::test_the_newest_run_on_the_terminal",
+    "runbook launch": "tests/cli/test_launch.py::test_it_is_go_and_says_what_is_less_than_usual",
+    "runbook run --resume RUN": "tests/engine/test_interrupt_and_resume.py::"
+    "test_an_interrupted_run_is_continued",
+    "runbook run --failed": "tests/engine/test_extend.py::"
+    "test_a_failure_that_went_away_stays_in_the_first_line",
+    "runbook nightly --resume RUN": "tests/nightly/test_night.py::"
+    "test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code",
+    "runbook triage": "tests/tools/test_triage.py::"
+    "test_the_real_trainer_fails_with_static_graph_and_triage_finds_it",
+    "touch artifacts/m7c_125m_2xa100_prod/latest/.HALT": "tests/train/test_ends.py::"
+    "test_halt_stops_all_ranks_on_the_same_step",
+    "runbook toggles --preset NAME": "tests/config/test_presets.py::"
+    "test_it_is_shown_with_lines_to_paste",
+    "runbook watch artifacts/m7c_125m_2xa100_prod/latest": "tests/tools/test_watch.py::"
+    "test_watch_on_the_command_line",
+}
 
 
-def test_the_page_has_commands() -> None:
-    assert len(RUNS) >= 10
+def commands(text: str) -> list[str]:
+    """Every command of a page: the lines of its blocks for a shell, and those within sentences."""
+    found, shell, fenced = [], [], False
+    prose = []
+    for line in text.splitlines():
+        if line.strip().startswith("```"):
+            fenced = not fenced
+            yaml_follows = fenced and line.strip() != "```"
+        elif fenced and not yaml_follows:
+            shell.append(line.strip())
+        elif not fenced:
+            prose.append(line)
+    joined = re.sub(r"\\\n\s*", "", "\n".join(shell))
+    found += [re.sub(r"\s{2,}#.*$", "", line).strip() for line in joined.splitlines()]
+    found += re.findall(r"`([^`\n]+)`", "\n".join(prose))
+    known = (*PROGRAMS, "export", "NSA_PREFILL_BATCHED=1")
+    # `export ...` speaks of lines, and is none.
+    whole = [line for line in found if line and "..." not in line]
+    return sorted({line for line in whole if line.split()[0] in known})
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_the_command_exists(line: str) -> None:
-    word = shlex.split(line)[1]
-    assert word in COMMANDS or word.startswith("--")
+LINES = commands(TEXT)
+BLOCK = [line for line in LINES if line.startswith("export")]
+BY_HAND = [line for line in LINES if " -m nsa.train " in line]
+SIGNAL = [line for line in LINES if line.startswith(("cd ", "kill "))]
+SAMPLED = [line for line in LINES if line.startswith("watch ")]
+IN_A_DESK = [line for line in LINES if line in {one["typed"] for one in BLOCKS.values()}]
+FOLLOWED = [line for line in LINES if line.startswith("tail ")]
+PLANNED = [line for line in LINES if line.startswith("runbook run") and line not in ELSEWHERE]
+SHOWN = ["runbook toggles"]
 
 
-@pytest.mark.parametrize("line", RUNS)
+def without_a_test(lines: Iterable[str]) -> list[str]:
+    """The commands that no test of this file runs, plans or names."""
+    covered = {*BLOCK, *BY_HAND, *SIGNAL, *SAMPLED, *IN_A_DESK, *FOLLOWED, *PLANNED, *SHOWN}
+    return [line for line in lines if line not in covered | set(ELSEWHERE)]
+
+
+def test_every_command_of_the_page_is_run_by_a_test() -> None:
+    assert len(PLANNED) >= 10 and len(LINES) > 30
+    assert without_a_test(LINES) == []
+    assert missing_tests(ELSEWHERE.values()) == []
+    assert set(ELSEWHERE) <= set(LINES), "it is no longer on the page"
+
+
+def test_a_command_that_no_test_runs_would_be_noticed() -> None:
+    page = "Type `runbook drill hang`.\n\n```\nrunbook run --resum RUN  # again\n```\n`--set X=1`"
+    assert commands(page) == ["runbook drill hang", "runbook run --resum RUN"]
+    assert without_a_test(commands(page)) == ["runbook drill hang", "runbook run --resum RUN"]
+
+
+@pytest.mark.parametrize("line", PLANNED)
 def test_the_line_is_accepted(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Planned to the last command; what it starts is started by `tests/cli` and `tests/phases`."""
     monkeypatch.chdir(tmp_path)
-    words = [word for word in shlex.split(line)[1:] if word not in STARTING]
-    assert main([*words, "--dry-run", "--profile", "a100x2_pcie4"]) == 0
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (own,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    (tmp_path / "our_a100s.yaml").write_text(textwrap.dedent(own))
+    words = [str(Path(word).expanduser()) for word in shlex.split(line)[1:] if word not in STARTING]
+    profile = [] if "--profile" in words else ["--profile", "a100x2_pcie4"]
+    assert main([*words, "--dry-run", *profile]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_toggles_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(SHOWN[0])[1:]) == 0
+    assert set(TOGGLES) <= set(capsys.readouterr().out.split())
+
+
+def test_what_is_launched_by_hand_the_trainer_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that the trainer checks before it loads torch, of both blocks."""
+    monkeypatch.chdir(ROOT)
+    two, one = sorted(BY_HAND, key=lambda line: "--ddp 0" in line)
+    exported = dict(word.split("=", 1) for line in BLOCK for word in shlex.split(line)[1:])
+    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
+    plan = plan_launch(shlex.split(two.partition(" -m nsa.train ")[2]), exported | ranks)
+    assert plan.ddp and plan.config.train.steps == 50_000 and plan.flags.save
+    words = shlex.split(one)
+    typed = dict(word.split("=", 1) for word in words[: words.index("python")])
+    alone = plan_launch(words[words.index("nsa.train") + 1 :], typed)
+    assert not alone.ddp and alone.config.data.dataset == "fineweb_edu"
+    with pytest.raises(NSAError, match="no such toggle"):
+        plan_launch([], {**exported, "NSA_DDP_BUKET_MB": "25"})
+
+
+def test_a_signal_by_hand_reaches_the_rank_and_nobody_else(tmp_path: Path) -> None:
+    """The two lines of the page in a shell, with a process in the place of rank 0."""
+    waits = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7)); "
+    waits += "print('up', flush=True); signal.pause()"
+    rank = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
+    with rank:
+        assert rank.stdout is not None and rank.stdout.readline()
+        folder = tmp_path / "artifacts/m7c_125m_2xa100_prod/latest"
+        folder.mkdir(parents=True)
+        (folder / "heartbeat_rank0.jsonl").write_text(f'{{"pid": {rank.pid}}}\n{{"pid": 0}}\n')
+        line = "\n".join(SIGNAL).replace("python", shlex.quote(sys.executable))
+        subprocess.run(["bash", "-ec", line], cwd=tmp_path, check=True, timeout=30)
+        assert rank.wait(timeout=30) == 7
+
+
+def test_nvidia_smi_knows_what_is_asked_for() -> None:
+    """By the list of columns that a real driver printed."""
+    (asked,) = re.findall(r"--query-gpu=(\S+)", SAMPLED[0])
+    (known,) = ROOT.glob("tests/real/*/query_help.txt")
+    assert {f'"{name}"' for name in asked.split(",")} <= set(known.read_text().split())
+
+
+def test_what_is_followed_is_what_the_documents_follow() -> None:
+    """The same files as the blocks `follow` and `follow_heartbeats` of documents.yaml."""
+    typed = {one["typed"].removeprefix("timeout 1 ") for one in BLOCKS.values()}
+    assert {line.partition("  #")[0].strip() for line in FOLLOWED} <= typed
 
 
 def test_a_wrong_line_would_be_noticed(
@@ -83,3 +205,22 @@ def test_what_is_measured_is_what_is_launched() -> None:
         own = {name for arm in (launch.schedule or NO_ARMS).settings.values() for name in arm}
         kept = {name: value for name, value in documented.items() if name not in own}
         assert kept.items() <= launch.env.items(), launch.name
+
+
+def test_every_phase_of_a_launch_has_the_documented_environment() -> None:
+    """Requirement D4, and what is measured is what is launched, to the last leg."""
+    block = [line.removeprefix("export ") for line in BLOCK]
+    documented = dict(word.split("=", 1) for line in block for word in shlex.split(line))
+    setup = prepare(RunOptions(profile="a100x2_pcie4", plan="production", without_go=True))
+    by_phase = {name: one for name, one in setup.profile.phases.items() if one.stage}
+    trained = [one for one in setup.planned if one.phase in by_phase]
+    assert {one.phase for one in trained} == {"sanity", "smoke", "extended", "production"}
+    for launch in trained:
+        own = set(by_phase[launch.phase].env)
+        assert own <= {"NSA_TB_DISABLE", "NSA_DISABLE_AUX_STATS", "NSA_DISABLE_CSV_LOGS"}
+        kept = {name: value for name, value in documented.items() if name not in own}
+        assert kept.items() <= launch.env.items(), launch.name
+    smoke = next(one for one in trained if one.phase == "smoke")
+    assert smoke.steps == 300 and smoke.argv[smoke.argv.index("--dataset") + 1] == "fineweb_edu"
+    judged = {"smoke.throughput", "smoke.gpu_utilisation", "smoke.steady"}
+    assert judged <= set(setup.profile.required)

@@ -47,6 +47,7 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
 
 _FACTS: dict[str, tuple[Any, str]] = {
     "git.branch": ("main", "host.json"),
+    "git.behind": (0.0, "host.json"),
     "git.sha": ("1" * 40, "git_sha.txt"),
     "git.dirty": (False, "git_status.txt"),
     "trainer.imports": (True, "host.json"),
@@ -72,6 +73,7 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "disk.write_mib_s": (900.0, "host.json"),
     "port.free": (True, "host.json"),
     "processes.leftover": (0.0, "host.json"),
+    "processes.other_runs": (0.0, "host.json"),
     "env.problems": ("", "host.json"),
     "python.startup": ("", "host.json"),
     "host.numa_balancing": (False, "host.json"),

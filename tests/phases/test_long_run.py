@@ -124,6 +124,37 @@ def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:
     assert f"from step {health.loc[10, 'step']} (3 readings in a row)" in check.reason
 
 
+def selecting(blocks: float, forced: float = 0.25) -> spoil.Change:
+    """Statistics of a selection of 4 blocks of 16 at S = 128, where 3.25 is the mean."""
+    table = traces.gates(1200).assign(sel_blocks_mean=blocks, sel_forced_share=forced)
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        assert made.env is not None
+        env = made.env | {"config": {"nsa": {"l": 16, "l_sel": 16, "n_sel": 4}}}
+        env["effective"] = env["effective"] | {"seq_len": 128}
+        return replace(made, gates=table, env=env)
+
+    return change
+
+
+def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config() -> None:
+    """Requirements L5 and G10; the size follows from the shape, so another one is a fault."""
+    check = row("long_run", "gates", selecting(3.25))
+    assert "a query attends to 3.25 blocks, 25% of them forced" in check.reason
+    fewer = row("long_run", "gates", selecting(2.0))
+    assert said(fewer) == (Outcome.FAIL, Reason.MISMATCH)
+    assert (
+        "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25" in fewer.reason
+    )
+    assert "no statistics of the selection" in row("long_run", "gates").reason
+    seen = builder.judge(
+        "long_run", builder.evidence("long_run", WHERE, change=selecting(3.25)), WHERE
+    )
+    kept = {one.name: (one.value, one.unit, one.n) for one in seen.measurements}
+    assert kept["sel_blocks_mean"] == (3.25, "blocks", 120)
+    assert kept["sel_forced_share"] == (0.25, "share", 120)
+
+
 def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:
     where = builder.context("cpu")
     assert row("long_run", "steady", drifting, where).code is Reason.NOT_GATED

@@ -60,6 +60,18 @@ def test_code_that_runs_before_every_launch_is_a_warning_that_names_it() -> None
     assert "every launch runs /x/sitecustomize.py first" in check.reason
 
 
+def test_commits_that_were_fetched_and_are_not_here_are_a_warning() -> None:
+    check = row("branch", git_behind=2.0)
+    assert said(check) == (Outcome.PASS, Reason.WARNING)
+    assert "on main, 2 commits behind (as seen)" in check.reason and "git pull" in check.remedy
+
+
+def test_trainers_of_a_run_that_goes_on_are_a_warning_that_names_them() -> None:
+    check = row("leftovers", processes_other_runs=3.0)
+    assert said(check) == (Outcome.PASS, Reason.WARNING)
+    assert "3 of runs that go on beside: as seen" in check.reason and "by its pid" in check.remedy
+
+
 def test_a_trainer_that_does_not_import_fails() -> None:
     check = row("trainer_imports", trainer_imports=False)
     assert said(check) == (Outcome.FAIL, Reason.CRASH)

@@ -14,7 +14,7 @@ from runbook.config import load_profile, profile_names
 from runbook.engine.outputs import render
 from runbook.records import Comparator, Outcome, RunRecord, Verdict
 from tests.reports.records import NAMES, record_called
-from tests.reports.samples import go, no_go, sweep
+from tests.reports.samples import go, measured, no_go, sweep
 
 LINES_OF_A_GO = 80
 LINES_OF_A_FAILURE = 120
@@ -83,6 +83,45 @@ def test_one_rank_alone_has_no_scaling_to_be_missed() -> None:
     alone = {**record.profile_document, "ranks": 1}
     tiles = summarize(build_view(record.model_copy(update={"profile_document": alone}))).tiles
     assert [tile.label for tile in tiles[:2]] == ["Throughput", "Peak memory of a rank"]
+
+
+def planned_launch() -> RunRecord:
+    """A launch by a plan: its own phase `smoke` has throughput, gates and the selection."""
+    record, phase = go(), no_go().phases[1]
+    rate = phase.checks[0].model_copy(update={"id": "smoke.throughput", "phase": "smoke"})
+    entropy = measured(0.99, "", "smoke/run/gates.csv", name="gate_entropy_min")
+    gates = rate.model_copy(update={"id": "smoke.gates", "measurement": entropy})
+    selection = (
+        measured(12.25, "blocks", "smoke/run/gates.csv", name="sel_blocks_mean", n=15),
+        measured(0.25, "share", "smoke/run/gates.csv", name="sel_forced_share", n=15),
+    )
+    smoke = phase.model_copy(
+        update={"name": "smoke", "checks": (rate, gates), "measurements": selection}
+    )
+    document = {**record.profile_document, "phases": {"smoke": {"stage": {"order": 1}}}}
+    return record.model_copy(update={"phases": (smoke,), "profile_document": document})
+
+
+def test_a_launch_by_a_plan_has_its_own_numbers_and_the_health_of_the_selection() -> None:
+    """Requirement G10; a number that decides nothing says so."""
+    record = planned_launch()
+    found = {one.label: one for one in summarize(build_view(record)).numbers}
+    assert found["Throughput"].id == "smoke.throughput" and found["Throughput"].limit
+    blocks, forced = found["Blocks that a query attends to"], found["Forced part of these blocks"]
+    assert (blocks.value, blocks.basis, blocks.limit, blocks.gated) == (
+        "12.25 blocks",
+        "n=15",
+        "",
+        False,
+    )
+    assert forced.value == "25 %"
+    assert "| Blocks that a query attends to | 12.25 blocks | - | - | not gated |" in render(
+        record, "md"
+    )
+    bare = record.phases[0].model_copy(update={"measurements": ()})
+    without = summarize(build_view(record.model_copy(update={"phases": (bare,)}))).numbers
+    assert {"Throughput", "Lowest gate entropy"} <= {one.label for one in without}
+    assert not {"Blocks that a query attends to"} & {one.label for one in without}
 
 
 def test_the_two_tables_of_the_documents_are_there_in_their_shape() -> None:

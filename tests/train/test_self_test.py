@@ -223,6 +223,21 @@ def test_policies_follow_the_process() -> None:
         torch.set_float32_matmul_precision(before)
 
 
+def test_tf32_is_allowed_in_products_and_in_cudnn() -> None:
+    """Requirement E17; the H100 that was measured said the same of both."""
+    from nsa.train.policies import allow_tf32, policies
+
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = False
+        allow_tf32()
+        found = policies()
+        assert found["tf32_matmul"] is True and found["tf32_cudnn"] is True
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
 def test_the_document_of_a_test_that_did_not_run(tmp_path: Path) -> None:
     found: SelfTest = self_test(engine_of(SELF_TEST="auto"))
     document = found.describe()

@@ -1,0 +1,214 @@
+"""Every line of the five documents is typed or checked, and does what the table says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nsa.settings import load_config
+from nsa.toggles import TOGGLES
+from nsa.torch_env import plan
+from phases.playbook import BY_TOPIC
+from runbook.cli import main
+from runbook.config import Profile, load_profile
+from runbook.config.plan import load_plan, with_plan
+from runbook.registry import known_checks
+from runbook.tools.triage_steps import STEPS
+from tests.cli.shell import inside
+from tests.docs.desk import Typed, typed
+from tests.docs.test_spec import REQUIREMENTS, ROOT, TEXT
+
+TABLE = yaml.safe_load((Path(__file__).parent / "documents.yaml").read_text(encoding="utf-8"))
+BLOCKS: Mapping[str, Mapping[str, Any]] = TABLE["blocks"]
+LINES: list[dict[str, Any]] = [
+    {"document": name, **one} for name, lines in TABLE["lines"].items() for one in lines
+]
+PROOFS = (
+    *("typed", "set", "refused", "becomes", "limit", "decides", "shown", "step", "remedy"),
+    *("config", "default", "replay", "spec"),
+)
+PROFILE = "a100x2_pcie4"
+
+
+def proven_by(kind: str) -> list[Any]:
+    """The lines with this proof, each named by its document and place."""
+    return [
+        pytest.param(one, id=f"{one['document']} {one['at']} {one['line']}"[:60])
+        for one in LINES
+        if kind in one
+    ]
+
+
+def missed(result: Typed, block: Mapping[str, Any]) -> list[str]:
+    """What the block was to give, and did not."""
+    found = [f"exit code {result.code}"] if result.code != block.get("code", 0) else []
+    found += [say for say in block.get("says", ()) if not re.search(say, result.out, re.MULTILINE)]
+    latest = result.desk / "artifacts/m7c_125m_2xa100_prod/latest"
+    return found + [name for name in block.get("lacks", ()) if (latest / name).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_typed_block_keeps_its_promise(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    result = typed(tmp_path_factory, name, BLOCKS)
+    assert not missed(result, BLOCKS[name]), result.out
+    for line in LINES:
+        if line.get("typed") == name and "leaves" in line:
+            assert (result.desk / line["leaves"]).is_file(), line
+
+
+def test_a_promise_that_is_not_kept_would_be_noticed(tmp_path: Path) -> None:
+    (tmp_path / "artifacts/m7c_125m_2xa100_prod/latest").mkdir(parents=True)
+    (tmp_path / "artifacts/m7c_125m_2xa100_prod/latest/training.csv").touch()
+    result = Typed(code=2, out="[step 1/6]", desk=tmp_path)
+    block = {"says": ["^.step 1/6", "took effect"], "lacks": ["training.csv"]}
+    assert missed(result, block) == ["exit code 2", "took effect", "training.csv"]
+
+
+def with_shell(settings: str, *words: str) -> Any:
+    """`runbook run --dry-run` of the baseline on two A100s, in a shell with these variables."""
+    variables = dict(word.split("=", 1) for word in settings.split())
+    words = ("run", "--dry-run", "--profile", PROFILE, "--phase", "baseline", *words)
+    return inside(*words, cwd=ROOT, **variables)
+
+
+@pytest.mark.parametrize("settings", sorted({one["set"] for one in LINES if "set" in one}))
+def test_a_variable_of_the_shell_reaches_every_trainer(settings: str) -> None:
+    ended = with_shell(settings, "--json")
+    assert ended.code == 0, ended.err
+    document = json.loads(ended.out)
+    launches = [one for phase in document["phases"] for one in phase["launches"]]
+    for word in settings.split():
+        name, value = word.split("=", 1)
+        assert document["settings"][name] == value and document["sources"][name] == "shell"
+        assert all(one["env"][name] == value for one in launches) and launches
+
+
+@pytest.mark.parametrize("line", proven_by("refused"))
+def test_a_variable_that_cannot_be_had_is_refused_with_what_to_do(line: dict[str, Any]) -> None:
+    ended = with_shell(line["refused"])
+    assert ended.code == 2 and line["instead"] in ended.err, ended.err
+
+
+@pytest.mark.parametrize("line", proven_by("becomes"))
+def test_an_old_variable_is_translated_with_its_reason(line: dict[str, Any]) -> None:
+    name, _, value = line["becomes"].partition("=")
+    rows, problems = plan({name: value}, uses_nccl=True)
+    assert not problems and [row.note for row in rows] == [line["instead"]]
+
+
+@pytest.mark.parametrize("line", proven_by("limit"))
+def test_a_limit_is_that_of_the_document(line: dict[str, Any]) -> None:
+    assert load_profile(line.get("of", PROFILE)).limits[line["limit"]].value == line["is"]
+
+
+def profile_of(line: Mapping[str, Any]) -> Profile:
+    """What a GO needs of `runbook run`, or of `runbook launch`, on two A100s."""
+    profile = load_profile(PROFILE)
+    launch = line.get("of") == "launch"
+    return with_plan(profile, load_plan("production"), shipped=True) if launch else profile
+
+
+@pytest.mark.parametrize("line", proven_by("decides"))
+def test_a_demand_that_decides_is_a_check_that_a_go_needs(line: dict[str, Any]) -> None:
+    assert line["decides"] in profile_of(line).required
+
+
+@pytest.mark.parametrize("line", proven_by("shown"))
+def test_a_demand_that_is_shown_is_a_check_that_there_is(line: dict[str, Any]) -> None:
+    profile = profile_of(line)
+    assert line["shown"] in known_checks(profile)
+    assert line["shown"] not in profile.required, "it decides"
+
+
+@pytest.mark.parametrize("line", proven_by("step"))
+def test_a_step_of_triage_does_what_the_document_does(line: dict[str, Any]) -> None:
+    steps = {one.name: one for steps in STEPS.values() for one in steps}
+    assert line["does"] in settings_of(steps[line["step"]].model_dump())
+
+
+def settings_of(step: Mapping[str, Any]) -> str:
+    """What the step changes, in words: its title, and NAME=VALUE of everything that it sets."""
+
+    def words(value: Any) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            yield from (f"{name}={one}" for name, one in value.items())
+        elif isinstance(value, list | tuple):
+            yield from map(str, value)
+        else:
+            yield str(value)
+
+    return " ".join(word for value in step.values() for word in words(value))
+
+
+@pytest.mark.parametrize("line", proven_by("remedy"))
+def test_advice_of_the_document_is_in_the_playbook(line: dict[str, Any]) -> None:
+    assert line["says"] in str(BY_TOPIC[line["remedy"]])
+
+
+@pytest.mark.parametrize("line", proven_by("config"))
+def test_a_config_has_what_the_document_says(line: dict[str, Any]) -> None:
+    config = load_config(ROOT / "configs" / line["config"]).config.model_dump()
+    for key, value in line["has"].items():
+        section, _, name = key.partition(".")
+        assert config[section][name] == value, key
+
+
+@pytest.mark.parametrize("line", proven_by("default"))
+def test_a_default_is_that_of_the_document(line: dict[str, Any]) -> None:
+    assert TOGGLES[line["default"]].default == line["is"]
+
+
+@pytest.mark.parametrize("line", proven_by("replay"))
+def test_what_a_report_claims_is_judged_by_its_own_numbers(
+    line: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", line["replay"]]) in (1, 3)
+    assert line["says"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", proven_by("spec"))
+def test_what_is_contradicted_is_explained_in_the_specification(line: dict[str, Any]) -> None:
+    status = REQUIREMENTS[line["req"]][5]
+    assert status.startswith("contradicted: ") and len(status) > len("contradicted: ") + 20
+
+
+def test_every_line_has_one_proof_and_says_what_to_type_where_it_does_not_work() -> None:
+    for line in LINES:
+        (proof,) = [kind for kind in PROOFS if kind in line]
+        assert line["req"] in REQUIREMENTS, line
+        if proof in ("refused", "becomes", "spec", "replay"):
+            assert proof == "replay" or line["instead"], line
+        if proof == "typed":
+            assert line["typed"] in BLOCKS, line
+            refused = BLOCKS[line["typed"]].get("code", 0) in (1, 2)
+            says = " ".join(BLOCKS[line["typed"]]["says"])
+            assert not refused or "instead" in line or "or " in says or "validate" in says, line
+    unused = set(BLOCKS) - {line.get("typed") for line in LINES}
+    assert not unused, "a block that no line needs"
+
+
+def test_every_requirement_of_a_document_has_a_line_and_the_page_has_the_counts() -> None:
+    shown = dict(re.findall(r"^\| (\w[\w ]*) \| (\d+ \| \d+ \| \d+) \|$", TEXT, re.MULTILINE))
+    named = {line["req"] for line in LINES}
+    assert sorted(set(REQUIREMENTS) - named) == []
+    counted = {}
+    for name, lines in {**TABLE["lines"], "all": LINES}.items():
+        instead = sum("instead" in line for line in lines)
+        counted[name] = f"{len(lines)} | {len(lines) - instead} | {instead}"
+    assert counted.items() <= shown.items()
+    waiting = [
+        line
+        for line in LINES
+        if "instead" not in line and BLOCKS.get(line.get("typed", ""), {}).get("code", 0) in (1, 2)
+    ]
+    assert f"Of those that work {len(waiting)} need a network or a GO" in TEXT
