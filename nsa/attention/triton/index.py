@@ -7,6 +7,7 @@ innermost, so that neighboring queries are neighboring addresses. Neither has S 
 import triton
 import triton.language as tl
 
+
 @triton.jit
 def pack_kernel(
     ranges, bits, seq_len, n_words, L_SEL: tl.constexpr, N_SEL: tl.constexpr,

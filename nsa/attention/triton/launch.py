@@ -130,7 +130,7 @@ def _how(tile: Tile) -> dict[str, int]:
 
 def _scale(cfg: NSAConfig) -> float:
     """Scores to the base 2."""
-    return cfg.d_k**-0.5 * _LOG2_E
+    return float(cfg.d_k**-0.5 * _LOG2_E)
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:

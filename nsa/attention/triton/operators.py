@@ -23,6 +23,10 @@ def _config(q: Tensor, v: Tensor, l_sel: int, n_sel: int) -> NSAConfig:
     )  # fmt: skip
 
 
+# What it is to profilers and dispatch modes.
+SELECTED_OPERATOR = "selected"
+
+
 @torch.library.custom_op("nsa::selected_bits", mutates_args=())
 def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
@@ -41,7 +45,7 @@ def _(ranges: Tensor, l_sel: int) -> Tensor:
     return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
 
 
-@torch.library.custom_op("nsa::selected", mutates_args=())
+@torch.library.custom_op(f"nsa::{SELECTED_OPERATOR}", mutates_args=())
 def selected(
     q: Tensor, k: Tensor, v: Tensor, bits: Tensor, l_sel: int, n_sel: int
 ) -> tuple[Tensor, Tensor]:
@@ -98,5 +102,5 @@ selected.register_autograd(_backward, setup_context=_keep)
 
 def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], by token ranges."""
-    out, _ = selected(q, k, v, selected_bits(ranges, cfg.l_sel), cfg.l_sel, cfg.n_sel)
+    out: Tensor = selected(q, k, v, selected_bits(ranges, cfg.l_sel), cfg.l_sel, cfg.n_sel)[0]
     return out

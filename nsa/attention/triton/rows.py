@@ -13,7 +13,6 @@ log-sum-exp is kept to the base 2; a row that reads nothing has minus infinity t
 import triton
 import triton.language as tl
 
-
 NOTHING = tl.constexpr(float("-inf"))
 
 
@@ -106,14 +105,14 @@ def forward_kernel(
     acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
     if EVERY:
-        for block in range(0, last + 1):
+        for block in range(last + 1):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             best, total, acc = _attend(
                 best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
                 D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
             )  # fmt: skip
     else:
-        for word in range(0, last // 32 + 1):
+        for word in range(last // 32 + 1):
             words = tl.load(of_token + word * seq_len, inside, 0)
             rest = union(words)
             while rest != 0:
@@ -181,14 +180,14 @@ def query_gradient_kernel(
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
     if EVERY:
-        for block in range(0, last + 1):
+        for block in range(last + 1):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             acc = _gradient(
                 acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
                 scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
             )  # fmt: skip
     else:
-        for word in range(0, last // 32 + 1):
+        for word in range(last // 32 + 1):
             words = tl.load(of_token + word * seq_len, inside, 0)
             rest = union(words)
             while rest != 0:

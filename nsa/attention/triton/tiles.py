@@ -75,8 +75,8 @@ def expected_union(cfg: NSAConfig, seq_len: int, tokens: float) -> float:
     free = n_blocks - forced
     if free <= cfg.n_sel - forced:
         return float(n_blocks)
-    missed = 1 - (cfg.n_sel - forced) / free
-    return forced + free * (1 - missed**tokens)
+    missed: float = (1 - (cfg.n_sel - forced) / free) ** tokens
+    return forced + free * (1 - missed)
 
 
 def expected_cost(cfg: NSAConfig, seq_len: int, rows: int) -> float:
