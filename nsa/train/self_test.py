@@ -1,8 +1,8 @@
 """Before the first step: do this device's kernels compute attention as the equations say?
 
-The ways that the window and the selected branch are to run are measured at the launch's own length,
-heads and type. One that does not agree is barred on all ranks, and masked SDPA takes its place; where
-that does not agree either, nothing is trained.
+The ways that the window and the selected branch are to run are measured at the launch's own
+length, heads and type. One that does not agree is barred on all ranks, and masked SDPA takes its
+place; where that does not agree either, nothing is trained.
 """
 
 from __future__ import annotations

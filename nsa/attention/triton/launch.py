@@ -17,7 +17,7 @@ from nsa.attention.triton.tiles import Tile, choose_cut, padded
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
-_TOKENS, _TOKENS_OF_A_LIST = 32, 1024
+TOKENS, TOKENS_OF_A_LIST = 32, 1024
 
 
 def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
@@ -27,9 +27,9 @@ def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
     words = -(-cfg.n_blocks(seq_len) // 32)
     bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
     with _on(ranges):
-        pack_kernel[triton.cdiv(seq_len, _TOKENS), batch * groups, words](
+        pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
             by_pair, bits, seq_len, words, L_SEL=cfg.l_sel, N_SEL=n,
-            PLACES=triton.next_power_of_2(n), TOKENS=_TOKENS,
+            PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
         )  # fmt: skip
     return bits
 
@@ -44,7 +44,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tu
     with _on(q):
         forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], _scale(cfg),
-            *_strides(q, k, v), **_shape(cfg), EVERY=cut.every, **_how(cut.forward),
+            *_strides(q, k, v), **shape_constants(cfg), EVERY=cut.every, **_how(cut.forward),
         )  # fmt: skip
     return out, lse
 
@@ -64,7 +64,7 @@ def backward(
     # Padded to tiles, not to what is inside: that much is written.
     parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
-    strides, shape, scale = _strides(q, k, v), _shape(cfg), _scale(cfg)
+    strides, shape, scale = _strides(q, k, v), shape_constants(cfg), _scale(cfg)
     with _on(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
         query_gradient_kernel[rows, pairs](
@@ -92,7 +92,7 @@ def _readers(bits: Tensor, seq_len: int, cfg: NSAConfig) -> tuple[Tensor, Tensor
     length = seq_len * min(cfg.n_sel, n_blocks)
     readers = torch.empty(pairs, length, dtype=torch.int32, device=bits.device)
     counts = torch.empty(pairs, n_blocks, dtype=torch.int32, device=bits.device)
-    more = {"L_SEL": cfg.l_sel, "TOKENS": _TOKENS_OF_A_LIST}
+    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST}
     list_kernel[n_blocks, pairs](
         bits, counts, counts, readers, seq_len, words, n_blocks, length, FILL=False, **more
     )
@@ -112,7 +112,8 @@ def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
     return [*q.stride()[:4], *k.stride()[:3], *v.stride()[:3]]
 
 
-def _shape(cfg: NSAConfig) -> dict[str, int]:
+def shape_constants(cfg: NSAConfig) -> dict[str, int]:
+    """What kernels are compiled for: the shape, and what it is padded to."""
     return {
         "HEADS": cfg.heads_per_group,
         "D_K": cfg.d_k,

@@ -1,8 +1,8 @@
-"""Which shapes the Triton kernels take, and how their work is cut. Imports neither torch nor triton.
+"""Which shapes the Triton kernels take, and how their work is cut. No torch, no triton.
 
 A tile of `rows` rows holds rows / heads neighboring tokens of a kv group, and reads the union of
-their blocks. Wide tiles use the tensor cores better, narrow ones read fewer blocks in vain:
-`expected_cost` weighs the two, and `choose_rows` takes the cheapest.
+their blocks. Wide tiles use a block that was loaded for more rows, narrow ones read fewer blocks in
+vain: `expected_cost` weighs the two, and `choose_rows` takes the cheapest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 # The least that tensor cores multiply at once.
 LEAST = 16
 WIDEST_HEAD, WIDEST_BLOCK, MOST_HEADS, MOST_BLOCKS = 128, 128, 16, 4096
-# What a tile's products reach of those of 128 rows, assumed: not measured. Fewer rows use each key
-# that was loaded less often; below 64, Hopper's instructions for a whole warp group do not fit.
-_EFFICIENCY = {128: 1.0, 64: 0.8, 32: 0.5, 16: 0.3}
+_ROWS = (128, 64, 32, 16)
+# With so many rows, a block is multiplied for as long as it takes to load it from the second-level
+# cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
+_BALANCED = 96
 # Where tiles read at least this share of what is visible, walking over all of it costs no more.
 _EVERY_FROM = 0.75
 # Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
@@ -80,25 +81,26 @@ def expected_union(cfg: NSAConfig, seq_len: int, tokens: float) -> float:
 
 
 def expected_cost(cfg: NSAConfig, seq_len: int, rows: int) -> float:
-    """Time for each token by tiles of `rows` rows, in blocks at the speed of the widest tile."""
+    """Time for each row by tiles of `rows` rows, in blocks that it is multiplied by."""
     tokens = max(1.0, rows / cfg.heads_per_group)
-    # Heads of a token share its blocks, so rows that one token cannot fill would be wasted.
-    used = min(rows, tokens * cfg.heads_per_group)
-    return expected_union(cfg, seq_len, tokens) * rows / used / _EFFICIENCY[rows] / tokens
+    return expected_union(cfg, seq_len, tokens) * max(1.0, _BALANCED / rows)
 
 
 def choose_rows(cfg: NSAConfig, seq_len: int) -> tuple[int, bool]:
     """Rows of a tile of queries, and whether it walks over every visible block."""
-    rows = min(_EFFICIENCY, key=lambda rows: expected_cost(cfg, seq_len, rows))
+    rows = min(_ROWS, key=lambda rows: expected_cost(cfg, seq_len, rows))
     union = expected_union(cfg, seq_len, max(1.0, rows / cfg.heads_per_group))
     return rows, union >= _EVERY_FROM * cfg.n_blocks(seq_len)
 
 
 def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
-    """Readers of a block that one program adds up: few, but so that partial sums fit."""
+    """Readers of a block that one program adds up: few, while partial sums are few enough too.
+
+    Where they exceed the budget there are as many pieces as blocks, or less, beside the last ones.
+    """
     n_bytes = padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v)) * 4 * pairs
-    piece = _PIECES_FROM
-    while piece < seq_len and n_pieces(cfg, seq_len, piece) * n_bytes > _PARTS_BYTES:
+    n_blocks, piece = cfg.n_blocks(seq_len), _PIECES_FROM
+    while n_pieces(cfg, seq_len, piece) > max(_PARTS_BYTES // n_bytes, 2 * n_blocks):
         piece *= 2
     return piece
 
@@ -113,11 +115,13 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     rows, every = choose_rows(cfg, seq_len)
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
     narrower = min(rows, 64)
+    # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
+    rows = narrower if wide else rows
     piece = _piece(cfg, seq_len, pairs)
     return Cut(
         forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
         query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
-        key_gradient=Tile(rows=32 if wide else 64, warps=8 if wide else 4, stages=2),
+        key_gradient=Tile(rows=32, warps=8, stages=2),
         every=every,
         piece=piece,
         n_pieces=n_pieces(cfg, seq_len, piece),
