@@ -264,7 +264,11 @@ def _read(cfg: NSAConfig, seq_len: int) -> int:
 
 def roofline_rows() -> Iterator[str]:
     """The table of the documentation."""
-    yield "| S | rows, walk | GFLOP | GB, least to no cache | " + " | ".join(GPUS) + " |"
+    yield (
+        "| S | rows, walk | GFLOP | GB, least to no cache | "
+        + " | ".join(f"{gpu}, ms" for gpu in GPUS)
+        + " |"
+    )
     yield "|---" * (4 + len(GPUS)) + "|"
     cfg = NSAConfig()
     for seq_len in LENGTHS:
@@ -272,10 +276,10 @@ def roofline_rows() -> Iterator[str]:
         both = work(cfg, seq_len)
         cells = []
         for gpu in GPUS:
-            times = [" to ".join(f"{1e3 * s:.3g}" for s in one.seconds(gpu)) for one in both]
+            times = [" to ".join(f"{1e3 * s:.2g}" for s in one.seconds(gpu)) for one in both]
             cells.append(f"{times[0]}; {times[1]}")
         walk = "every block" if cut.every else "union"
-        gflop = "; ".join(f"{one.flops / 1e9:.3g}" for one in both)
+        gflop = "; ".join(f"{one.flops / 1e9:,.0f}" for one in both)
         moved = "; ".join(f"{one.least / 1e9:.2g} to {one.most / 1e9:.2g}" for one in both)
         what = f"{cut.forward.rows}, {walk}"
         yield f"| {seq_len:,} | {what} | {gflop} | {moved} | {' | '.join(cells)} |"

@@ -1,7 +1,7 @@
 """What the Triton kernels compute, held against float64, and which program writes which number.
 
 Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). `core` takes
-the launching module as an argument, so that a copy with a planted defect is judged like the original.
+the launching module as an argument, so that a copy with a planted defect is judged like it.
 """
 
 from __future__ import annotations
