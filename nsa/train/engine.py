@@ -116,7 +116,7 @@ class Engine:
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                layer.force_sdpa = forces_sdpa(toggles)
+                layer.force_sdpa = forces_sdpa(toggles) or selected == "triton"
                 layer.window = "varlen" if window == "varlen" else "masked"
                 layer.selected = "triton" if selected == "triton" else "sdpa"
         self._use_dense(toggles)

@@ -21,7 +21,17 @@ from tests.attention.triton_mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CFG = nsa.NSAConfig()
-PROOFS = ("values", "tuned", "space", "whole", "same_bits", "repeats", "operator", "far_apart")
+PROOFS = (
+    "values",
+    "tuned",
+    "space",
+    "whole",
+    "same_bits",
+    "repeats",
+    "operator",
+    "trainer",
+    "far_apart",
+)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
 )
@@ -49,7 +59,7 @@ def found(*names: str) -> dict[str, list[str]]:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:5], PROOFS[5:]], ids="-".join)
+@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:6], PROOFS[6:]], ids="-".join)
 def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
     assert found(*names) == {name: [] for name in names}
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -24,12 +25,18 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.self_test import measure
+from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch, operators
+from nsa.train.engine import Engine
+from nsa.train.launch import plan_launch
+from nsa.train.ranks import Ranks
+from nsa.train.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import Case, compare, core, found_by, planted, selection
 from tests.attention.triton_kernels import inputs as case_inputs
 from tests.attention.triton_mutants import MUTANTS
+from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
@@ -155,6 +162,37 @@ def operator() -> list[str]:
     return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
 
 
+def trainer() -> list[str]:
+    """The kernels train where the self-test agrees, are seen to run, and are barred where not."""
+    words = ["--config", str(SMOKE), "--precision", "fp32", "--seq-len", "40"]
+    toggles = {"NSA_USE_TRITON_SEL": "auto", "NSA_SELF_TEST": "on", "NSA_PREFILL_BATCHED": "1"}
+    plan = plan_launch(words, toggles)
+    engine = Engine(plan, Ranks(place=plan.place, device=CPU, grouped=False))
+    problems = [] if engine.selected(plan.toggles).value == "sdpa" else ["used untested"]
+    tokens = torch.randint(256, (1, 41))
+    found = self_test(engine).describe()["paths"]
+    if not found["triton"]["agrees"] or engine.selected(plan.toggles).value != "triton":
+        problems.append(f"not chosen: {found}")
+    losses = []
+    for asked, wanted in (("auto", True), ("0", False)):
+        engine.configure(plan.toggles.replaced({"NSA_USE_TRITON_SEL": asked}, "a test"))
+        with count_ranges() as counts:
+            losses.append(engine.loss(tokens, wrapped=False))
+        losses[-1].backward()
+        if (counts.in_selected["selected"] > 0) != wanted:
+            problems.append(f"{asked}: {counts.in_selected}")
+    if abs(float((losses[0] - losses[1]).detach())) > 1e-5:
+        problems.append(f"the losses differ: {losses}")
+    right = launch.forward
+    wrong = lambda *given: (right(*given)[0] * 1.01, right(*given)[1])  # noqa: E731
+    with mock.patch.object(launch, "forward", wrong):
+        agrees = self_test(engine).describe()["paths"]["triton"]["agrees"]
+    choice = engine.selected(plan.toggles)
+    if agrees or choice.value != "sdpa" or "the self-test rejected triton" not in choice.reason:
+        problems.append(f"a wrong kernel is chosen: {choice}")
+    return problems
+
+
 def far_apart(module: object = launch) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart in a file with holes."""
     case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16)
@@ -191,7 +229,8 @@ def mutant(name: str) -> list[str]:
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, space, whole, same_bits, repeats, operator, far_apart, far_apart_in_32_bits,
+        values, tuned, space, whole, same_bits, repeats, operator, trainer, far_apart,
+        far_apart_in_32_bits,
     )
 } | {name: partial(mutant, name) for name in MUTANTS}  # fmt: skip
 
