@@ -72,14 +72,9 @@ def test_planted_defects_of_kernels_are_seen(path: str) -> None:
     names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
     told = found(*names)
     assert {name for name, problems in told.items() if not problems} == {"control"} & set(names)
-
-
-@needs_triton
-@pytest.mark.slow
-def test_a_race_is_seen_as_one() -> None:
-    """Pieces that store in one place: here the last one wins, and numbers alone may be right."""
-    told = found("pieces_in_one_place")["pieces_in_one_place"]
-    assert any("more than one writer" in text for text in told)
+    # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
+    for name in {"another_head", "pieces_in_one_place"} & set(names):
+        assert any("more than one writer" in text for text in told[name])
 
 
 @needs_triton
