@@ -4,11 +4,12 @@
         [--device cuda|cpu] [--left-s 480]
 
 The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,
-bfloat16 on a GPU and float32 on a CPU. First what is computed: outputs and gradients against the
-written-out reference in float64, up to --check-to tokens; beyond, the outputs of the first ones,
-which see nothing of the rest. Then how long: all arms in turn (A B C, C B A, ...), CUDA events
-around forward and backward, or CPU time of the process. Peak memory is what the allocator held at
-most, less what was there before; on a CPU it is not measured (attention_cpu.py does that).
+bfloat16 on a GPU and float32 on a CPU; on a GPU with the selected branch by masks, and by Triton.
+First what is computed: outputs and gradients against the written-out reference in float64, up to
+--check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
+long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward, or CPU time of
+the process. Peak memory is what the allocator held at most, less what was there before; on a CPU it
+is not measured (attention_cpu.py does that).
 
 Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
 of its kernels alone; ratios are against the best of them. Every length is a line in rows.jsonl as
@@ -29,8 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
-from nsa.attention.api import attend
+from nsa.attention.api import attend, choose_selected
 from nsa.attention.branches import Branches
+from nsa.config import Selected
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
@@ -67,9 +69,14 @@ def inputs(seq_len: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     return {name: x[name].requires_grad_() for name in NAMES}
 
 
-def sparse(x: dict[str, Tensor]) -> Arm:
-    """The path that a model takes on this device."""
-    return lambda: (attend(Branches(**x), CFG, path="batched")[0], list(x.values()))
+def sparse(x: dict[str, Tensor], selected: Selected) -> Arm:
+    """The path that a model takes on this device, with one of the ways of the selected branch."""
+
+    def run() -> tuple[Tensor, Sequence[Tensor]]:
+        out, _ = attend(Branches(**x), CFG, path="batched", selected=selected)
+        return out, list(x.values())
+
+    return run
 
 
 def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
@@ -111,7 +118,7 @@ def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
     )
 
 
-def check_sparse(x: dict[str, Tensor], check_to: int) -> tuple[float, str]:
+def check_sparse(x: dict[str, Tensor], check_to: int, selected: Selected) -> tuple[float, str]:
     """Error against the reference in float64, and what was compared."""
     seq_len = x["q"].shape[1]
     kept = min(seq_len, check_to)
@@ -119,7 +126,7 @@ def check_sparse(x: dict[str, Tensor], check_to: int) -> tuple[float, str]:
     short = {name: value[:, :kept] for name, value in x.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
     truth, theirs = attend(Branches(**wide), CFG, path="reference")
-    out, mine = attend(Branches(**x), CFG, path="batched")
+    out, mine = attend(Branches(**x), CFG, path="batched", selected=selected)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
     share = float(same.double().mean())
     if share < SAME_BLOCKS:
@@ -187,9 +194,17 @@ def peak_bytes(arm: Arm, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
+def ways(x: dict[str, Tensor]) -> dict[str, Selected]:
+    """Arms of ours by how the selected branch runs: by SDPA, by Triton where that can run."""
+    q = x["q"]
+    triton = choose_selected(CFG, seq_len=q.shape[1], dtype=q.dtype, device=q.device)
+    found: dict[str, Selected] = {"nsa": "sdpa"}
+    return found | ({"nsa triton": "triton"} if triton.value == "triton" else {})
+
+
 def arms_for(x: dict[str, Tensor], device: str) -> dict[str, Arm]:
     """What is compared; sparse first."""
-    found = {"nsa": sparse(x)}
+    found = {name: sparse(x, selected) for name, selected in ways(x).items()}
     if device == "cpu":
         return found | {"dense": dense(x, None)}
     return found | {f"dense {name}": dense(x, backend) for name, backend in DENSE.items()}
@@ -205,7 +220,9 @@ def measure(seq_len: int, device: str, rounds: int, check_to: int) -> list[dict[
         rows[name] = row
         try:
             row["error"], row["compared"] = (
-                check_sparse(x, check_to) if name == "nsa" else check_dense(arm, check_to)
+                check_sparse(x, check_to, ways(x)[name])
+                if is_ours(name)
+                else check_dense(arm, check_to)
             )
             for _ in range(WARM):
                 once(arm, device)
@@ -266,17 +283,22 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence."""
     wrong = [f"{row['arm']} at {row['seq_len']}" for row in rows if is_wrong(row)]
     ratios = [
-        f"{row['seq_len']}: {row['ratio']:.2f}"
+        f"{row['seq_len']}{row['arm'].removeprefix('nsa')}: {row['ratio']:.2f}"
         for row in rows
-        if row["arm"] == "nsa" and "ratio" in row
+        if is_ours(row["arm"]) and "ratio" in row
     ]
     text = f"time beside the best dense kernel at S = {', '.join(ratios) or '(nothing measured)'}"
     return f"WRONG: {', '.join(wrong)}; {text}" if wrong else text
 
 
+def is_ours(arm: str) -> bool:
+    """Is it sparse attention, and no dense kernel?"""
+    return arm.startswith("nsa")
+
+
 def is_wrong(row: dict[str, Any]) -> bool:
     """Ran and computed something else; or is ours, and did not run at all."""
-    return not row["right"] and ("problem" not in row or row["arm"] == "nsa")
+    return not row["right"] and ("problem" not in row or is_ours(row["arm"]))
 
 
 def main(argv: Sequence[str]) -> int:

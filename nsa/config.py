@@ -11,12 +11,15 @@ from nsa.contract import NSAError, did_you_mean, raise_problems
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
 Ranges = Literal["v1", "v2"]
+# How the selected branch runs off the CPU: torch's SDPA with masks, or this package's kernels.
+Selected = Literal["sdpa", "triton"]
 # How the window branch runs where attention goes through SDPA.
 Window = Literal["masked", "varlen"]
 
 PHIS: tuple[str, ...] = ("avg", "mlp")
 PATHS: tuple[str, ...] = ("reference", "sequential", "batched")
 RANGES: tuple[str, ...] = ("v1", "v2")
+SELECTED: tuple[str, ...] = ("sdpa", "triton")
 WINDOWS: tuple[str, ...] = ("masked", "varlen")
 
 # One initial and two local blocks are always selected, and they count towards n_sel.

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from nsa.attention.api import attend_grouped, by_sdpa
 from nsa.attention.branches import Grouped
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Path, Ranges, Window
+from nsa.config import (
+    FORCED_INITIAL_BLOCKS,
+    FORCED_LOCAL_BLOCKS,
+    NSAConfig,
+    Path,
+    Ranges,
+    Selected,
+    Window,
+)
 from nsa.contract import NSAError
 from nsa.dense import Dense
 from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection, split_together
@@ -84,6 +92,7 @@ class NSAAttention(nn.Module):
         self.selection_ranges = selection_ranges
         self.force_sdpa = False
         self.window: Window = "masked"
+        self.selected: Selected = "sdpa"
         self.dense: Dense | None = None
         self.rope_base = rope_base
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
@@ -154,6 +163,7 @@ class NSAAttention(nn.Module):
             use_flash=self.use_flash,
             force_sdpa=self.force_sdpa,
             window=self.window,
+            selected=self.selected,
         )
         self.last_gates, self.last_blocks = parts.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))

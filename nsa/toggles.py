@@ -115,7 +115,8 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
     _row("bool", "SEL_RANGES_V2", True, "vectorized selection ranges (0: plain loops)", "B2, E2",
          arm=True),
-    _row("bool", "USE_TRITON_SEL", None, "Triton kernel for the selected branch", arm=True),
+    _row("choice", "USE_TRITON_SEL", None, "Triton kernels for the selected branch (auto: where "
+         "the self-test shows that they agree)", choices=("0", "1", "auto"), arm=True),
     _row("bool", "SDPA_AUDIT", False, "record the kernel that really ran per branch", "A1",
          arm=True),
     _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
@@ -272,6 +273,7 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_COMPILE": "off",
     "NSA_CUDA_GRAPHS": False,
     "NSA_LIGER": False,
+    "NSA_USE_TRITON_SEL": "0",
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
@@ -282,14 +284,13 @@ UNAVAILABLE = {
     "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
     "chooses the kernel instead, flash where no mask is needed, and NSA_WINDOW=varlen is its own "
     "flash kernel for the window",
-    "NSA_USE_TRITON_SEL": "this build has no Triton kernel for the selected branch; torch's SDPA "
-    "runs it instead",
 }
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
     "NSA_COMPILE=graphs": "CUDA graphs need a CUDA device",
     "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
     "NSA_LIGER=1": "its kernels need a CUDA device",
+    "NSA_USE_TRITON_SEL=1": "its kernels need a CUDA device",
 }
 
 

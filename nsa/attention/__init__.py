@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from nsa.attention.api import PathChoice, choose_path, choose_window, nsa_attention, select_blocks
+from nsa.attention.api import (
+    PathChoice,
+    choose_path,
+    choose_selected,
+    choose_window,
+    nsa_attention,
+    select_blocks,
+)
 from nsa.attention.decode import KVCache, decode_step
 from nsa.attention.selection import block_map, ranges_v1, ranges_v2
 
@@ -11,6 +18,7 @@ __all__ = [
     "PathChoice",
     "block_map",
     "choose_path",
+    "choose_selected",
     "choose_window",
     "decode_step",
     "nsa_attention",

@@ -15,8 +15,18 @@ from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
 from nsa.attention.token import sequential
+from nsa.attention.triton.availability import triton_problem
 from nsa.attention.window import varlen_problem
-from nsa.config import WINDOWS, NSAConfig, Path, Ranges, Window, choice_error
+from nsa.config import (
+    SELECTED,
+    WINDOWS,
+    NSAConfig,
+    Path,
+    Ranges,
+    Selected,
+    Window,
+    choice_error,
+)
 from nsa.contract import NSAError, raise_problems
 
 
@@ -34,11 +44,12 @@ def attend(
     use_flash: bool = True,
     force_sdpa: bool = False,
     window: Window = "masked",
+    selected: Selected = "sdpa",
 ) -> tuple[Tensor, Tensor]:
     """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output.
 
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
-    kernels have something to act on. window: as it is, whether it can run or not.
+    kernels have something to act on. window, selected: as they are, whether they can run or not.
     """
     check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
@@ -49,7 +60,9 @@ def attend(
             return sequential(x, cfg, selection_ranges)
         if not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
             return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
-        return batched_sdpa(x, cfg, selection_ranges, use_flash=use_flash, window=window)
+        return batched_sdpa(
+            x, cfg, selection_ranges, use_flash=use_flash, window=window, selected=selected
+        )
 
 
 def attend_grouped(
@@ -61,6 +74,7 @@ def attend_grouped(
     use_flash: bool,
     force_sdpa: bool,
     window: Window,
+    selected: Selected = "sdpa",
 ) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
     if path == "batched" and not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
@@ -74,6 +88,7 @@ def attend_grouped(
         use_flash=use_flash,
         force_sdpa=force_sdpa,
         window=window,
+        selected=selected,
     )
 
 
@@ -92,6 +107,7 @@ def nsa_attention(
     selection_ranges: Ranges = "v2",
     use_flash: bool = True,
     window: Window = "masked",
+    selected: Selected = "sdpa",
 ) -> Tensor:
     """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
 
@@ -105,6 +121,8 @@ def nsa_attention(
     `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
     vectorized. use_flash: False avoids fused kernels. window: how the window branch runs off the
     CPU, "masked" (anywhere) or "varlen" (torch's attention with windows, see `choose_window`).
+    selected: how the selected branch runs off the CPU, "sdpa" (anywhere) or "triton" (kernels of
+    this package, see `choose_selected`).
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go
@@ -126,9 +144,19 @@ def nsa_attention(
     if window == "varlen":
         problem = _window_problem(cfg, q.dtype, q.device, use_flash=use_flash)
         errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
+    errors += choice_error("selected", selected, SELECTED)
+    if selected == "triton":
+        problem = triton_problem(cfg, q.dtype, q.device)
+        errors += [f"selected='triton': {problem}; use 'sdpa'"] if problem else []
     raise_problems("nsa_attention", errors)
     out, _ = attend(
-        x, cfg, path=path, selection_ranges=selection_ranges, use_flash=use_flash, window=window
+        x,
+        cfg,
+        path=path,
+        selection_ranges=selection_ranges,
+        use_flash=use_flash,
+        window=window,
+        selected=selected,
     )
     return out
 
@@ -190,6 +218,31 @@ def choose_window(
         return PathChoice(value="masked", reason=problem)
     why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"
     return PathChoice(value="varlen", reason=f"varlen_attn of torch {torch.__version__}: {why}")
+
+
+def choose_selected(
+    cfg: NSAConfig,
+    asked: str = "auto",
+    *,
+    seq_len: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PathChoice:
+    """Say how the selected branch should run where attention goes through SDPA, and why.
+
+    asked: "1" (the Triton kernels), "0" (SDPA) or "auto", the kernels where they can run. Whether
+    the device computes them rightly is for a test on the device to say. Raises NSAError where they
+    are asked for by name and cannot run.
+    """
+    if asked == "0":
+        return PathChoice(value="sdpa", reason="Triton kernels are switched off")
+    problem = triton_problem(cfg, dtype, device, seq_len)
+    if problem and asked == "1":
+        raise NSAError(f"NSA_USE_TRITON_SEL=1: {problem}; allowed here: 0, auto")
+    if problem:
+        return PathChoice(value="sdpa", reason=problem)
+    why = "asked for by name" if asked == "1" else "no mask, no copied keys"
+    return PathChoice(value="triton", reason=why)
 
 
 def choose_path(

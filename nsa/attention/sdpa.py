@@ -1,6 +1,7 @@
 """Batched prefill on any device, with few and large operators.
 
-The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
+The selected branch is one masked scaled_dot_product_attention or this package's Triton kernels
+(`nsa.attention.triton`), the window another one or torch's
 attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Where
 all queries' masks exceed the budget of bytes, queries are cut into chunks whose masks are built
 again in the backward pass, so that nothing of size S x S is kept.
@@ -25,8 +26,9 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
+from nsa.attention.triton.operators import attend_selected
 from nsa.attention.window import Attend, masked_window, varlen_window
-from nsa.config import NSAConfig, Ranges, Window
+from nsa.config import NSAConfig, Ranges, Selected, Window
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
 
 
@@ -101,12 +103,20 @@ def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
 
 
 def _selected(
-    q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, version: Ranges, attend: Attend
+    q: Tensor,
+    x: Branches,
+    blocks: Tensor,
+    cfg: NSAConfig,
+    version: Ranges,
+    attend: Attend,
+    selected: Selected,
 ) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
     seq_len = q.shape[1]
     ranges = build_ranges(blocks, cfg, version)
     with profile_range(ATTEND_RANGE):
+        if selected == "triton":
+            return attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
             return _causal(q, x.k_sel, x.v_sel, cfg, attend)
@@ -165,7 +175,13 @@ class _Mix(torch.autograd.Function):
 
 
 def batched_sdpa(
-    x: Branches, cfg: NSAConfig, version: Ranges, *, use_flash: bool, window: Window
+    x: Branches,
+    cfg: NSAConfig,
+    version: Ranges,
+    *,
+    use_flash: bool,
+    window: Window,
+    selected: Selected,
 ) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     attend = _fused if use_flash else _explicit
@@ -178,7 +194,7 @@ def batched_sdpa(
         k, v = compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
     o_cmp, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     blocks = blocks.transpose(1, 2).contiguous()
-    o_sel = _selected(q, x, blocks, cfg, version, attend)
+    o_sel = _selected(q, x, blocks, cfg, version, attend, selected)
     o_win = _window(q, x, cfg, attend, window)
     with profile_range(GATE_RANGE):
         gates = split_dim(x.gates, 2, cfg.heads_per_group)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa.contract import SELECTION_RANGES, WIN_RANGE
+from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, WIN_RANGE
 
 
 class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -37,16 +37,17 @@ class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RangeCounts:
     """How often each range was entered, and how many operators ran in those of the selection.
 
-    A range is a name that code gives itself; the operators are what ran. in_window: those of the
-    window branch by name.
+    A range is a name that code gives itself; the operators are what ran. in_window,
+    in_selected: those of the window and of the selected branch by name.
     """
 
     entered: Counter[str] = field(default_factory=Counter)
     operators: Counter[str] = field(default_factory=Counter)
     in_window: Counter[str] = field(default_factory=Counter)
+    in_selected: Counter[str] = field(default_factory=Counter)
 
 
-_COUNTED = frozenset((*SELECTION_RANGES.values(), WIN_RANGE))
+_COUNTED = frozenset((*SELECTION_RANGES.values(), WIN_RANGE, ATTEND_RANGE))
 _nvtx_enabled = False
 _counts: RangeCounts | None = None
 
@@ -91,5 +92,7 @@ def profile_range(name: str) -> Iterator[None]:
             counts.operators[name] += operators.names.total()
             if name == WIN_RANGE:
                 counts.in_window.update(operators.names)
+            if name == ATTEND_RANGE:
+                counts.in_selected.update(operators.names)
         if nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
+from nsa.attention.triton.operators import SELECTED_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
@@ -236,7 +237,11 @@ def _fa2(seen: Seen) -> Evidence:
 
 
 def _triton(seen: Seen) -> Evidence:
-    return not seen.toggles.values["NSA_USE_TRITON_SEL"], UNAVAILABLE["NSA_USE_TRITON_SEL"]
+    """The kernels' operator inside the branch's range is what ran, whatever was chosen."""
+    asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
+    found = "triton" if SELECTED_OPERATOR in seen.ranges.in_selected else "sdpa"
+    evidence = {"ran": found, "chosen": str(seen.engine.selected(seen.toggles))}
+    return asked == "auto" or (found == "triton") == (asked == "1"), evidence
 
 
 def _nvtx(seen: Seen) -> Evidence:

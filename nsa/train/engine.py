@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from nsa.attention import PathChoice, choose_window
+from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.attention.compression import full_float32
-from nsa.contract import ELSEWHERE
+from nsa.contract import ELSEWHERE, NSAError
 from nsa.data.source import Batch, Source
 from nsa.dense import Dense, mean_loss
 from nsa.layer import NSAAttention
@@ -23,7 +23,7 @@ from nsa.train import compiled, liger, replay
 from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
-from nsa.train.kernels import other_kernels, why_not
+from nsa.train.kernels import other_kernels, triton_asked, why_not
 from nsa.train.launch import LaunchPlan
 from nsa.train.policies import allow_tf32
 from nsa.train.ranks import Ranks
@@ -85,9 +85,12 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
-        # Ways to run the window branch that may not be used, and why: a self-test has to show that
-        # varlen_attn computes what masks do before anything trains with it.
-        self.barred = {"varlen": "varlen_attn was not tested on this device"}
+        # Ways to run the window and the selected branch that may not be used, and why: a self-test
+        # has to show that they compute what masks do before anything trains with them.
+        self.barred = {
+            "varlen": "varlen_attn was not tested on this device",
+            "triton": "the Triton kernels were not tested on this device",
+        }
         self.tested: tuple[str, ...] = ()
         self.dense: Dense | None = None
         self.gaps: list[Gap] = []
@@ -102,21 +105,27 @@ class Engine:
     def configure(self, toggles: ToggleSet) -> None:
         """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
 
-        Raises Refused where the dense parts cannot run as asked here, or give other numbers.
+        Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
+        former give other numbers.
         """
         self.allow_kernels(toggles)
         window = self.window(toggles).value
+        try:
+            selected = self.selected(toggles).value
+        except NSAError as error:
+            raise compiled.Refused(str(error)) from error
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                layer.force_sdpa = forces_sdpa(toggles)
+                layer.force_sdpa = forces_sdpa(toggles) or selected == "triton"
                 layer.window = "varlen" if window == "varlen" else "masked"
+                layer.selected = "triton" if selected == "triton" else "sdpa"
         self._use_dense(toggles)
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
             self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
         if self.wrapped is not None:
             self.wrapped.take_off()
-        self._record(toggles, window)
+        self._record(toggles, window, selected)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
         train = self.plan.config.train
         if train.accumulate_grad_batches > 1:
@@ -146,6 +155,23 @@ class Engine:
         )
         if tested and choice.value in self.barred:
             return PathChoice(value="masked", reason=self.barred[choice.value])
+        return choice
+
+    def selected(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
+        """How the selected branch runs under these toggles, and why; `tested` as for `window`.
+
+        Raises NSAError where the Triton kernels are asked for by name and cannot run.
+        """
+        config = self.plan.config
+        choice = choose_selected(
+            self.model.cfg.attention,
+            triton_asked(toggles, config.runtime.use_triton_sel),
+            seq_len=config.train.seq_len,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        if tested and choice.value in self.barred:
+            return PathChoice(value="sdpa", reason=self.barred[choice.value])
         return choice
 
     @property
@@ -188,7 +214,7 @@ class Engine:
         liger.use(self.model, with_liger)
         self._compiled_graphs = mode == "graphs"
 
-    def _record(self, toggles: ToggleSet, window: str) -> None:
+    def _record(self, toggles: ToggleSet, *ways: str) -> None:
         """Record the layers where asked, and keep gradients out of the memory of graphs.
 
         Raises Refused where a replay gives other numbers than the kernels launched one by one.
@@ -207,7 +233,7 @@ class Engine:
                 "recording does not; switch one of the two off"
             )
         # What a recording depends on; a block that changes none of it keeps the recording.
-        asked = (window, *(toggles.values[name] for name in _IN_A_RECORDING))
+        asked = (*ways, *(toggles.values[name] for name in _IN_A_RECORDING))
         if asked == self._recorded:
             return
         self.model.recording = None
@@ -240,17 +266,17 @@ class Engine:
         return replay.replay_gap(self.model, loss, rounding, tokens)
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
-        """The loss in float32 throughout: window by masks, no autocast, no TF32."""
+        """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
         attentions = [m for m in self.model.modules() if isinstance(m, NSAAttention)]
-        windows = [layer.window for layer in attentions]
+        ways = [(layer.window, layer.selected) for layer in attentions]
         for layer in attentions:
-            layer.window = "masked"
+            layer.window, layer.selected = "masked", "sdpa"
         try:
             with full_float32():
                 return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
         finally:
-            for layer, window in zip(attentions, windows, strict=True):
-                layer.window = window
+            for layer, (window, selected) in zip(attentions, ways, strict=True):
+                layer.window, layer.selected = window, selected
 
     def is_fused(self) -> bool:
         """Does the optimizer itself say that it runs the fused kernel?"""

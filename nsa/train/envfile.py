@@ -218,7 +218,8 @@ def write_env(
     resumed: dict[str, Any] | None,
     notes: list[str],
 ) -> None:
-    """Write env.json atomically. attention: how its window branch runs, and the self-test.
+    """Write env.json atomically. attention: how its window and selected branches run, and the
+    self-test.
 
     resumed: path and step of the checkpoint that the launch went on from.
     """
@@ -261,7 +262,9 @@ def announce(plan: LaunchPlan, facts: Mapping[str, Any], attention: Mapping[str,
     )
     say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
     window, tested = attention["window"], attention["self_test"]
+    selected = attention["selected"]
     say(f"[window] {window['value']} ({window['reason']})")
+    say(f"[selected] {selected['value']} ({selected['reason']})")
     if not tested["ran"]:
         say(f"[self-test] none ({tested['reason']})")
     say(

@@ -7,13 +7,32 @@ import shutil
 
 from nsa.toggles import NEEDS_CUDA, ToggleSet
 
-LIGER = "liger_kernel"
+LIGER, TRITON = "liger_kernel", "triton"
 _COMPILERS = ("g++", "clang++", "c++")
 
 
 def other_kernels(toggles: ToggleSet) -> bool:
     """Do the dense parts run otherwise than by our own modules?"""
     return toggles.text("NSA_COMPILE") != "off" or toggles.flag("NSA_LIGER")
+
+
+def triton_asked(toggles: ToggleSet, by_config: bool) -> str:
+    """1, 0 or auto: are the Triton kernels of the selected branch wanted? by_config: its value."""
+    given = toggles.values["NSA_USE_TRITON_SEL"]
+    return str(int(by_config)) if given is None else str(given)
+
+
+def why_no_triton(asked: str, device: str) -> str | None:
+    """Why the kernels that are asked for by name cannot run, with the remedy, or None."""
+    if asked != "1":
+        return None
+    name = "NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel"
+    if device == "cpu":
+        why = NEEDS_CUDA["NSA_USE_TRITON_SEL=1"]
+        return f"{name}: {why}, this is cpu; set it to 0 or auto"
+    if device == "cuda" and importlib.util.find_spec(TRITON) is None:
+        return f"{name}: the package triton is not installed; set it to 0 or auto"
+    return None
 
 
 def why_not(toggles: ToggleSet, device: str) -> str | None:
@@ -30,7 +49,7 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
         return None
     if mode == "graphs" and device == "cpu":
         return f"NSA_COMPILE={mode}: {NEEDS_CUDA['NSA_COMPILE=graphs']}, this is cpu; use dense"
-    if device == "cuda" and importlib.util.find_spec("triton") is None:
+    if device == "cuda" and importlib.util.find_spec(TRITON) is None:
         return "NSA_COMPILE: the package triton is not installed, which compiles for CUDA; use off"
     if device == "cpu" and not any(map(shutil.which, _COMPILERS)):
         return (

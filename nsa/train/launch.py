@@ -13,9 +13,7 @@ from nsa.config import ModelConfig
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
 from nsa.toggles import (
-    UNAVAILABLE,
     ToggleSet,
-    Value,
     contradictions,
     read_values,
     toggle_set,
@@ -23,7 +21,7 @@ from nsa.toggles import (
 )
 from nsa.train.arms import ArmFile, Block, load_blocks
 from nsa.train.cli import Flags, parse_flags, toggle_overrides
-from nsa.train.kernels import why_not
+from nsa.train.kernels import triton_asked, why_no_triton, why_not
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.
@@ -227,16 +225,10 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
     problems += _keeping(config.train)
     if config.data.dataset == "local" and not config.data.local_path:
         problems.append("--dataset local needs --local-path (a file or a folder)")
-    wants_triton: Value = toggles.values["NSA_USE_TRITON_SEL"]
-    if wants_triton is None:
-        wants_triton = config.runtime.use_triton_sel
-    if wants_triton:
-        problems.append(
-            f"NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; "
-            "set it to 0"
-        )
-    if (missing := why_not(toggles, config.runtime.device)) is not None:
-        problems.append(missing)
+    device = config.runtime.device
+    asked = triton_asked(toggles, config.runtime.use_triton_sel)
+    missing = (why_no_triton(asked, device), why_not(toggles, device))
+    problems += [text for text in missing if text is not None]
     return problems
 
 

@@ -19,7 +19,6 @@ from nsa.contract import (
     Phase,
 )
 from nsa.data.source import Batch, Source
-from nsa.toggles import UNAVAILABLE
 from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
@@ -162,8 +161,6 @@ class Loop:
         }
 
     def _probe(self, block: Block) -> str | None:
-        if block.toggles.values["NSA_USE_TRITON_SEL"]:
-            return f"NSA_USE_TRITON_SEL=1: {UNAVAILABLE['NSA_USE_TRITON_SEL']}"
         if not any(block.toggles.flag(name) for name in AUDITED) and not other_kernels(
             block.toggles
         ):

@@ -1,8 +1,8 @@
 """Before the first step: do this device's kernels compute attention as the equations say?
 
-The way that the window branch is to run is measured at the launch's own length, heads and type. One
-that does not agree is barred on all ranks, and masked SDPA takes its place; where that does not
-agree either, nothing is trained.
+The ways that the window and the selected branch are to run are measured at the launch's own
+length, heads and type. One that does not agree is barred on all ranks, and masked SDPA takes its
+place; where that does not agree either, nothing is trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from nsa.contract import ELSEWHERE, NSAError
 from nsa.settings import refusal
 from nsa.toggles import ToggleSet
 from nsa.train.engine import Engine, forces_sdpa
+from nsa.train.kernels import triton_asked
 from nsa.train.output import say
+
+_TRITON = "triton"
 
 
 class SelfTestError(RuntimeError):
@@ -29,7 +32,8 @@ class SelfTestError(RuntimeError):
 
 @dataclass(kw_only=True)
 class SelfTest:
-    """What was tested, or why nothing was; `paths` by the way that the window branch runs.
+    """What was tested, or why nothing was; `paths` by the way that the window branch runs, and
+    "triton" for the kernels of the selected branch, beside the window that will run.
 
     elsewhere: why a path that agrees on this rank was rejected; env.json, of rank 0, has to say it.
     """
@@ -107,11 +111,13 @@ def self_test(engine: Engine) -> SelfTest:
         bound=Bound.of(engine.dtype),
     )
     if not run:
-        engine.barred["varlen"] = f"no self-test ({reason})"
+        engine.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
         return found
     for name in todo:
         if not _agrees(engine, found, name) and "masked" not in todo:
             _agrees(engine, found, "masked")
+    if _wants_triton(engine):
+        _agrees(engine, found, _TRITON)
     engine.tested = tuple(found.paths)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -130,9 +136,33 @@ def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
         else:
             if block.toggles.text("NSA_WINDOW") == "varlen" and not run:
                 problems.append(f"NSA_WINDOW=varlen: nothing runs untested ({reason}); use auto")
+        problems += _selected_problems(engine, block.toggles, run, reason)
     if problems:
         raise refusal(list(dict.fromkeys(problems)))
     return sorted(ways, reverse=True)
+
+
+def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: str) -> list[str]:
+    """Why the kernels that are asked for by name cannot run; an arm of its own says so itself."""
+    try:
+        choice = engine.selected(toggles, tested=False)
+    except NSAError as error:
+        return [str(error)] if engine.plan.schedule is None else []
+    asked = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
+    if asked == "1" and choice.value == _TRITON and not run:
+        return [f"NSA_USE_TRITON_SEL=1: nothing runs untested ({reason}); use auto"]
+    return []
+
+
+def _wants_triton(engine: Engine) -> bool:
+    """Does a block want the kernels of the selected branch, and could they run?"""
+    for block in engine.plan.blocks:
+        try:
+            if engine.selected(block.toggles, tested=False).value == _TRITON:
+                return True
+        except NSAError:
+            pass  # an arm that cannot run says so when its turn comes
+    return False
 
 
 def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
@@ -169,14 +199,17 @@ def _name_of_masked(engine: Engine) -> str:
 
 def _measure(engine: Engine, name: str) -> Agreement:
     cfg, toggles = engine.model.cfg, engine.plan.toggles
+    # With the kernels of the selected branch runs the window that was found to agree.
+    window = engine.window(toggles).value if name == _TRITON else name
     run = partial(
         attend,
         cfg=cfg.attention,
         path="batched",
         selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
         use_flash=cfg.use_flash,
-        force_sdpa=forces_sdpa(toggles) or name == "varlen",
-        window="varlen" if name == "varlen" else "masked",
+        force_sdpa=forces_sdpa(toggles) or name != "masked",
+        window="varlen" if window == "varlen" else "masked",
+        selected="triton" if name == _TRITON else "sdpa",
     )
     return measure(
         run,

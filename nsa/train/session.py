@@ -288,6 +288,7 @@ class _Session:
         facts["dataset"] = self.dataset_used
         attention = {
             "window": vars(engine.window(plan.toggles)),
+            "selected": vars(engine.selected(plan.toggles)),
             "self_test": tested.describe(),
         }
         write_env(

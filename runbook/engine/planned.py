@@ -88,7 +88,7 @@ def _toggle_problems(toggles: ToggleSet, *, cuda: bool) -> Iterator[str]:
         if not cuda and toggles.values[name] == TOGGLES[name].parse(value):
             yield (
                 f"{setting} ({toggles.sources[name]}): {why}, and the profile has none; "
-                f"{way_out(toggles, name, 'off' if TOGGLES[name].choices else '0')}"
+                f"{way_out(toggles, name, 'off' if 'off' in TOGGLES[name].choices else '0')}"
             )
     board = "NSA_TB_DISABLE"
     if not toggles.flag(board) and importlib.util.find_spec(_BOARD) is None:

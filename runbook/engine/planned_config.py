@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import CONFIG_VARIABLE, NSAError
 from nsa.settings import CONFIG_TOGGLES, Override, TrainerConfig, load_config
-from nsa.toggles import TOGGLES, UNAVAILABLE, ToggleSet
+from nsa.toggles import NEEDS_CUDA, TOGGLES, ToggleSet
 from runbook.config.precedence import TYPED
 from runbook.config.settings import Scalar
 from runbook.errors import RunbookError
@@ -71,12 +71,13 @@ def _against_machine(setup: Setup, launch: Launch, config: TrainerConfig) -> Ite
             f"{launch.config} has runtime.device {device}, and the profile {setup.profile.name} "
             f"is for {wanted}: name another config or another profile"
         )
+    if config.runtime.use_triton_sel and wanted == "cpu":
+        why = NEEDS_CUDA["NSA_USE_TRITON_SEL=1"]
+        yield f"runtime.use_triton_sel=true: {why}, and the profile has none; set it to false"
 
 
 def _against_toggles(config: TrainerConfig, toggles: ToggleSet) -> Iterator[str]:
     runtime = config.runtime
-    if runtime.use_triton_sel:
-        yield f"runtime.use_triton_sel=true: {UNAVAILABLE['NSA_USE_TRITON_SEL']}; set it to false"
     if not runtime.use_flash and toggles.flag("NSA_SDPA_FLASH_ONLY"):
         source = toggles.sources["NSA_SDPA_FLASH_ONLY"]
         yield (

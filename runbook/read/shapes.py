@@ -183,6 +183,7 @@ ENV = Fields(
         "attention": Fields(
             {
                 "window": Fields({"value": is_text, "reason": is_text}),
+                "selected": Fields({"value": is_text, "reason": is_text}),
                 "self_test": Fields(
                     {
                         "ran": is_truth,

@@ -26,6 +26,7 @@ DECIDED = {
     *("NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1", "NSA_WINDOW=varlen", "NSA_WINDOW=masked"),
     *("NSA_SDPA_AUDIT=0", "NSA_NVTX=0", "NSA_OPT_FUSED=1"),
     *("NSA_DISABLE_CSV_LOGS=1", "NSA_TEST_SEL_PACK=0"),
+    *("NSA_USE_TRITON_SEL=1", "NSA_USE_TRITON_SEL=auto"),
 }
 
 
@@ -99,14 +100,9 @@ def test_a_setting_against_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert "add --set NSA_DDP_SAFE_MODE=0 or leave out --set NSA_DDP_COMPRESS" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("NSA_USE_FA2", "masks that the package flash_attn lacks; torch's SDPA chooses the kernel"),
-        ("NSA_USE_TRITON_SEL", "no Triton kernel for the selected branch; torch's SDPA runs it"),
-    ],
-)
-def test_what_can_never_take_effect(name: str, why: str) -> None:
+def test_what_can_never_take_effect() -> None:
+    name = "NSA_USE_FA2"
+    why = "masks that the package flash_attn lacks; torch's SDPA chooses the kernel"
     text = refusal(f"{name}=1", phases="baseline")
     assert f"{name}=1 (--set) can never take effect" in text and why in text
     assert f"leave out --set {name}" in text
@@ -167,7 +163,7 @@ def test_what_is_planned_is_what_the_trainer_accepts(
                         pytest.fail(f"{setting}, {launch.phase}/{launch.name}: {error}")
     no_board = set() if importlib.util.find_spec("tensorboard") else {"NSA_TB_DISABLE=0"}
     on_cuda = set(NEEDS_CUDA) if profile == "cpu" else set()
-    never = {SAFE, "NSA_USE_FA2=1", "NSA_USE_TRITON_SEL=1"}
+    never = {SAFE, "NSA_USE_FA2=1"}
     # That profile asks for graphs of whole layers, which exclude these.
     graphs = {"NSA_COMPILE=graphs", "NSA_SEL_RANGES_V2=0"} if profile == "h200x1" else set()
     assert refused == {*never, *on_cuda, *DECIDED, *no_board, *graphs}
@@ -178,9 +174,12 @@ def test_what_needs_a_cuda_device() -> None:
     assert "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device" in text
     assert "leave out --set NSA_COMPILE" in text
     assert "NSA_LIGER=1 (--set): its kernels need" in refusal("NSA_LIGER=1", phases="baseline")
+    text = refusal("NSA_USE_TRITON_SEL=1", phases="baseline")
+    assert "NSA_USE_TRITON_SEL=1 (--set): its kernels need a CUDA device" in text
     other = "a100x2_pcie4"  # whose profile asks for no graphs of layers
     prepare(RunOptions(profile=other, phases="baseline", settings=("NSA_COMPILE=graphs",)))
-    prepare(RunOptions(profile="cpu", phases="baseline", settings=("NSA_COMPILE=dense",)))
+    for setting in ("NSA_COMPILE=dense", "NSA_USE_TRITON_SEL=auto"):
+        prepare(RunOptions(profile="cpu", phases="baseline", settings=(setting,)))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +220,7 @@ def test_the_control_of_a_comparison_may_be_given() -> None:
             ("NSA_SDPA_FLASH_ONLY=1", "runtime.use_flash=false"),
             "NSA_SDPA_FLASH_ONLY=1 (--set) and runtime.use_flash=false exclude each other",
         ),
-        (("runtime.use_triton_sel=true",), "no Triton kernel for the selected branch"),
+        (("runtime.use_triton_sel=true",), "use_triton_sel=true: its kernels need a CUDA device"),
         (("runtime.device=cuda",), "the profile cpu is for cpu"),
         (("CONFIG=no_such.yaml",), "CONFIG (--set): no trainer config 'configs/no_such.yaml'"),
         (("TORCH_NCCL_TRACE_BUFFER_SIZ=1",), "the installed torch reads no such variable"),

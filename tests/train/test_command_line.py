@@ -122,9 +122,12 @@ def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
     assert found.model_config().gradient_checkpointing is on
 
 
-def test_triton_without_a_kernel_is_an_error_and_0_is_fine() -> None:
-    assert "no Triton kernel" in refusal(env={"NSA_USE_TRITON_SEL": "1"})
-    plan(env={"NSA_USE_TRITON_SEL": "0"})
+def test_triton_by_name_needs_cuda_and_auto_is_fine() -> None:
+    told = refusal("--set", "runtime.device=cpu", env={"NSA_USE_TRITON_SEL": "1"})
+    assert "its kernels need a CUDA device, this is cpu; set it to 0 or auto" in told
+    assert "allowed is" in refusal(env={"NSA_USE_TRITON_SEL": "yes"})
+    for word in ("0", "auto"):
+        plan(env={"NSA_USE_TRITON_SEL": word})
 
 
 def test_short_runs_follow_the_configs_schedule() -> None:

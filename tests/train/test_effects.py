@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -123,3 +124,16 @@ def test_the_fused_kernel_has_to_run() -> None:
     took, evidence = effects._fused(replace(seen({"NSA_OPT_FUSED": "1"}), engine=engine))
     assert took is False
     assert evidence["kernels"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "ran", "took"),
+    [("1", "selected", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "selected", False),
+     ("auto", "bmm", True), ("auto", "selected", True)],
+)  # fmt: skip
+def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:
+    engine = cast("Any", SimpleNamespace(selected=lambda _: "triton (chosen)"))
+    asked = replace(seen({"NSA_USE_TRITON_SEL": value}), engine=engine)
+    found = effects._triton(replace(asked, ranges=RangeCounts(in_selected=Counter({ran: 1}))))
+    way = "triton" if ran == "selected" else "sdpa"
+    assert found == (took, {"ran": way, "chosen": "triton (chosen)"})

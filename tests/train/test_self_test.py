@@ -196,6 +196,7 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     launch = run(tmp_path, args, ranks=2, toggles={**ON, "NSA_WINDOW": "auto"})
     attention = launch.env()["attention"]
     assert attention["window"]["value"] == "masked"
+    assert attention["selected"]["value"] == "sdpa"
     assert "no flash attention for device cpu" in attention["window"]["reason"]
     tested = attention["self_test"]
     assert tested["ran"] and tested["paths"]["cpu_block"]["agrees"]

@@ -1,0 +1,138 @@
+"""Starts the kernels: allocates results, computes grids, never asks the device for a number."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa.attention.triton.columns import piece_kernel, sum_kernel
+from nsa.attention.triton.index import list_kernel, pack_kernel
+from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
+from nsa.attention.triton.tiles import Tile, choose_cut, padded
+from nsa.config import NSAConfig
+
+_LOG2_E = math.log2(math.e)
+TOKENS, TOKENS_OF_A_LIST = 32, 1024
+
+
+def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
+    """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
+    batch, seq_len, groups, n = ranges.shape[:4]
+    by_pair = ranges.transpose(1, 2).contiguous()
+    words = -(-cfg.n_blocks(seq_len) // 32)
+    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
+    with _on(ranges):
+        pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
+            by_pair, bits, seq_len, words, L_SEL=cfg.l_sel, N_SEL=n,
+            PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
+        )  # fmt: skip
+    return bits
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    q, k, v = (_inner(x) for x in (q, k, v))
+    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    cut = choose_cut(cfg, seq_len, batch * groups)
+    with _on(q):
+        forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
+            q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], _scale(cfg),
+            *_strides(q, k, v), **shape_constants(cfg), EVERY=cut.every, **_how(cut.forward),
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
+    cfg: NSAConfig,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, n_blocks = batch * groups, cfg.n_blocks(seq_len)
+    q, k, v = (_inner(x) for x in (q, k, v))
+    grad, out = grad.contiguous(), out.contiguous()
+    cut = choose_cut(cfg, seq_len, pairs)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    # Padded to tiles, not to what is inside: that much is written.
+    parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
+    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
+    strides, shape, scale = _strides(q, k, v), shape_constants(cfg), _scale(cfg)
+    with _on(q):
+        rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
+        query_gradient_kernel[rows, pairs](
+            q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
+            cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **_how(cut.query_gradient),
+        )  # fmt: skip
+        readers, counts, offsets = _readers(bits, seq_len, cfg)
+        ends = ((counts + (cut.piece - 1)) // cut.piece).cumsum(-1, dtype=torch.int32)
+        piece_kernel[cut.n_pieces, pairs](
+            q, k, v, grad, lse, delta, readers, counts, offsets, ends, parts,
+            seq_len, groups, n_blocks, cut.n_pieces, readers.shape[1], scale, *strides, **shape,
+            PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks), **_how(cut.key_gradient),
+        )  # fmt: skip
+        sum_kernel[n_blocks, pairs](
+            parts, ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
+            **{name: value for name, value in shape.items() if name != "HEADS"},
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+def _readers(bits: Tensor, seq_len: int, cfg: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries that read each block: lists [B*G, S*n], their lengths and beginnings [B*G, NB]."""
+    pairs, words = bits.shape[:2]
+    n_blocks = cfg.n_blocks(seq_len)
+    length = seq_len * min(cfg.n_sel, n_blocks)
+    readers = torch.empty(pairs, length, dtype=torch.int32, device=bits.device)
+    counts = torch.empty(pairs, n_blocks, dtype=torch.int32, device=bits.device)
+    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST}
+    list_kernel[n_blocks, pairs](
+        bits, counts, counts, readers, seq_len, words, n_blocks, length, FILL=False, **more
+    )
+    offsets = counts.cumsum(-1, dtype=torch.int32) - counts
+    list_kernel[n_blocks, pairs](
+        bits, counts, offsets, readers, seq_len, words, n_blocks, length, FILL=True, **more
+    )
+    return readers, counts, offsets
+
+
+def _inner(x: Tensor) -> Tensor:
+    """Kernels step through the last dimension by one; the others lie as they are."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    return [*q.stride()[:4], *k.stride()[:3], *v.stride()[:3]]
+
+
+def shape_constants(cfg: NSAConfig) -> dict[str, int]:
+    """What kernels are compiled for: the shape, and what it is padded to."""
+    return {
+        "HEADS": cfg.heads_per_group,
+        "D_K": cfg.d_k,
+        "D_V": cfg.d_v,
+        "WIDTH_K": padded(cfg.d_k),
+        "WIDTH_V": padded(cfg.d_v),
+        "L_SEL": cfg.l_sel,
+        "BLOCK": padded(cfg.l_sel),
+    }
+
+
+def _how(tile: Tile) -> dict[str, int]:
+    return {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def _scale(cfg: NSAConfig) -> float:
+    """Scores to the base 2."""
+    return float(cfg.d_k**-0.5 * _LOG2_E)
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

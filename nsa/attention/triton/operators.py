@@ -1,0 +1,106 @@
+"""The selected branch as operators of torch: known to autograd, to torch.compile and to profilers.
+
+`nsa::selected_bits`, `nsa::selected` and `nsa::selected_backward`. They take numbers instead of a
+config, because an operator's arguments are tensors and numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.config import NSAConfig
+
+
+def _config(q: Tensor, v: Tensor, l_sel: int, n_sel: int) -> NSAConfig:
+    """What the kernels read of a config, with the numbers of these tensors."""
+    groups, heads, d_k = q.shape[2:]
+    return NSAConfig(
+        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1],
+        l=l_sel, d=l_sel, l_sel=l_sel, n_sel=n_sel,
+    )  # fmt: skip
+
+
+# What it is to profilers and dispatch modes.
+SELECTED_OPERATOR = "selected"
+
+
+@torch.library.custom_op("nsa::selected_bits", mutates_args=())
+def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
+    """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
+    from nsa.attention.triton import launch
+
+    groups, n = ranges.shape[2:4]
+    cfg = NSAConfig(dim=1, n_heads=groups, n_kv_groups=groups, l=l_sel, d=l_sel, l_sel=l_sel,
+                    n_sel=max(n, 3))  # fmt: skip
+    return launch.bits_of(ranges, cfg)
+
+
+@selected_bits.register_fake
+def _(ranges: Tensor, l_sel: int) -> Tensor:
+    batch, seq_len, groups = ranges.shape[:3]
+    words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
+    return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
+
+
+@torch.library.custom_op(f"nsa::{SELECTED_OPERATOR}", mutates_args=())
+def selected(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, l_sel: int, n_sel: int
+) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    from nsa.attention.triton import launch
+
+    return launch.forward(q, k, v, bits, _config(q, v, l_sel, n_sel))
+
+
+@selected.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, l_sel: int, n_sel: int
+) -> tuple[Tensor, Tensor]:
+    batch, seq_len, groups, heads = q.shape[:4]
+    out = q.new_empty(batch, seq_len, groups, heads, v.shape[-1])
+    return out, q.new_empty(batch * groups, seq_len * heads, dtype=torch.float32)
+
+
+@torch.library.custom_op("nsa::selected_backward", mutates_args=())
+def selected_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
+    l_sel: int, n_sel: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v from that of the output."""
+    from nsa.attention.triton import launch
+
+    return launch.backward(grad, q, k, v, bits, out, lse, _config(q, v, l_sel, n_sel))
+
+
+@selected_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
+    l_sel: int, n_sel: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, l_sel, n_sel = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.numbers = (l_sel, n_sel)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    return (*selected_backward(grad, *ctx.saved_tensors, *ctx.numbers), None, None, None)
+
+
+selected.register_autograd(_backward, setup_context=_keep)
+
+
+def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:
+    """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], by token ranges."""
+    out: Tensor = selected(q, k, v, selected_bits(ranges, cfg.l_sel), cfg.l_sel, cfg.n_sel)[0]
+    return out

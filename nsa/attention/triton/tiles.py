@@ -1,0 +1,134 @@
+"""Which shapes the Triton kernels take, and how their work is cut. No torch, no triton.
+
+A tile of `rows` rows holds rows / heads neighboring tokens of a kv group, and reads the union of
+their blocks. Wide tiles use a block that was loaded for more rows, narrow ones read fewer blocks in
+vain: `expected_cost` weighs the two, and `choose_rows` takes the cheapest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
+
+# The least that tensor cores multiply at once.
+LEAST = 16
+WIDEST_HEAD, WIDEST_BLOCK, MOST_HEADS, MOST_BLOCKS = 128, 128, 16, 4096
+_ROWS = (128, 64, 32, 16)
+# With so many rows, a block is multiplied for as long as it takes to load it from the second-level
+# cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
+_BALANCED = 96
+# Where tiles read at least this share of what is visible, walking over all of it costs no more.
+_EVERY_FROM = 0.75
+# Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
+_PIECES_FROM = 256
+_PARTS_BYTES = 256 << 20
+
+
+def padded(size: int) -> int:
+    """The power of two that holds `size`, of at least `LEAST`."""
+    return max(LEAST, 1 << (size - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """How a kernel is compiled: rows of a program, warps, stages of its pipeline."""
+
+    rows: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How one call is cut. every: tiles of queries walk over all visible blocks."""
+
+    forward: Tile
+    query_gradient: Tile
+    key_gradient: Tile
+    every: bool
+    piece: int
+    n_pieces: int
+
+
+def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
+    """Why the kernels do not take this shape; None where they do."""
+    widest = max(cfg.d_k, cfg.d_v)
+    if widest > WIDEST_HEAD:
+        return f"heads of width {widest}: the kernels take up to {WIDEST_HEAD}"
+    if cfg.heads_per_group > MOST_HEADS:
+        return f"{cfg.heads_per_group} heads in a group: the kernels take up to {MOST_HEADS}"
+    if cfg.l_sel > WIDEST_BLOCK:
+        return f"l_sel={cfg.l_sel}: the kernels take up to {WIDEST_BLOCK}"
+    if seq_len is not None and cfg.n_blocks(seq_len) > MOST_BLOCKS:
+        return f"S={seq_len} is {cfg.n_blocks(seq_len)} blocks: the kernels take {MOST_BLOCKS}"
+    return None
+
+
+def expected_union(cfg: NSAConfig, seq_len: int, tokens: float) -> float:
+    """Blocks that `tokens` neighboring tokens read together, at the end of a sequence.
+
+    All share the forced blocks; the others are taken as if each token drew its own at random, which
+    is the worst case: real neighbors agree on many.
+    """
+    n_blocks = cfg.n_blocks(seq_len)
+    forced = min(n_blocks, FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS)
+    free = n_blocks - forced
+    if free <= cfg.n_sel - forced:
+        return float(n_blocks)
+    missed: float = (1 - (cfg.n_sel - forced) / free) ** tokens
+    return forced + free * (1 - missed)
+
+
+def expected_cost(cfg: NSAConfig, seq_len: int, rows: int) -> float:
+    """Time for each row by tiles of `rows` rows, in blocks that it is multiplied by."""
+    tokens = max(1.0, rows / cfg.heads_per_group)
+    return expected_union(cfg, seq_len, tokens) * max(1.0, _BALANCED / rows)
+
+
+def choose_rows(cfg: NSAConfig, seq_len: int) -> tuple[int, bool]:
+    """Rows of a tile of queries, and whether it walks over every visible block."""
+    rows = min(_ROWS, key=lambda rows: expected_cost(cfg, seq_len, rows))
+    union = expected_union(cfg, seq_len, max(1.0, rows / cfg.heads_per_group))
+    return rows, union >= _EVERY_FROM * cfg.n_blocks(seq_len)
+
+
+def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
+    """Readers of a block that one program adds up: few, while partial sums are few enough too.
+
+    Where they exceed the budget there are as many pieces as blocks, or less, beside the last ones.
+    """
+    n_bytes = padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v)) * 4 * pairs
+    n_blocks, piece = cfg.n_blocks(seq_len), _PIECES_FROM
+    while n_pieces(cfg, seq_len, piece) > max(_PARTS_BYTES // n_bytes, 2 * n_blocks):
+        piece *= 2
+    return piece
+
+
+def n_pieces(cfg: NSAConfig, seq_len: int, piece: int) -> int:
+    """The most pieces that the lists of all blocks can be cut into; known without the lists."""
+    return cfg.n_blocks(seq_len) + seq_len * min(cfg.n_sel, cfg.n_blocks(seq_len)) // piece
+
+
+def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
+    """How a call of `pairs` = batch x kv groups is cut."""
+    rows, every = choose_rows(cfg, seq_len)
+    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
+    narrower = min(rows, 64)
+    # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
+    rows = narrower if wide else rows
+    piece = _piece(cfg, seq_len, pairs)
+    return Cut(
+        forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
+        query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
+        key_gradient=Tile(rows=32, warps=8, stages=2),
+        every=every,
+        piece=piece,
+        n_pieces=n_pieces(cfg, seq_len, piece),
+    )
+
+
+def _warps(rows: int, *, wide: bool) -> int:
+    if rows >= 64:
+        return 8 if rows == 128 or wide else 4
+    return 4 if rows == 32 else 2

@@ -1,0 +1,212 @@
+"""The Triton kernels, without a GPU: in Triton's interpreter, and compiled for GPUs elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import nsa
+from nsa.attention import choose_selected, nsa_attention
+from nsa.attention.triton import tiles
+from nsa.contract import NSAError
+from tests.attention.triton_mutants import MUTANTS
+
+ROOT = Path(__file__).resolve().parents[2]
+CFG = nsa.NSAConfig()
+PROOFS = (
+    "values",
+    "tuned",
+    "space",
+    "whole",
+    "same_bits",
+    "repeats",
+    "operator",
+    "trainer",
+    "far_apart",
+)
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was compiled before; products and sums in one instruction, as ever.
+
+    Triton 3.9 warns where the latter is left to its default, and here a warning is an error.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def interpreted(*names: str) -> subprocess.CompletedProcess[str]:
+    """Proofs in a process of its own: the interpreter is chosen when triton is imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.attention.triton_in_interpreter", *names],
+        cwd=ROOT, capture_output=True, text=True, timeout=500,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def found(*names: str) -> dict[str, list[str]]:
+    """What is wrong, by proof."""
+    ran = interpreted(*names)
+    assert ran.returncode == 0, ran.stderr
+    told: dict[str, list[str]] = {}
+    for line in ran.stdout.splitlines():
+        told |= json.loads(line)
+    assert set(told) == set(names)
+    return told
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:6], PROOFS[6:]], ids="-".join)
+def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
+    assert found(*names) == {name: [] for name in names}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["rows.py", "columns.py", "index.py"])
+def test_planted_defects_of_kernels_are_seen(path: str) -> None:
+    """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
+    names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
+    told = found(*names)
+    assert {name for name, problems in told.items() if not problems} == {"control"} & set(names)
+    # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
+    for name in {"another_head", "pieces_in_one_place"} & set(names):
+        assert any("more than one writer" in text for text in told[name])
+
+
+@needs_triton
+@pytest.mark.slow
+def test_offsets_of_32_bits_are_seen() -> None:
+    """They wrap around: other numbers are read, or nobody's."""
+    ran = interpreted("far_apart_in_32_bits")
+    assert ran.returncode < 0 or json.loads(ran.stdout)["far_apart_in_32_bits"], ran.stderr
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.usefixtures("compiler")
+def test_what_the_assembler_makes_of_them(capability: int) -> None:
+    """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
+    from benchmarks.triton_aot import compile_all
+
+    made = list(compile_all([capability], [64], ["bf16"]))
+    assert len(made) >= 8
+    assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
+    cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
+    assert cores == ({"HMMA"} if capability == 80 else {"HGMMA"})
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_assembler_is_believed(tmp_path: Path) -> None:
+    """Made to fail on purpose: a tile too large for its registers, an atomic store."""
+    from benchmarks.triton_aot import compile_kernel, kernels
+
+    forward = next(one for one in kernels(CFG, 2048) if one.name.startswith("forward"))
+    greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")
+    assert any("are spilled" in text for text in greedy.problems), greedy
+    huge = replace(greedy, spilled=0, shared=200_000)
+    assert huge.problems == ["200000 bytes of shared memory fit no multiprocessor"]
+    assert "no instruction of the tensor cores" in replace(greedy, tensor_core={}).problems
+    source = Path(sys.modules["nsa.attention.triton.columns"].__file__ or "").read_text()
+    path = tmp_path / "with_atomics.py"
+    path.write_text(source.replace("tl.store(to_v,", "tl.atomic_add(to_v,"))
+    spec = importlib.util.spec_from_file_location("with_atomics", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    total = next(one for one in kernels(CFG, 2048) if one.name == "sum")
+    made = compile_kernel(replace(total, function=module.sum_kernel), 90, "fp32")
+    assert made.problems == ["1 atomic operations"]
+
+
+def test_work_counted_over_the_grid() -> None:
+    """By hand: at S=2048 a tile of 128 rows walks over all blocks up to its last token's."""
+    from benchmarks.triton_aot import work
+
+    forward, backward = work(CFG, 2048)
+    walked = sum(min((128 * (n + 1) - 1) // 6, 2047) // 64 + 1 for n in range(96)) * 2
+    assert forward.flops == walked * 128 * 64 * 128 * 2
+    assert 2 * forward.flops < backward.flops < 4 * forward.flops
+    assert forward.least < forward.most and backward.least < backward.most
+    # Of dense causal attention, 64 wide: what no choice of blocks could go below by its tiles.
+    assert forward.flops >= 12 * 2048 * 2048 / 2 * 2 * 128
+
+
+def test_wide_tiles_for_short_sequences_and_blocks_only_where_read_for_long() -> None:
+    chosen = {1 << n: tiles.choose_rows(CFG, 1 << n) for n in range(10, 18)}
+    assert all(chosen[s] == (128, True) for s in (1024, 2048, 4096))
+    assert all(not chosen[s][1] for s in (16_384, 32_768, 65_536, 131_072))
+    costs = {rows: tiles.expected_cost(CFG, 131_072, rows) for rows in (16, 32, 64, 128)}
+    assert min(costs, key=costs.__getitem__) == chosen[131_072][0]
+
+
+def test_expected_union() -> None:
+    """One token reads n_sel blocks; many read all; never more than there are."""
+    assert tiles.expected_union(CFG, 131_072, 1) == pytest.approx(16)
+    assert tiles.expected_union(CFG, 131_072, 1e6) == pytest.approx(2048)
+    assert tiles.expected_union(CFG, 640, 1) == 10
+
+
+@pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])
+def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
+    """All readers in few blocks, or spread evenly: each list's pieces have a place."""
+    cut = tiles.choose_cut(CFG, seq_len, 4)
+    blocks, total = CFG.n_blocks(seq_len), seq_len * min(CFG.n_sel, CFG.n_blocks(seq_len))
+    for counts in ([total // blocks] * blocks, [min(seq_len, total)] * (total // seq_len)):
+        assert sum(-(-count // cut.piece) for count in counts) <= cut.n_pieces
+
+
+@pytest.mark.parametrize(
+    ("change", "seq_len", "why"),
+    [
+        ({"d_k": 144}, None, "heads of width 144: the kernels take up to 128"),
+        ({"n_heads": 34}, None, "17 heads in a group"),
+        ({"l_sel": 256}, None, "l_sel=256"),
+        ({}, 1 << 20, "S=1048576 is 16384 blocks"),
+        ({}, 131_072, None),
+    ],
+)
+def test_shapes(change: dict[str, int], seq_len: int | None, why: str | None) -> None:
+    found = tiles.shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
+    assert found is None if why is None else why in str(found)
+
+
+def test_the_choice_says_why() -> None:
+    cpu, kind = torch.device("cpu"), torch.bfloat16
+    choice = choose_selected(CFG, "auto", dtype=kind, device=cpu)
+    assert (choice.value, choice.reason) == ("sdpa", "Triton needs a CUDA device, this is cpu")
+    off = choose_selected(CFG, "0", dtype=kind, device=cpu)
+    assert (off.value, off.reason) == ("sdpa", "Triton kernels are switched off")
+    with pytest.raises(NSAError, match="NSA_USE_TRITON_SEL=1: Triton needs a CUDA device"):
+        choose_selected(CFG, "1", dtype=kind, device=cpu)
+
+
+def test_a_public_call_refuses_what_cannot_run() -> None:
+    from nsa.attention.self_test import random_inputs
+
+    small = nsa.NSAConfig(dim=8, n_heads=1, n_kv_groups=1, d_k=4, d_v=4, l=4, d=4, l_sel=4)
+    x, _ = random_inputs(small, 9, dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(NSAError, match="selected='triton': Triton needs a CUDA device"):
+        nsa_attention(**x.named(), cfg=small, selected="triton")
+
+
+def test_nothing_imports_triton_before_it_is_needed() -> None:
+    """nsa works where triton is not installed."""
+    code = "import sys; sys.modules['triton'] = None; import nsa, nsa.layer, nsa.train.engine"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

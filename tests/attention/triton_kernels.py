@@ -1,0 +1,218 @@
+"""What the Triton kernels compute, held against float64, and which program writes which number.
+
+Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). `core` takes
+the launching module as an argument, so that a copy with a planted defect is judged like it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+import nsa
+from nsa.attention.selection import ranges_v1
+from nsa.attention.triton import launch as LAUNCH
+from nsa.attention.triton.tiles import Cut, Tile, n_pieces
+
+BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
+_PACKAGE = Path(LAUNCH.__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A shape, and how its work is cut; rows, every, piece: of tiles.Cut."""
+
+    seq_len: int
+    heads: int
+    groups: int = 1
+    batch: int = 1
+    d_k: int = 16
+    d_v: int = 16
+    l_sel: int = 8
+    n_sel: int = 4
+    dtype: torch.dtype = torch.float32
+    rows: int = 64
+    every: bool = True
+    piece: int = 16
+
+    def config(self) -> nsa.NSAConfig:
+        """The package's config for it."""
+        return nsa.NSAConfig(
+            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
+            d_v=self.d_v, l=self.l_sel, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel,
+        )  # fmt: skip
+
+    def cut(self) -> Cut:
+        """As asked, whatever the cost model would say."""
+        tile = Tile(rows=self.rows, warps=1, stages=1)
+        return Cut(
+            forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
+            piece=self.piece, n_pieces=n_pieces(self.config(), self.seq_len, self.piece),
+        )  # fmt: skip
+
+
+# Between them: both walks, tiles of one token and of many, heads that fill no tile, more than one
+# word of bits, pieces that end inside a list, a last block that is cut, S below one block.
+CORE = (
+    Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
+    Case(seq_len=65, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
+    Case(seq_len=65, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
+)
+
+
+def selection(case: Case) -> Tensor:
+    """Blocks [B,S,G,n] by the rules, the free ones at random; token 3 reads nothing at all."""
+    rng = np.random.default_rng(case.seq_len)
+    shape = (case.batch, case.seq_len, case.groups, case.n_sel)
+    blocks = np.full(shape, -1, dtype=np.int64)
+    for b, t, g in np.ndindex(*shape[:3]):
+        current = t // case.l_sel
+        taken = {0, current, max(0, current - 1)}
+        free = [j for j in range(current + 1) if j not in taken]
+        room = min(case.n_sel - len(taken), len(free))
+        taken |= set(rng.choice(free, room, replace=False).tolist()) if room > 0 else set()
+        blocks[b, t, g, : len(taken)] = sorted(taken)
+    blocks[:, 3] = -1
+    return torch.from_numpy(blocks)
+
+
+def inputs(case: Case) -> list[Tensor]:
+    """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously."""
+    generator = torch.Generator().manual_seed(case.seq_len)
+
+    def normal(*shape: int) -> Tensor:
+        wide = torch.randn(case.batch, case.seq_len, *shape[:-1], shape[-1] + 3,
+                           generator=generator)  # fmt: skip
+        return wide.to(case.dtype)[..., 1:-2]
+
+    g, h = case.groups, case.heads
+    return [
+        normal(g, h, case.d_k),
+        normal(g, case.d_k),
+        normal(g, case.d_v),
+        normal(g, h, case.d_v),
+    ]
+
+
+def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> dict[str, Tensor]:
+    """Everything in float64 with masks written out; lse to the base 2 [B,G,S,h]."""
+    q, k, v = leaves = [x.double().requires_grad_() for x in tensors[:3]]
+    token = torch.arange(case.seq_len)
+    reads = (blocks[..., None] == token // case.l_sel).any(-2).transpose(1, 2)
+    reads = reads & (token <= token[:, None])
+    scores = torch.einsum("bsghd,btgd->bgsht", q, k) * case.d_k**-0.5
+    scores = scores.masked_fill(~reads[:, :, :, None], float("-inf"))
+    nothing = ~reads.any(-1)[..., None, None]
+    p = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+    out = torch.einsum("bgsht,btgd->bsghd", p, v)
+    grads = torch.autograd.grad(out, leaves, tensors[3].double())
+    lse = scores.detach().logsumexp(-1) * np.log2(np.e)
+    return {"out": out.detach(), "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+
+
+def found_by(launch: ModuleType, case: Case, tensors: list[Tensor], blocks: Tensor) -> Any:
+    """The same by the kernels."""
+    cfg = case.config()
+    q, k, v, grad = tensors
+    with mock.patch.object(launch, "choose_cut", lambda *_: case.cut()):
+        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg)
+        out, lse = launch.forward(q, k, v, bits, cfg)
+        dq, dk, dv = launch.backward(grad, q, k, v, bits, out, lse, cfg)
+    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads)
+    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv}
+
+
+def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
+    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
+    problems: list[str] = []
+    for case in cases:
+        tensors, blocks = inputs(case), selection(case)
+        with written_once(problems), poisoned():
+            mine = found_by(launch, case, tensors, blocks)
+        for name, truth in right(case, tensors, blocks).items():
+            problems += compare(f"{name} of {case}", mine[name].double(), truth, BOUND[case.dtype])
+        if problems:
+            break
+    return problems
+
+
+def compare(what: str, mine: Tensor, truth: Tensor, bound: float) -> list[str]:
+    """Largest error as a share of the largest value; infinities have to be where they belong."""
+    finite = truth.isfinite()
+    if not torch.equal(mine[~finite], truth[~finite]):
+        return [f"{what}: infinite elsewhere"]
+    error = (mine[finite] - truth[finite]).abs().max() / truth[finite].abs().max()
+    return [] if error <= bound else [f"{what}: off by {float(error):.2g}"]
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory holds NaN, or -1: what no program writes shows."""
+    empty, like = torch.empty, torch.empty_like
+
+    def fill(x: Tensor) -> Tensor:
+        return x.fill_(float("nan") if x.is_floating_point() else -1)
+
+    with (
+        mock.patch.object(torch, "empty", lambda *a, **k: fill(empty(*a, **k))),
+        mock.patch.object(torch, "empty_like", lambda *a, **k: fill(like(*a, **k))),
+    ):
+        yield
+
+
+@contextmanager
+def written_once(problems: list[str]) -> Iterator[None]:
+    """Note each address that two programs of one launch write: a race on a device."""
+    builder, run = interpreter.interpreter_builder, interpreter.GridExecutor.__call__
+    store = type(builder).create_masked_store
+    writers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+
+    def noted(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
+        for address in np.unique(ptrs.data[mask.data]):
+            writers[int(address)].add(tuple(self.grid_idx))
+        return store(self, ptrs, value, mask, *more)
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        writers.clear()
+        result = run(self, *args, **kwargs)
+        twice = sum(len(programs) > 1 for programs in writers.values())
+        if twice:
+            problems.append(f"{twice} numbers have more than one writer in one launch")
+        return result
+
+    with (
+        mock.patch.object(type(builder), "create_masked_store", noted),
+        mock.patch.object(interpreter.GridExecutor, "__call__", launched),
+    ):
+        yield
+
+
+def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
+    """A copy of the kernels' package in which `old` is `new`, imported as `name`."""
+    copy = folder / name
+    copy.mkdir()
+    seen = 0
+    for source in _PACKAGE.glob("*.py"):
+        text = source.read_text().replace("nsa.attention.triton.", f"{name}.")
+        if source.name == path:
+            seen = text.count(old)
+            text = text.replace(old, new)
+        (copy / source.name).write_text(text)
+    if not seen:
+        raise ValueError(f"{name}: {path} has no such text: {old!r}")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return importlib.import_module(f"{name}.launch")

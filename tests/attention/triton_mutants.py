@@ -1,0 +1,34 @@
+"""Known defects of kernels, one at a time: path in nsa/attention/triton, text, its replacement."""
+
+from __future__ import annotations
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    # Not seen: a control, which has to live.
+    "control": ("rows.py", "acc = acc * keep[:, None]", "acc  =  acc * keep[:, None]"),
+    "blind_to_itself": ("rows.py", "(key[None, :] <= token", "(key[None, :] < token"),
+    "reads_everything": ("rows.py", "return reads[:, None] & (inner", "return (inner"),
+    "output_not_rescaled": ("rows.py", "acc = acc * keep[:, None]", "acc = acc * 1.0"),
+    "sum_not_rescaled": ("rows.py", "total * keep + tl.sum", "total + tl.sum"),
+    "first_word_twice_every": ("rows.py", "(block // 32) * seq_len", "(block // 64) * seq_len"),
+    "first_word_twice_union": ("rows.py", "word * 32 + lowest", "lowest"),
+    "one_row_for_all": ("rows.py", "rest = union(words)", "rest = tl.max(words, 0)"),
+    "nothing_less_nothing": ("rows.py", "tl.where(higher == NOTHING, 0.0, higher)", "higher"),
+    "natural_logarithm": ("rows.py", "tl.log2(tl.where", "tl.log(tl.where"),
+    "delta_left_out": ("rows.py", "(dp - delta[:, None])", "dp"),
+    "scale_left_out_of_dq": ("rows.py", "(acc * dq_scale)", "acc"),
+    "another_head": ("rows.py", "row // HEADS, row % HEADS", "row // HEADS, row * 0"),
+    "first_group_for_all": ("rows.py", "k += batch * k_b + group * k_g", "k += batch * k_b"),
+    "last_block_left_out": ("rows.py", "range(last + 1)", "range(last)"),
+    "pieces_in_one_place": (
+        "columns.py", "to = parts + (pair * n_pieces + piece)", "to = parts + (pair * n_pieces)",
+    ),
+    "keys_blind_to_themselves": ("columns.py", "key[:, None] <= token", "key[:, None] < token"),
+    "delta_left_out_of_keys": ("columns.py", "(dp - theirs[None, :])", "dp"),
+    "first_piece_lost": ("columns.py", "in range(first,", "in range(first + 1,"),
+    "every_piece_from_the_start": ("columns.py", "+ skipped\n", "\n"),
+    "pieces_overlap": ("columns.py", "- skipped, PIECE) * HEADS", ", PIECE) * HEADS"),
+    "scale_left_out_of_dk": ("columns.py", "(total_k * dk_scale)", "total_k"),
+    "list_moved_by_one": ("index.py", "tl.cumsum(reads, 0) - reads", "tl.cumsum(reads, 0)"),
+    "current_block_lost": ("index.py", "(end + L_SEL - 1) // L_SEL", "end // L_SEL"),
+    "bit_31_lost": ("index.py", "tl.where(high > low,", "tl.where((high > low) & (high < 32),"),
+}  # fmt: skip
