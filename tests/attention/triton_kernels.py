@@ -68,8 +68,8 @@ class Case:
 # word of bits, pieces that end inside a list, a last block that is cut, S below one block.
 CORE = (
     Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
-    Case(seq_len=65, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
-    Case(seq_len=65, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
+    Case(seq_len=71, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
+    Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
 )
 
 
