@@ -60,6 +60,7 @@ class _Reader:
         self.spec, self.size = spec, size
         self.columns: tuple[str, ...] = ()
         self.legacy = False
+        self.all_numbers = True
         self.numbers: dict[str, _Numbers] = {}
         self.texts: dict[str, list[pd.Series[str]]] = {}
         self.bad_rows = 0
@@ -114,20 +115,30 @@ class _Reader:
         if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
             return None
         wanted = self._wanted()
-        try:
-            frame: pd.DataFrame = pd.read_csv(
-                io.BytesIO(block),
-                header=None,
-                names=list(self.columns),
-                usecols=wanted,
-                dtype={name: str if name in self.spec.text else np.float64 for name in wanted},
-                keep_default_na=False,
-                na_values={name: _NOT_A_NUMBER for name in wanted if name not in self.spec.text},
-                quoting=csv.QUOTE_NONE,
-                skip_blank_lines=False,
-            )
-        except ValueError:
-            return None
+        numbers = [name for name in wanted if name not in self.spec.text]
+        options: dict[str, Any] = {
+            "header": None,
+            "names": list(self.columns),
+            "usecols": wanted,
+            "dtype": {name: np.float64 if name in numbers else str for name in wanted},
+            "keep_default_na": False,
+            "quoting": csv.QUOTE_NONE,
+            "skip_blank_lines": False,
+            "low_memory": False,
+        }
+        frame: pd.DataFrame | None = None
+        # To look for words that mean no number in every cell costs a sixth, and most files have none.
+        if self.all_numbers:
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_filter=False, **options)
+            except ValueError:
+                self.all_numbers = False
+        if frame is None:
+            words = dict.fromkeys(numbers, _NOT_A_NUMBER)
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
+            except ValueError:
+                return None
         for name in wanted:
             if name in self.spec.filled and bool(frame[name].isna().any()):
                 return None

@@ -44,7 +44,7 @@ class Table:
             else:
                 arrays: list[Any] = [np.asarray(piece, dtype=kind) for piece in pieces]
                 columns[name] = np.concatenate([np.asarray([], dtype=kind), *arrays])
-        return pd.DataFrame(columns)
+        return pd.DataFrame(columns, copy=False)
 
     def _close(self) -> None:
         rows, self._rows = self._rows, []
