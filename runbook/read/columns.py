@@ -67,10 +67,10 @@ class Columns:
 
     def forms_in(self, lines: slice) -> list[tuple[Form, int]]:
         """The forms of these lines in the order of their first ones, and how many have them."""
-        found = np.unique(self.form[lines], return_index=True, return_counts=True)
-        numbers, firsts, counts = (values.tolist() for values in found)
-        ordered = sorted(zip(firsts, numbers, counts, strict=True))
-        return [(self.forms[number], count) for _, number, count in ordered]
+        own = self.form[lines]
+        counts = np.bincount(own)
+        found = sorted((int(np.argmax(own == n)), n) for n in np.flatnonzero(counts).tolist())
+        return [(self.forms[number], int(counts[number])) for _, number in found]
 
     def each(self, lines: slice, say: Callable[[Mapping[str, Any]], Any]) -> npt.NDArray[Any]:
         """For each of these lines what `say` says of its form's record."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.blocks import WholeLines
+from runbook.read.table import Numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +62,7 @@ class _Reader:
         self.columns: tuple[str, ...] = ()
         self.legacy = False
         self.all_numbers = True
-        self.numbers: dict[str, _Numbers] = {}
+        self.numbers: dict[str, Numbers] = {}
         self.texts: dict[str, list[pd.Series[str]]] = {}
         self.bad_rows = 0
         self.headers_again = 0
@@ -83,7 +84,7 @@ class _Reader:
             if name not in self.numbers:
                 kind = "int64" if name in self.spec.whole else "float64"
                 room = len(frame) * self.size // len(block)
-                self.numbers[name] = _Numbers(kind, room + room // 50)
+                self.numbers[name] = Numbers(kind, room + room // 50)
             self.numbers[name].extend(frame[name].to_numpy())
 
     def _take_header(self, block: bytes) -> bytes:
@@ -127,7 +128,7 @@ class _Reader:
             "low_memory": False,
         }
         frame: pd.DataFrame | None = None
-        # To look for words that mean no number in every cell costs a sixth, and most files have none.
+        # Most files have a number in every cell; to look each one up among these words costs more.
         if self.all_numbers:
             try:
                 frame = pd.read_csv(io.BytesIO(block), na_filter=False, **options)
@@ -206,35 +207,8 @@ class _Reader:
                 found[name] = pd.concat(pieces, ignore_index=True)
             else:
                 kind = "int64" if name in self.spec.whole else "float64"
-                found[name] = self.numbers.pop(name, _Numbers(kind, 0)).array
+                found[name] = self.numbers.pop(name, Numbers(kind, 0)).array
         return pd.DataFrame(found, columns=wanted, copy=False)
-
-
-class _Numbers:
-    """An array that grows in place, so that a column is in memory once."""
-
-    def __init__(self, kind: str, room: int) -> None:
-        import numpy as np
-
-        self._values = np.empty(room, dtype=kind)
-        self._count = 0
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """What was put in so far."""
-        return self._values[: self._count]
-
-    def extend(self, values: npt.NDArray[np.float64]) -> None:
-        """Append, in the array's own type."""
-        import numpy as np
-
-        end = self._count + len(values)
-        if end > len(self._values):
-            grown = np.empty(2 * end, dtype=self._values.dtype)
-            grown[: self._count] = self.array
-            self._values = grown
-        self._values[self._count : end] = values
-        self._count = end
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:
@@ -278,15 +252,15 @@ def _all_plain(block: bytes, columns: int, key: str) -> bool:
     import numpy as np
 
     data = np.frombuffer(block, dtype=np.uint8)
-    ends = np.flatnonzero(data == _NEWLINE)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    commas = np.flatnonzero(data == _COMMA)
-    if len(commas) != (columns - 1) * len(ends) or (data[starts] == ord(key[0])).any():
+    marks = np.flatnonzero((data == _COMMA) | (data == _NEWLINE))
+    if len(marks) % columns:
         return False
-    if not len(commas):
-        return True
-    rows = commas.reshape(len(ends), columns - 1)
-    return bool(np.all(rows[:, 0] >= starts) and np.all(rows[:, -1] < ends))
+    ends = marks[columns - 1 :: columns]
+    said = data[marks].reshape(-1, columns) == _NEWLINE
+    if not said[:, -1].all() or said[:, :-1].any():
+        return False
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return not (data[starts] == ord(key[0])).any()
 
 
 def _all_whole(values: npt.NDArray[np.float64]) -> bool:
