@@ -248,7 +248,8 @@ _TRAINING: dict[str, Remedy] = {
     ),
     "slower": (
         "the ratio is real at the declared error: find the commit with `git bisect run runbook run "
-        "--phase regression --reference COMMIT`; where the loss is wanted, pin another reference"
+        "--phase regression --reference COMMIT --partial-exit 0` (git takes any other code for "
+        "bad); where the loss is wanted, pin another reference"
     ),
     "target": (
         "measure a healthy run of this config once, and write its throughput and date into a "

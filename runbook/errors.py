@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -44,5 +43,7 @@ class UsageError(RunbookError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
+    import difflib
+
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""

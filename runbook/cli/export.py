@@ -11,7 +11,6 @@ from runbook.cli._parser import Command, CommandParser, add_run
 from runbook.cli.finished import find_run, load_run
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, did_you_mean
-from runbook.files import write_atomic
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -43,6 +42,8 @@ def _write(text: str, target: str) -> list[str]:
     """Replace the file at once and name it; on stdout the text is all there is."""
     if target == _STDOUT:
         return [text.rstrip("\n")]
+    from runbook.files import write_atomic
+
     write_atomic(Path(target), text)
     return [target]
 

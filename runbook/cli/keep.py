@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from runbook.errors import ProgramExit, UsageError
 _LISTED = 5
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from runbook.tools.prune import Candidate
 
 
@@ -85,6 +86,8 @@ _UNITS = {"d": 1, "w": 7}
 
 
 def _age(text: str) -> timedelta:
+    from datetime import timedelta
+
     match = re.fullmatch(r"(\d{1,5})([dw])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"must be like 30d or 8w, not {text!r}")
@@ -124,6 +127,8 @@ def _prune_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _prune(args: argparse.Namespace, console: Console) -> int:
+    from datetime import timedelta
+
     from runbook.tools.prune import find_old, remove_run
 
     if not args.out.is_dir():

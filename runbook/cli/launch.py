@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import DEFAULT_PLAN, Command, CommandParser
 from runbook.cli._webhook import add_webhook
 from runbook.cli.run import RUN, add_dry_run, add_machine, add_scale, add_telling, add_until_s
@@ -68,6 +67,8 @@ def _add_arguments(parser: CommandParser) -> None:
 
 def _problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with the plan, and with what `runbook run` is then given."""
+    from nsa.contract import CONFIG_VARIABLE
+
     found: list[str] = []
     if args.config is not None and args.resume is None:
         args.settings = [*args.settings, f"{CONFIG_VARIABLE}={args.config}"]

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
@@ -158,6 +157,7 @@ def _add_toggles(parser: argparse.ArgumentParser) -> None:
 
 def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
     """The preset's variables with meaning and requirement, and as lines to paste."""
+    from nsa.contract import CONFIG_VARIABLE
     from runbook.config.presets import load_preset
 
     preset = load_preset(name)

@@ -10,7 +10,6 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from nsa.contract import LATEST_LINK, TRAINING_CSV
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.cli.finished import find_run
 from runbook.console import Console, in_one_line, printable
@@ -46,6 +45,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
+    from nsa.contract import LATEST_LINK, TRAINING_CSV
     from runbook.launch.watchdog import Budgets, Thresholds
     from runbook.tools.screen import Screen
     from runbook.tools.watch import Watcher, is_run_directory
@@ -122,6 +122,7 @@ def _code(anomalies: int) -> int:
 
 
 def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
+    from nsa.contract import TRAINING_CSV
     from runbook.tools.watch import is_run_directory
 
     if not folder.is_dir():
@@ -141,6 +142,8 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
 
 def _newest_below(folder: Path) -> Path | None:
     """The run directory below that was written last: of its link `latest`, else of a run."""
+    from nsa.contract import LATEST_LINK
+
     if (folder / LATEST_LINK).is_dir():
         return folder / LATEST_LINK
     depths = ("*", "*/*", "*/*/*")
@@ -154,6 +157,7 @@ def begun_in(folder: Path, *, interval_s: float, within_s: float) -> Path:
     A folder that is still empty is waited for as long as a launch may be silent. Raises UsageError
     if nothing has begun to write there by then.
     """
+    from nsa.contract import LATEST_LINK
     from runbook.tools.watch import is_run_directory
 
     place, deadline = folder, monotonic() + within_s

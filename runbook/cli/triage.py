@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa.contract import CONFIG_VARIABLE
 from runbook.cli._parser import (
     Command,
     CommandParser,
@@ -92,6 +91,7 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
 
 def _target(args: argparse.Namespace, console: Console) -> Target:
     """The launch to repeat; a config has this shell's variables, a run keeps its own."""
+    from nsa.contract import CONFIG_VARIABLE
     from runbook.config import load_profile, parse_settings
     from runbook.config.precedence import SHELL, differing, shell_settings, told
     from runbook.config.settings import variable_problems

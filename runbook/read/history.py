@@ -150,8 +150,20 @@ class RankHistory(RankFold):
         """The columns of `RankLog.steps`, or None where no step ended."""
         if not self.ended:
             return None
-        said = self.progress.frame().drop_duplicates("step")
-        return self.ended.frame().merge(said, on="step", how="left")
+        import numpy as np
+
+        frame, said = self.ended.frame(), self.progress.frame()
+        # Of a step that was said twice the first counts; the rows stay those of the steps' ends.
+        steps, first = np.unique(said["step"].to_numpy(), return_index=True)
+        ended = frame["step"].to_numpy()
+        place = np.searchsorted(steps, ended)
+        known = place < len(steps)
+        known[known] = steps[place[known]] == ended[known]
+        for name in _SAID:
+            column = np.full(len(frame), np.nan)
+            column[known] = said[name].to_numpy()[first[place[known]]]
+            frame[name] = column
+        return frame
 
     def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:

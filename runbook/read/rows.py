@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.blocks import WholeLines
+from runbook.read.table import Numbers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +61,8 @@ class _Reader:
         self.spec, self.size = spec, size
         self.columns: tuple[str, ...] = ()
         self.legacy = False
-        self.numbers: dict[str, _Numbers] = {}
+        self.all_numbers = True
+        self.numbers: dict[str, Numbers] = {}
         self.texts: dict[str, list[pd.Series[str]]] = {}
         self.bad_rows = 0
         self.headers_again = 0
@@ -82,7 +84,7 @@ class _Reader:
             if name not in self.numbers:
                 kind = "int64" if name in self.spec.whole else "float64"
                 room = len(frame) * self.size // len(block)
-                self.numbers[name] = _Numbers(kind, room + room // 50)
+                self.numbers[name] = Numbers(kind, room + room // 50)
             self.numbers[name].extend(frame[name].to_numpy())
 
     def _take_header(self, block: bytes) -> bytes:
@@ -114,20 +116,30 @@ class _Reader:
         if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
             return None
         wanted = self._wanted()
-        try:
-            frame: pd.DataFrame = pd.read_csv(
-                io.BytesIO(block),
-                header=None,
-                names=list(self.columns),
-                usecols=wanted,
-                dtype={name: str if name in self.spec.text else np.float64 for name in wanted},
-                keep_default_na=False,
-                na_values={name: _NOT_A_NUMBER for name in wanted if name not in self.spec.text},
-                quoting=csv.QUOTE_NONE,
-                skip_blank_lines=False,
-            )
-        except ValueError:
-            return None
+        numbers = [name for name in wanted if name not in self.spec.text]
+        options: dict[str, Any] = {
+            "header": None,
+            "names": list(self.columns),
+            "usecols": wanted,
+            "dtype": {name: np.float64 if name in numbers else str for name in wanted},
+            "keep_default_na": False,
+            "quoting": csv.QUOTE_NONE,
+            "skip_blank_lines": False,
+            "low_memory": False,
+        }
+        frame: pd.DataFrame | None = None
+        # Most files have a number in every cell; to look each one up among these words costs more.
+        if self.all_numbers:
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_filter=False, **options)
+            except ValueError:
+                self.all_numbers = False
+        if frame is None:
+            words = dict.fromkeys(numbers, _NOT_A_NUMBER)
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
+            except ValueError:
+                return None
         for name in wanted:
             if name in self.spec.filled and bool(frame[name].isna().any()):
                 return None
@@ -195,35 +207,8 @@ class _Reader:
                 found[name] = pd.concat(pieces, ignore_index=True)
             else:
                 kind = "int64" if name in self.spec.whole else "float64"
-                found[name] = self.numbers.pop(name, _Numbers(kind, 0)).array
+                found[name] = self.numbers.pop(name, Numbers(kind, 0)).array
         return pd.DataFrame(found, columns=wanted, copy=False)
-
-
-class _Numbers:
-    """An array that grows in place, so that a column is in memory once."""
-
-    def __init__(self, kind: str, room: int) -> None:
-        import numpy as np
-
-        self._values = np.empty(room, dtype=kind)
-        self._count = 0
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """What was put in so far."""
-        return self._values[: self._count]
-
-    def extend(self, values: npt.NDArray[np.float64]) -> None:
-        """Append, in the array's own type."""
-        import numpy as np
-
-        end = self._count + len(values)
-        if end > len(self._values):
-            grown = np.empty(2 * end, dtype=self._values.dtype)
-            grown[: self._count] = self.array
-            self._values = grown
-        self._values[self._count : end] = values
-        self._count = end
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:
@@ -267,15 +252,15 @@ def _all_plain(block: bytes, columns: int, key: str) -> bool:
     import numpy as np
 
     data = np.frombuffer(block, dtype=np.uint8)
-    ends = np.flatnonzero(data == _NEWLINE)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    commas = np.flatnonzero(data == _COMMA)
-    if len(commas) != (columns - 1) * len(ends) or (data[starts] == ord(key[0])).any():
+    marks = np.flatnonzero((data == _COMMA) | (data == _NEWLINE))
+    if len(marks) % columns:
         return False
-    if not len(commas):
-        return True
-    rows = commas.reshape(len(ends), columns - 1)
-    return bool(np.all(rows[:, 0] >= starts) and np.all(rows[:, -1] < ends))
+    ends = marks[columns - 1 :: columns]
+    said = data[marks].reshape(-1, columns) == _NEWLINE
+    if not said[:, -1].all() or said[:, :-1].any():
+        return False
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return not (data[starts] == ord(key[0])).any()
 
 
 def _all_whole(values: npt.NDArray[np.float64]) -> bool:

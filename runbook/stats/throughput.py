@@ -157,10 +157,8 @@ def typical(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     Raises `WindowTooShort` if no row is left, `MissingColumn` for the older form.
     """
     rows = _steady_rows(log, arm=arm)
-    value = float(rows["tokens"].mean()) / float(rows["dt_s"].median())
-    return measurement(
-        log, rows, name=_named("toks_per_s_typical", arm), value=value, unit=TOKENS_PER_SECOND
-    )
+    name = _named("toks_per_s_typical", arm)
+    return measurement(log, rows, name=name, value=_usual_rate(rows), unit=TOKENS_PER_SECOND)
 
 
 def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = None) -> Measurement:
@@ -180,8 +178,7 @@ def time_lost(log: TrainingLog) -> Measurement:
     `typical`.
     """
     rows = _steady_rows(log)
-    usual = typical(log).value
-    value = 1.0 - _tokens_per_second(rows) / float(usual)
+    value = 1.0 - _tokens_per_second(rows) / _usual_rate(rows)
     return measurement(log, rows, name="time_lost", value=value, unit="")
 
 
@@ -234,6 +231,10 @@ def _steady_rows(
     if not bool((rows["dt_s"] > 0).all()):
         raise StatisticsError(f"{log.path} has step times that are not above zero seconds")
     return rows
+
+
+def _usual_rate(rows: pd.DataFrame) -> float:
+    return float(rows["tokens"].mean()) / float(rows["dt_s"].median())
 
 
 def _tokens_per_second(rows: pd.DataFrame) -> float:

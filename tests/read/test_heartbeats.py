@@ -152,3 +152,16 @@ def test_no_types_of_values_make_it_raise(
     events = ("progress", "effect", "exit", "halt", "nonfinite")
     text = "".join(json.dumps({"event": event, **odd}) + "\n" for event in events)
     assert read(folder, text).events == len(events)
+
+
+def test_what_was_said_of_a_step_stands_beside_its_end(tmp_path: Path) -> None:
+    """Said twice: the first counts. Said of no end: nowhere. Not said: no number."""
+    said = [(4, 1.0), (2, 2.0), (2, 3.0), (9, 4.0)]
+    text = "".join(beat("progress", step=step, loss=loss) for step, loss in said)
+    text += "".join(beat("step_end", step=step) for step in (1, 2, 4, 4, 12))
+    steps = read(tmp_path, text).steps
+    assert steps is not None
+    assert steps["step"].tolist() == [1, 2, 4, 4, 12]
+    assert list(map(str, steps["loss"].tolist())) == ["nan", "2.0", "1.0", "1.0", "nan"]
+    none = read(tmp_path, beat("step_end", step=1)).steps
+    assert none is not None and none["loss"].isna().all()

@@ -130,6 +130,19 @@ def test_a_healthy_file_needs_no_closer_look(
     assert rows.frame["step"].tolist() == [1, 2]
 
 
+def test_a_cell_without_a_number_is_looked_for_from_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks before it are read without a look at each cell; none is read row by row."""
+    monkeypatch.setattr("runbook.read.blocks._BLOCK_BYTES", 64)
+    monkeypatch.setattr("runbook.read.rows._Reader._slow", None)
+    values = ["1.5", *["2.5"] * 40, "", "nan", "NaN", *["3.5"] * 40, "-nan", "inf"]
+    rows = "".join(f"{number},a,1,{text}\n" for number, text in enumerate(values, start=1))
+    found = read(tmp_path, HEAD + rows).frame["gap"].tolist()
+    wanted = [math.nan if text in ("", "nan", "NaN", "-nan") else float(text) for text in values]
+    assert list(map(str, found)) == list(map(str, wanted))
+
+
 def test_a_blank_line_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
     """In a file of one column it has as many commas as a row."""
     rows = read(tmp_path, "step\n1\n\n2\n")

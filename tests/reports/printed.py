@@ -1,33 +1,135 @@
-"""The commands that pages print, found as a reader finds them."""
+"""The commands that the program prints, found as a reader finds them, and their kinds."""
 
 from __future__ import annotations
 
+import ast
 import html
 import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+from phases.common.situation import told
+from phases.playbook import BY_REASON, BY_TOPIC
+from runbook.cli import COMMANDS
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
+from runbook.records.run import Invocation
+from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 
-PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo")
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo", "git")
+# What a page says of the machine's own programs, in its words.
+_OTHERS = re.compile(
+    r"\b(?:python3? -c |sysctl|cpupower|ulimit -|pip install|nvidia-smi (?:-|topo|nvlink)"
+    r"|df -|echo |git (?:fetch|bisect|clone|-C) |sudo )[^`;),]*"
+)
+_RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
+_TOLD = re.compile(r"^ *(?:rerun|add|resume)(?:: | +)(\S.*)$", re.MULTILINE)
+# The help of a command has examples of its own, which tests/cli/test_help.py parses.
+_HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
+_MODES = ("--dry-run", "--failed", "--resume", "--phase", "--until")
 
 
 def commands_of(record: RunRecord) -> dict[str, None]:
     """Every line of a shell block, and every code span that begins with a program."""
     found: dict[str, None] = {}
     for fmt in ("md", "details"):
-        for token in MarkdownIt("commonmark").enable("table").parse(render(record, fmt)):
-            if token.type == "fence":
-                found |= dict.fromkeys(token.content.splitlines())
-            spans = (inner for inner in token.children or [] if inner.type == "code_inline")
-            found |= dict.fromkeys(span.content for span in spans if is_command(span.content))
-    page = render(record, "html")
+        found |= commands_in_markdown(render(record, fmt))
+    return found | commands_in_html(render(record, "html"))
+
+
+def commands_in_markdown(text: str) -> dict[str, None]:
+    found: dict[str, None] = {}
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "fence":
+            found |= dict.fromkeys(token.content.splitlines())
+        spans = (inner for inner in token.children or [] if inner.type == "code_inline")
+        found |= dict.fromkeys(span.content for span in spans if is_command(span.content))
+    return found
+
+
+def commands_in_html(page: str) -> dict[str, None]:
+    found: dict[str, None] = {}
     for block in re.findall(r"<pre[^>]*>(.*?)</pre>", page, re.DOTALL):
         found |= dict.fromkeys(html.unescape(block).splitlines())
-    spans = map(html.unescape, re.findall(r"<code>(.*?)</code>", page))
+    spans = map(html.unescape, re.findall(r"<code[^>]*>(.*?)</code>", page))
     return found | dict.fromkeys(filter(is_command, spans))
+
+
+def commands_in_output(text: str) -> dict[str, None]:
+    """What a terminal, or an annotation of GitHub, says to type."""
+    return dict.fromkeys(_TOLD.findall(text.replace("%0A", "\n")))
 
 
 def is_command(text: str) -> bool:
     return text.partition(" ")[0] in PROGRAMS and " " in text
+
+
+def told_by_remedies() -> Iterator[str]:
+    """The commands that remedies name between backticks."""
+    for remedy in (*BY_TOPIC.values(), *BY_REASON.values()):
+        for now in (ON_TWO_A100, ON_A_CPU):
+            yield from filter(is_command, re.findall(r"`([^`]+)`", told(remedy, now)))
+
+
+def told_by_code(*folders: Path) -> Iterator[tuple[str, str]]:
+    """Where, and which commands any text of the program names, help of commands left out."""
+    for folder in folders:
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.j2")]):
+            texts = _strings(path) if path.suffix == ".py" else [path.read_text("utf-8")]
+            for text in texts:
+                for found in (*_RUNBOOK.finditer(text), *_OTHERS.finditer(text)):
+                    yield str(path), found[0].strip()
+
+
+def told_by_invocations() -> Iterator[str]:
+    """Every form of a line that an invocation makes: a run's and a plan's, begun and continued."""
+    for one in (Invocation(profile="cpu"), Invocation(profile="cpu", plan="production")):
+        yield one.line(["preflight", "baseline"])
+        yield one.resume_line("20260101T000000Z-abc1234")
+        yield one.resume_line("20260101T000000Z-abc1234", ["nvtx"])
+
+
+def _strings(path: Path) -> Iterator[str]:
+    """Every text of a module but docstrings and help; X stands for what is filled in."""
+    tree = ast.parse(path.read_text("utf-8"))
+    left_out: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            left_out.add(id(node.value))
+        if isinstance(node, ast.keyword) and node.arg in _HELP:
+            left_out |= {id(inner) for inner in ast.walk(node.value)}
+        if isinstance(node, ast.JoinedStr) and id(node) not in left_out:
+            left_out |= {id(value) for value in node.values}
+            parts = (v.value if isinstance(v, ast.Constant) else "X" for v in node.values)
+            yield "".join(map(str, parts))
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in left_out
+        ):
+            yield node.value
+
+
+def kind_of(line: str) -> str:
+    """What makes two printed commands the same kind: the program and its mode, without values."""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # half a quotation, in a sentence
+        words = line.split()
+    while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", words[0], re.DOTALL):
+        words.pop(0)
+    program, *rest = words or [""]
+    if program == "runbook":
+        modes = [mode for mode in _MODES if mode in rest]
+        if "--help" in rest:
+            return "runbook --help"
+        return " ".join([program, *rest[:1], *(modes if rest[:1] in (["run"], ["launch"]) else [])])
+    if "-m" in rest:
+        module = rest[rest.index("-m") + 1]
+        own = module.startswith(("nsa.ceilings", "pytest", "runbook"))
+        return f"-m {module if own else 'TRAINER'}"
+    return program if program == "export" else " ".join([program, *rest[:1]])

@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
 
 from nsa.train.cli import parse_flags
-from phases.common.situation import told
-from phases.playbook import BY_REASON, BY_TOPIC
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from tests.cli.shell import inside
-from tests.phases.situations import ON_A_CPU, ON_TWO_A100
-from tests.reports.printed import commands_of, is_command
+from tests.reports.printed import commands_of, told_by_remedies
 from tests.reports.records import NAMES, record_called
 
 ROOT = Path(__file__).parents[2]
@@ -71,12 +67,6 @@ def test_every_command_is_taken_by_its_program(
 def test_a_command_that_does_not_work_is_found(line: str) -> None:
     with pytest.raises((AssertionError, ValueError)):
         check_command(line)
-
-
-def told_by_remedies() -> Iterator[str]:
-    for remedy in (*BY_TOPIC.values(), *BY_REASON.values()):
-        for now in (ON_TWO_A100, ON_A_CPU):
-            yield from filter(is_command, re.findall(r"`([^`]+)`", told(remedy, now)))
 
 
 @pytest.mark.parametrize("line", sorted(set(told_by_remedies())))

@@ -1,0 +1,311 @@
+"""Every kind of command that the program prints is executed by a test, and does what it says.
+
+The kinds are found in the reports of the examples, in the remedies and in the program's own texts.
+A kind is in one of three tables: typed below, on runs that are made here; executed by the test that
+is named; or not to be executed by a test, with the reason. One in none of them fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmarks.examples.catalog import EXAMPLES
+from runbook.cli import COMMANDS
+from runbook.cli._parser import parse_all
+from runbook.engine.outputs import render
+from runbook.records import Outcome, RunRecord, Verdict
+from tests.cli.shell import Ended
+from tests.reports.printed import (
+    ROOT,
+    commands_in_html,
+    commands_in_markdown,
+    commands_in_output,
+    commands_of,
+    kind_of,
+    told_by_code,
+    told_by_invocations,
+    told_by_remedies,
+)
+
+TYPED = {
+    "runbook", "runbook --help", "runbook compare", "runbook help", "runbook history",
+    "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
+    "runbook run --resume", "runbook run --resume --phase", "runbook stacks", "runbook toggles",
+    "runbook triage --dry-run", "runbook verify", "-m TRAINER", "-m pytest",
+}  # fmt: skip
+# With more launches than this file may start, or from another owner.
+_NIGHT = (
+    "nightly/test_night.py::test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code"
+)
+ELSEWHERE = {
+    "-m nsa.ceilings": "ceilings/test_launched.py::test_the_printed_line_works_when_pasted",
+    "git -C": _NIGHT,
+    "git clone": _NIGHT,
+    "export": "reports/test_commands.py::test_the_settings_are_set_by_a_shell",
+    "runbook judge": "engine/test_verify_command.py::"
+    "test_a_real_run_is_verified_judged_again_and_edited",
+    "runbook launch --resume": "cli/test_launch.py::"
+    "test_a_leg_that_was_killed_goes_on_from_the_checkpoint_before_it",
+    "runbook launch --resume --until": "cli/test_launch.py::"
+    "test_a_launch_that_is_over_goes_no_further",
+    "runbook launch --until": "cli/test_launch.py::"
+    "test_until_needs_none_and_shows_its_phases_alone",
+    "runbook run": "cli/test_run.py::"
+    "test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch",
+    "runbook triage": "tools/test_triage.py::"
+    "test_the_real_trainer_fails_with_static_graph_and_triage_finds_it",
+    "runbook watch": "cli/test_live.py::test_once_on_a_healthy_run_says_what_was_read",
+}
+_ROOT_ONLY = "changes the machine, as root"
+_A_GPU = "asks an NVIDIA driver"
+NOT_HERE = {
+    "cpupower frequency-set": _ROOT_ONLY,
+    "echo madvise": _ROOT_ONLY,
+    "nvidia-smi -i": _ROOT_ONLY,
+    "nvidia-smi -pl": _ROOT_ONLY,
+    "nvidia-smi -r": _ROOT_ONLY,
+    "nvidia-smi -rgc": _ROOT_ONLY,
+    "sudo nvidia-smi": _ROOT_ONLY,
+    "sysctl kernel.numa_balancing=0": _ROOT_ONLY,
+    "ulimit -l": _ROOT_ONLY,
+    "nvidia-smi -L": _A_GPU,
+    "nvidia-smi -q": _A_GPU,
+    "nvidia-smi nvlink": _A_GPU,
+    "git bisect": "a night for each commit; its words are parsed below",
+    "git fetch": "needs a remote",
+    "pip install": "needs an index of packages",
+    "df -h": "of the machine",
+    "pytest --pyargs": "the same tests as by `-m pytest`, of another module",
+}
+
+# The loss is no number after a few steps, which ends the launch.
+_FAULT = "train.lr=1e6"
+_PROFILE = """\
+extends: cpu
+required: [v2_parity.parity, nvtx.completed]
+"""
+OUR_OWN = tuple(ROOT / name for name in ("runbook", "phases", "reports", "templates"))
+
+
+@cache
+def printed() -> dict[str, str]:
+    """Every kind, with a place where it is printed."""
+    found: dict[str, str] = {}
+    for example in EXAMPLES:
+        folder = ROOT / "docs" / "examples" / example.name
+        for name in ("report.md", "details.md", "report.html"):
+            read = commands_in_html if name.endswith("html") else commands_in_markdown
+            lines = read((folder / name).read_text("utf-8"))
+            found |= dict.fromkeys(map(kind_of, filter(None, lines)), f"{example.name}/{name}")
+    found |= {kind_of(line): where for where, line in told_by_code(*OUR_OWN)}
+    found |= dict.fromkeys(map(kind_of, told_by_remedies()), "a remedy")
+    return found | dict.fromkeys(map(kind_of, told_by_invocations()), "an invocation")
+
+
+def test_every_kind_that_is_printed_is_executed_or_says_why_not() -> None:
+    known = TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+    assert {kind: where for kind, where in printed().items() if kind not in known} == {}
+
+
+def test_no_table_holds_what_nobody_prints() -> None:
+    told = printed().keys() | {"runbook", "runbook triage --dry-run"}
+    assert (TYPED | ELSEWHERE.keys() | NOT_HERE.keys()) - told == set()
+    assert not (TYPED & ELSEWHERE.keys() | TYPED & NOT_HERE.keys())
+    assert not ELSEWHERE.keys() & NOT_HERE.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("hint = f'`runbook prune {folder}` removes it'", "runbook prune"),
+        ("console.result(f'resume  runbook nightly --resume {folder}')", "runbook nightly"),
+        ("remedy = 'set it back with sysctl vm.swappiness=60'", "sysctl vm.swappiness=60"),
+        ("say('then `python -m runbook.tools.acceptance.run` goes on')", ""),
+    ],
+)
+def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "planted.py").write_text(f'"""runbook bundle is named here."""\n{text}\n')
+    found = [kind_of(line) for _, line in told_by_code(tmp_path)]
+    assert found == ([kind] if kind else [])
+    assert kind not in TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+
+
+def test_a_new_kind_on_a_page_is_noticed() -> None:
+    page = "Send it with `runbook bundle artifacts/RUN`.\n\n```sh\nmake later\n```\n"
+    kinds = [kind_of(line) for line in commands_in_markdown(page)]
+    assert kinds == ["runbook bundle", "make later"]
+    html = "<p><code>runbook bundle RUN</code></p><pre>make later</pre>"
+    assert sorted(map(kind_of, commands_in_html(html))) == sorted(kinds)
+    known = TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+    assert not known & set(kinds)
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_the_test_that_executes_it_is_there_and_types_its_words(kind: str) -> None:
+    path, _, name = ELSEWHERE[kind].partition("::")
+    text = (ROOT / "tests" / path).read_text("utf-8")
+    assert f"\ndef {name}(" in text
+    program, *words = kind.split()
+    typed = words if program in ("runbook", "-m") else []
+    assert [word for word in typed if word not in text] == []
+
+
+def test_what_git_bisect_runs_is_a_command_whose_good_end_is_zero() -> None:
+    """git takes every exit code but 0 and 125 for bad, and PARTIAL PASS is 4."""
+    (line,) = {line for line in told_by_remedies() if line.startswith("git bisect run ")}
+    command, name, *words = shlex.split(line.removeprefix("git bisect run "))
+    args, problems = parse_all(COMMANDS[name].parser(), words)
+    assert (command, problems, args.partial_exit) == ("runbook", [], 0)
+    assert args.reference == "COMMIT"
+
+
+@dataclass
+class Shell:
+    """A folder in which commands are typed; knows what was printed and what was executed."""
+
+    folder: Path
+    executed: set[str] = field(default_factory=set)
+    printed: dict[str, None] = field(default_factory=dict)
+
+    def type(self, line: str, *, once_launched: Callable[[int], None] | None = None) -> Ended:
+        """Execute a line as a shell does, with this Python's programs first on PATH.
+
+        `once_launched` is called with its process as soon as the run that it starts has a launch.
+        """
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+        before = set(self.folder.glob("artifacts/*"))
+        process = subprocess.Popen(
+            ["sh", "-c", f"exec {line}" if once_launched else line], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**kept, "PATH": programs, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        while once_launched and process.poll() is None:
+            new = set(self.folder.glob("artifacts/*")) - before
+            if any(list(folder.glob("*/*/heartbeat_rank1.jsonl")) for folder in new):
+                once_launched(process.pid)
+                break
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=400)
+        self.executed.add(kind_of(line.partition("\n")[0]))
+        self.printed |= commands_in_output(out)
+        return Ended(code=process.returncode, out=out, err=err)
+
+    def newest(self) -> RunRecord:
+        """The record of the newest run; what its reports print is noted."""
+        path = max(self.folder.glob("artifacts/*/run.json"), key=lambda path: path.parent.name)
+        record = RunRecord.model_validate_json(path.read_text("utf-8"))
+        self.printed |= commands_of(record)
+        for name in ("terminal", "github"):
+            self.printed |= commands_in_output(render(record, name))
+        return record
+
+    def only(self, start: str) -> str:
+        """The one printed command that begins so."""
+        found = [line for line in self.printed if line.startswith(start)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def works(self, line: str, *says: str) -> None:
+        """Type a line that has to end well, and say all of this."""
+        ended = self.type(line)
+        assert ended.code == 0, ended.out + ended.err
+        assert [text for text in says if text not in ended.out] == [], ended.out
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    shell = Shell(tmp_path)
+    (tmp_path / "short.yaml").write_text(_PROFILE, encoding="utf-8")
+    # A page prints the commands of launches for a checkout.
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    return shell
+
+
+def failures_of(record: RunRecord) -> dict[str, str]:
+    return {check.id: check.code for check in record.checks() if check.outcome is Outcome.FAIL}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
+    """A run that passes what it is asked for, goes on as its last lines say, and fails."""
+    before_any_run(shell)
+    first = shell.type(f"runbook run --phase v2_parity --profile short.yaml --set {_FAULT}")
+    assert first.code == 4, first.out
+    assert shell.newest().verdict is Verdict.PARTIAL
+    added = shell.type(shell.only("runbook run --resume"))
+    assert added.code == 1, added.out
+    red = shell.newest()
+    assert [phase.name for phase in red.phases] == ["v2_parity", "nvtx"]
+    assert "non_finite" in failures_of(red).values()
+    of_a_red_run(shell, red.run_id)
+    again = reproduced(shell)
+    assert failures_of(again) == failures_of(red) and again.run_id != red.run_id
+    both_runs(shell, red.run_id, again.run_id)
+    assert TYPED - shell.executed == set()
+    left = {kind_of(line) for line in shell.printed if line} - shell.executed
+    assert left <= ELSEWHERE.keys()
+
+
+def before_any_run(shell: Shell) -> None:
+    shell.works("runbook --help", "runbook", "verify")
+    shell.works("runbook help run", "--phase LIST")
+    shell.works("runbook profiles", "a100x2_pcie4")
+    shell.works("runbook toggles", "NSA_DDP_BUCKET_MB")
+    shell.works("runbook", "next     runbook run --dry-run", "runbook run ")
+    shell.works("runbook run --dry-run --profile cpu", "torchrun")
+    assert not list(shell.folder.glob("artifacts/*"))
+
+
+def of_a_red_run(shell: Shell, run_id: str) -> None:
+    folder = f"artifacts/{run_id}"
+    shell.works("runbook", f"next     runbook report {folder}", f"runbook triage {folder}")
+    shell.works(f"runbook report {folder}", "NO-GO")
+    shell.works(f"runbook triage --dry-run {folder}", "0. the command as it was", "train.lr=")
+    shell.executed.add("runbook triage --dry-run")
+    shell.works(shell.only("runbook verify "), "nothing differs")
+    tests = next(line for line in shell.printed if "-m pytest" in line)
+    shell.works(tests, " passed")
+    trainer = shell.type(next(line for line in shell.printed if "-m nsa.train" in line))
+    assert trainer.code not in (0, 2), trainer.err
+
+
+def reproduced(shell: Shell) -> RunRecord:
+    """The printed command, interrupted in its launch, and gone on with as its own page says."""
+
+    def meanwhile(pid: int) -> None:
+        live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
+        assert live is not None
+        stacks = shell.type(live[0])
+        assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
+        os.kill(pid, signal.SIGINT)
+
+    cut = shell.type(shell.only("runbook run --phase nvtx "), once_launched=meanwhile)
+    assert cut.code == 130, cut.out + cut.err
+    record = shell.newest()
+    assert record.interrupted
+    resumed = shell.type(f"runbook run --resume artifacts/{record.run_id}")
+    assert f"runbook run --resume artifacts/{record.run_id}" in shell.printed
+    assert resumed.code == 1, resumed.out
+    after = shell.newest()
+    assert after.run_id == record.run_id
+    return after
+
+
+def both_runs(shell: Shell, one: str, other: str) -> None:
+    compared = shell.type(f"runbook compare artifacts/{one} artifacts/{other}")
+    assert compared.code in (0, 1, 3) and one in compared.out, compared.err
+    shell.works("runbook history", one, other)
