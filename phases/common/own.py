@@ -91,7 +91,11 @@ def own_ranks(case: Case, name: str) -> Finding:
     ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
     ranks |= {rank for rank, step in last.items() if step is not None}
     value = in_file(
-        launch.processes_path, launch.processes_sha256, "processes", float(seen["pid"].nunique())
+        launch.processes_path,
+        launch.processes_sha256,
+        "processes",
+        float(seen["pid"].nunique()),
+        "processes",
     )
     if wanted > 1 and ranks != set(range(wanted)):
         told = ", ".join(map(str, sorted(ranks))) or "none"

@@ -34,6 +34,7 @@ PROCESSES = RowSpec(
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
 _DOCUMENT = re.compile(r"\{[^{}]*\}")
+_NO_NUMBER = re.compile(r"(-?\b(?:nan|inf)\b)(?=\s*[,}])")
 _LARGEST_LINE = 1 << 16
 Row = Mapping[str, float]
 
@@ -98,7 +99,7 @@ def named_fields(line: bytes) -> Mapping[str, Any]:
 def _document(line: str) -> Mapping[str, Any]:
     """The JSON object, or the dict as Python prints it, that stands in a line."""
     for text in _DOCUMENT.findall(line):
-        for read in (json.loads, ast.literal_eval):
+        for read in (json.loads, _literal):
             try:
                 found = read(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -106,6 +107,11 @@ def _document(line: str) -> Mapping[str, Any]:
             if isinstance(found, dict):
                 return found
     return {}
+
+
+def _literal(text: str) -> object:
+    """As Python prints it, where `nan` and `inf` are names and no literals."""
+    return ast.literal_eval(_NO_NUMBER.sub(r"'\1'", text))
 
 
 def _number(value: object) -> float | None:

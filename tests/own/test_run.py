@@ -146,11 +146,15 @@ def test_a_profile_that_is_there_is_kept(made: tuple[Path, list[str]]) -> None:
     [
         (["run", "--set", "NSA_NVTX=1"], "--set NSA_NVTX: counting is a trainer of your own"),
         (["run", "--set", "train.steps=1"], "--set train.steps: counting is a trainer of your own"),
+        (["triage", "RUN"], "is of counting, a trainer of your own"),
         (["launch", "--without-go"], "plan production: counting is a trainer of your own"),
     ],
 )
 def test_what_only_our_trainer_has_is_refused(
     made: tuple[Path, list[str]], words: list[str], said: str
 ) -> None:
-    told = runbook(made[0], *words, "--profile", "./counting.yaml", "--dry-run")
+    run = next((made[0] / "artifacts").glob("*/run.json")).parent
+    typed = [str(run) if word == "RUN" else word for word in words]
+    profile = [] if "triage" in words else ["--profile", "./counting.yaml"]
+    told = runbook(made[0], *typed, *profile, "--dry-run")
     assert told.returncode == 2 and said in told.stderr, told.stdout + told.stderr
