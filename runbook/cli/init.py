@@ -27,20 +27,22 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="COMMAND",
         required=True,
         help="the command as you type it, in quotes; its steps, ranks and output folder are found "
-        "by their usual flags, or where you put {steps}, {ranks} and {out}",
+        "by their usual flags, or where you put {steps}, {ranks}, {out} (default: none, needed)",
     )
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument(
         "--tokens-per-rank",
         metavar="N",
         type=whole_type(at_least=1),
-        help="tokens (or samples) that one rank reads in one optimizer step",
+        help="tokens (or samples) that one rank reads in one optimizer step (default: none; this "
+        "or --tokens-per-step is needed)",
     )
     group.add_argument(
         "--tokens-per-step",
         metavar="N",
         type=whole_type(at_least=1),
-        help="those of all ranks together, where the batch does not grow with them",
+        help="tokens of all ranks together, where the batch does not grow with them "
+        "(default: none)",
     )
     parser.add_argument(
         "--name", metavar="NAME", help="what to call it (default: after its script)"
@@ -59,14 +61,14 @@ def _add_arguments(parser: CommandParser) -> None:
         metavar="N",
         type=whole_type(at_least=5),
         default=30,
-        help="steps of the probe (default: %(default)s)",
+        help="steps of each of its two starts (default: 30)",
     )
     parser.add_argument(
         "--within",
         metavar="SECONDS",
         type=number_type(above=0),
         default=120.0,
-        help="how long the probe may take (default: %(default)g)",
+        help="seconds that one start may take (default: 120)",
     )
     parser.add_argument(
         "--heartbeats",
@@ -74,7 +76,7 @@ def _add_arguments(parser: CommandParser) -> None:
         help="JSON lines that each rank writes, such as '{out}/alive_{rank}.jsonl:step' "
         "(default: none)",
     )
-    add_out(parser, help="where the probe is kept (default: %(default)s)")
+    add_out(parser, help="where the probe is kept (default: artifacts)")
 
 
 def _init(args: argparse.Namespace, console: Console) -> int:
@@ -169,8 +171,7 @@ what it prints) and write a profile, NAME.yaml, by which `runbook run` starts, w
 it. What only the trainer's contract can prove is SKIPPED then, and the verdict says so.""",
     examples="""\
   runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 train.py --max_steps 9'
-  runbook run --profile ./train.yaml
-  runbook report""",
+  runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'""",
     exits="0 written, 2 wrong usage, or a trainer that does not run or writes nothing",
     add_arguments=_add_arguments,
     run=_init,
