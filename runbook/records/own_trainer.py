@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from pydantic import Field, model_validator
 
+from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name
 from runbook.records.measurement import Record
 
 CONSOLE = "console"
@@ -114,6 +115,14 @@ class OwnTrainer(Record):
             raise ValueError("one of tokens_per_rank and tokens_per_step is needed")
         if odd := sorted(name for name in self.env if not _may_be_set(name)):
             raise ValueError(f"env: {', '.join(odd)} cannot be set; no {'*, '.join(_OURS)}*")
+        if told := sorted(name for name in self.env if is_secret_name(name)):
+            raise ValueError(
+                f"env: {', '.join(told)} is a secret by its name, and a run records its profile; "
+                "let the command read it from a file"
+            )
+        texts = {"command": self.command, "single": self.single, **self.env}
+        if told := [key for key, text in texts.items() if _holds_secret(text)]:
+            raise ValueError(f"{', '.join(told)}: it holds a secret, and a run records its profile")
         try:
             re.compile(self.ready)
         except re.error as error:
@@ -136,6 +145,10 @@ def _words(key: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+
+
+def _holds_secret(text: str) -> bool:
+    return any(shape.search(text) for shape in (SECRET_SHAPES, URL_LOGIN))
 
 
 def _may_be_set(name: str) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
 
-from runbook.launch.own import Growth, classify_own
+from nsa.contract import Phase
+from runbook.errors import UsageError
+from runbook.launch.own import Growth, OwnWatch, classify_own
+from runbook.launch.processes import build_environment
 from runbook.read.own_log import read_own_log, rows_of
-from runbook.records import LaunchStatus
+from runbook.records import Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.guess import templated
 
@@ -123,3 +127,30 @@ def test_what_an_end_means(
 )  # fmt: skip
 def test_marks_take_the_place_of_the_usual_flags(typed: str, marked: str) -> None:
     assert templated(typed).replace("'", "") == marked
+
+
+def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -> None:
+    own = _trainer(TABLE).model_copy(update={"ready": "^ready"})
+    launch = Launch(
+        name="run", phase="baseline", kind="own", argv=own.argv(ranks=2, steps=3), env={},
+        run_dir="run", nproc=2, steps=3, timeout_s=9, own=own,
+    )  # fmt: skip
+    watch = OwnWatch(tmp_path, "no such token", time.monotonic(), launch)
+    console, log = tmp_path / "console.log", tmp_path / "own" / "m.csv"
+    phases = []
+    for text, path in (("not ready\n", console), ("ready\n", console),
+                       ("step,train/loss\n1,4\n", log), ("2,3\n3,2\n", log)):  # fmt: skip
+        with path.open("a") as stream:
+            stream.write(text)
+        watch.update()
+        phases.append(watch.ranks[0].phase)
+    assert phases == [Phase.INIT, Phase.FIRST_STEP, Phase.STEP, Phase.CHECKPOINT]
+    counts = [line.split(",")[0] for line in (tmp_path / "arrivals.csv").read_text().split()]
+    assert counts == ["rows", "0", "1", "3"]
+
+
+def test_only_the_profile_of_an_own_trainer_sets_any_variable(tmp_path: Path) -> None:
+    given = {"token": "ab", "run_dir": tmp_path, "loopback": True}
+    with pytest.raises(UsageError, match="HELLO"):
+        build_environment({}, {"HELLO": "1"}, **given)
+    assert build_environment({}, {"HELLO": "1"}, own=["HELLO"], **given)["HELLO"] == "1"
