@@ -62,5 +62,5 @@ Trainer(
     data_collator=default_data_collator,
 ).train()
 sys.stdout.flush()
-# torch's own threads abort one process in twenty when the interpreter ends (docs/your-trainer.md).
+# torch's threads may abort the process when the interpreter ends (docs/your-trainer.md).
 os._exit(0)

@@ -53,5 +53,5 @@ lightning.Trainer(
     enable_model_summary=False,
 ).fit(Net(), DataLoader(TensorDataset(inputs, labels), batch_size=8))
 sys.stdout.flush()
-# torch's own threads abort one process in twenty when the interpreter ends (docs/your-trainer.md).
+# torch's threads may abort the process when the interpreter ends (docs/your-trainer.md).
 os._exit(0)

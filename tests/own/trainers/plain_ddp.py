@@ -50,5 +50,5 @@ for step in range(1, args.steps + 1):
         print(f"step {step:4d} | loss {told:.4f} | {milliseconds:.2f} ms", flush=True)
 dist.destroy_process_group()
 sys.stdout.flush()
-# torch's own threads abort one process in twenty when the interpreter ends (docs/your-trainer.md).
+# torch's threads may abort the process when the interpreter ends (docs/your-trainer.md).
 os._exit(0)

@@ -39,7 +39,7 @@ def train(rank: int, ranks: int, steps: int, out: Path, port: int) -> None:
                 row = {"iteration": step, "train/loss": loss.item(), "lr": 0.1}
                 print(json.dumps(row), file=log, flush=True)
     dist.destroy_process_group()
-    # torch's own threads abort one process in twenty when the interpreter ends (docs/your-trainer.md).
+    # torch's threads may abort the process when the interpreter ends (docs/your-trainer.md).
     os._exit(0)
 
 
