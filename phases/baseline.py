@@ -94,6 +94,7 @@ class Baseline(RowPhase):
                 "Does the throughput reach the floor?",
                 self.over(throughput),
                 topic="throughput",
+                own=True,
             ),
             Row(
                 "against_last_accepted",
@@ -112,12 +113,14 @@ class Baseline(RowPhase):
                 "Is the throughput in the target band?",
                 self.over(aim),
                 restates="throughput",
+                own=True,
             ),
             Row(
                 "target_fresh",
                 "Can the floor catch anything?",
                 self.over(stale_target),
                 topic="target",
+                own=True,
             ),
             Row(
                 "mfu",
@@ -158,6 +161,7 @@ class Baseline(RowPhase):
                 "How long will the production run take, and what will it cost?",
                 self.over(production_days),
                 restates="throughput",
+                own=True,
             ),
         )
 

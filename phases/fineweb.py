@@ -8,6 +8,7 @@ from dataclasses import replace
 from phases.common.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
 from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
+from phases.common.own import contract_only
 from phases.common.rows import Row, RowPhase
 from phases.common.training import training_rows
 from phases.limits import FLAKY_LAUNCHES, LOADER_FETCH
@@ -29,6 +30,7 @@ class FineWeb(RowPhase):
     optional = True
     limits = (LOADER_FETCH, FLAKY_LAUNCHES)
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """A few steps in one process to test the loader (D1), then the training launch (D2)."""
         smoke = trainer_launch(

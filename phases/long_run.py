@@ -13,6 +13,7 @@ from phases.common.compared import drift_compared, projected_compared
 from phases.common.curves import gate_curves, losses, marks, memories, throughputs
 from phases.common.gates import gates, selection
 from phases.common.measure import against, log_value
+from phases.common.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
 from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
@@ -102,12 +103,14 @@ class LongRun(RowPhase):
                 "Is the throughput steady from beginning to end?",
                 partial(steadiness, name=_LAUNCH),
                 topic="steady",
+                own=partial(own_steady, name=_LAUNCH),
             ),
             Row(
                 "learns",
                 "Does the loss fall towards the entropy rate of the data?",
                 _learns,
                 topic="learns",
+                own=partial(own_learns, name=_LAUNCH),
             ),
             Row("gates", "Are the gates healthy?", partial(gates, name=_LAUNCH), topic="gates"),
             Row(
@@ -115,12 +118,14 @@ class LongRun(RowPhase):
                 "Has memory stopped growing?",
                 partial(memory_plateau, name=_LAUNCH),
                 topic="memory",
+                own=partial(own_memory_plateau, name=_LAUNCH),
             ),
             Row(
                 "memory_limit",
                 "Does every rank stay under the memory limit?",
                 partial(memory_limit, name=_LAUNCH),
                 topic="memory",
+                own=partial(own_memory_limit, name=_LAUNCH),
             ),
         )
 

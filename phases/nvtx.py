@@ -9,6 +9,7 @@ from typing import Any
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.measure import against, in_file
+from phases.common.own import contract_only
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
@@ -39,6 +40,7 @@ class Nvtx(RowPhase):
         """Its own launch is the one with the ranges."""
         return {"NSA_NVTX": "1"}
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """One profiled launch without TensorBoard and aux stats; a shorter one if it hangs."""
         settings = context.profile.phases[self.name]

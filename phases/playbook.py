@@ -296,6 +296,7 @@ BY_REASON: dict[Reason, Remedy] = {
     Reason.HARNESS_ERROR: "read the traceback named as evidence; this is a fault of the program",
     Reason.NEEDS_CUDA: "run on a machine with a CUDA device",
     Reason.NEEDS_GPUS: "run on a machine with more GPUs",
+    Reason.NEEDS_CONTRACT: "give the trainer the contract (docs/trainer-contract.md)",
     Reason.NOTHING_COLLECTED: "check that the shipped tests (nsa.tests) are installed",
     Reason.TEST_FAILED: BY_TOPIC["sanity"],
     Reason.WARNING: "nothing has to be done; read the reason",

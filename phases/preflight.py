@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from phases.common import ceilings
@@ -71,6 +72,7 @@ _SANITY_TESTS = (
         "oracle",
     ),
 )
+_OF_OUR_TRAINER = ("trainer_imports", "prefill", *(what for what, *_ in _SANITY_TESTS))
 
 
 class Preflight(RowPhase):
@@ -96,7 +98,7 @@ class Preflight(RowPhase):
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """Sanity tests, and what the devices can do; the engine collects facts before."""
-        return [
+        sanity = [
             pytest_launch(
                 context,
                 phase=self.name,
@@ -105,7 +107,10 @@ class Preflight(RowPhase):
                 purpose="paths agree; heads of a group read the same blocks; the model is NSA",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
-            ),
+            )
+        ]
+        return [
+            *(() if context.profile.own_trainer else sanity),
             ceilings_launch(
                 context,
                 phase=self.name,
@@ -116,13 +121,14 @@ class Preflight(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
-        return (
+        rows = (
             *_checkout_rows(),
             *_hardware_rows(),
             *_machine_rows(),
             *_sanity_rows(),
             *ceilings.ceiling_rows(),
         )
+        return [replace(row, own=row.what not in _OF_OUR_TRAINER) for row in rows]
 
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""

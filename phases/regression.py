@@ -24,6 +24,7 @@ from phases.common.case import (
 from phases.common.commands import trainer_launch
 from phases.common.launches import first_problem
 from phases.common.measure import decided, derived
+from phases.common.own import contract_only
 from phases.common.plausible import alike
 from phases.common.rates import cell, optional
 from phases.common.rows import Row, RowPhase
@@ -64,6 +65,7 @@ class Regression(RowPhase):
     compares_commits = True
     limits = (FLAKY_LAUNCHES,)
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """Rounds of one launch of each side, in balanced order; the later ones on suspicion."""
         if not (context.reference and context.head):

@@ -9,6 +9,7 @@ from phases.common.arms import ArmFault, arm_fault, refused, tolerant
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed, warned
 from phases.common.commands import INTERLEAVED, interleaved
 from phases.common.measure import in_file
+from phases.common.own import contract_only
 from phases.common.proofs import effect_problem
 from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
@@ -46,6 +47,7 @@ class SdpaAudit(RowPhase):
         unset = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
         return {**dict.fromkeys(_DECIDED, "0"), **unset, **_ARMS[_DEFAULT]}
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """The default, flash only and no flash, in this order, in one launch."""
         return [

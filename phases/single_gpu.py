@@ -87,7 +87,8 @@ class SingleGpu(RowPhase):
 
     @staticmethod
     def _has_shares(context: PlanContext) -> bool:
-        return context.profile.throughput_gated and context.profile.ranks > 1
+        profile = context.profile
+        return profile.throughput_gated and profile.ranks > 1 and profile.own_trainer is None
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches with the whole global batch."""
@@ -134,6 +135,7 @@ class SingleGpu(RowPhase):
                 "Is scaling near-linear: E = T_N / (N x T_1) at one batch per GPU?",
                 self._scaling,
                 topic="scaling",
+                own=self._own_scaling,
             ),
             Row(
                 "link",
@@ -204,6 +206,17 @@ class SingleGpu(RowPhase):
         value, decision = self._efficiency(case, shares, names)
         if unlike := self._unlike(case, names, but=_GROWN):
             return invalid(Reason.NOT_COMPARABLE, unlike.reason, measurement=value)
+        return with_limit(decided(decision, value), value, limit)
+
+    def _own_scaling(self, case: Case) -> Finding:
+        """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
+        limit = case.limit(SCALING)
+        if case.profile.ranks < 2:
+            return _one_rank(case)
+        value, decision = self._efficiency(case, case, self.names(case))
+        own = case.profile.own_trainer
+        if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
+            return shown_only(value, limit, f"efficiency: {value}")
         return with_limit(decided(decision, value), value, limit)
 
     def _link(self, case: Case) -> Finding:

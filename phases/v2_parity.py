@@ -8,6 +8,7 @@ from dataclasses import replace
 from phases.common.case import Case, Finding, skipped
 from phases.common.commands import pytest_launch
 from phases.common.measure import derived
+from phases.common.own import contract_only
 from phases.common.proofs import judge_cases, report_of
 from phases.common.rows import Row, RowPhase
 from runbook.records import Comparator, Launch, Outcome, Reason
@@ -30,6 +31,7 @@ class V2Parity(RowPhase):
     source = "requirements V1 to V3"
     question = "Do the vectorized selection ranges match the plain ones, only faster?"
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """The two shipped tests that requirements V1 and V3 name."""
         return [

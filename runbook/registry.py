@@ -162,6 +162,17 @@ def known_checks(profile: Profile) -> tuple[str, ...]:
     )
 
 
+def own_checks(profile: Profile) -> tuple[str, ...]:
+    """Ids of the checks that this profile's own trainer can answer."""
+    context = PlanContext(profile=profile)
+    return tuple(
+        check
+        for name, phase in phases_of(profile.phases).items()
+        if name in profile.phases
+        for check in phase.own_checks(context)
+    )
+
+
 def known_limits(
     names: Iterable[str], settings: Mapping[str, PhaseSettings] | None = None
 ) -> dict[str, LimitSpec]:

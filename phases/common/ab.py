@@ -21,6 +21,7 @@ from phases.common.commands import (
 from phases.common.compared import compared_arms, ratios_compared
 from phases.common.control import reproduces_baseline
 from phases.common.measure import decided, derived, effective_rate, estimated
+from phases.common.own import contract_only
 from phases.common.plausible import alike
 from phases.common.proofs import effect_problem
 from phases.common.rates import gather, optional
@@ -114,6 +115,7 @@ class AbPhase(RowPhase):
         """The toggle, as the control has it."""
         return {self.toggle: self.values(context)[self.control(context)]}
 
+    @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """Randomized blocks in one launch, else one launch per arm and round."""
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}

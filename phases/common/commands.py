@@ -69,6 +69,16 @@ def trainer_launch(
     `steps` and `env` are those of the profile's phase unless given.
     """
     profile, settings = context.profile, context.profile.phases[phase]
+    if profile.own_trainer:
+        return _own_launch(
+            context,
+            phase=phase,
+            name=name,
+            purpose=purpose,
+            steps=steps or scaled(settings.steps, context),
+            alone=not ddp,
+            variables=environment(context, phase, ddp=ddp) if env is None else dict(env),
+        )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
     start = ("torchrun", f"--nproc_per_node={profile.ranks}") if ddp else ("python",)
@@ -99,6 +109,35 @@ def trainer_launch(
         watched=watched,
         resumes=resumes,
         after=after,
+    )
+
+
+def _own_launch(
+    context: PlanContext,
+    *,
+    phase: str,
+    name: str,
+    purpose: str,
+    steps: int,
+    alone: bool,
+    variables: dict[str, str],
+) -> Launch:
+    """One launch of the profile's own trainer, on all ranks or `alone` in one process."""
+    own = context.profile.own_trainer
+    assert own is not None  # noqa: S101 - by its caller
+    ours = {key: value for key, value in variables.items() if not key.startswith("NSA_")}
+    return Launch(
+        name=name,
+        phase=phase,
+        kind="own",
+        argv=own.argv(ranks=context.profile.ranks, steps=steps, alone=alone),
+        env={**ours, **own.env},
+        run_dir=f"{phase}/{name}",
+        nproc=1 if alone else context.profile.ranks,
+        steps=steps,
+        timeout_s=context.profile.phases[phase].timeout_s * max(1.0, context.steps_scale),
+        purpose=purpose,
+        own=own,
     )
 
 

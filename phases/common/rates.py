@@ -31,6 +31,7 @@ from phases.common.measure import (
     shown_only,
     with_limit,
 )
+from phases.common.own import own_rate
 from phases.common.training import require_sound
 from phases.limits import (
     MFU_FLOOR,
@@ -89,6 +90,8 @@ def launch_rate(case: Case, name: str) -> Measurement:
     longer. Where they are more than 2 % apart, row `accounts` fails and the launch counts for
     nothing.
     """
+    if case.profile.own_trainer:
+        return own_rate(case, name)
     log = case.log(name)
     rate = effective_rate(log)
     first = rate.window.first_step if rate.window else 0
@@ -283,7 +286,8 @@ def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
 def production_days(case: Case, names: Sequence[str]) -> Finding:
     """Days that the production steps take at this pace, and their cost if a price is given."""
     pooled, work = pooled_rate(case, names), case.profile.workload
-    tokens = float(work.tokens_per_step * work.production_steps)
+    per_step = case.profile.tokens_per_step
+    tokens = float(per_step * work.production_steps)
     days = tokens / float(pooled.value) / _SECONDS_PER_DAY
     price = case.context.gpu_hour_price
     devices = max(case.profile.hardware.gpus, 1)
@@ -293,9 +297,7 @@ def production_days(case: Case, names: Sequence[str]) -> Finding:
         else f", cost {days * 24 * devices * price:.0f} at {price:g} per GPU hour"
     )
     value = derived(pooled, name="production_days", value=days, unit="days")
-    reason = (
-        f"{work.production_steps} steps of {work.tokens_per_step} tokens take {days:.3g} days{cost}"
-    )
+    reason = f"{work.production_steps} steps of {per_step} tokens take {days:.3g} days{cost}"
     return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)
 
 
@@ -323,7 +325,8 @@ def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
 
     log = optional(partial(case.log, name))
     last = optional(partial(last50, log)) if log else None
-    rate = optional(partial(effective_rate, log)) if log else None
+    rated = partial(own_rate, case, name) if case.profile.own_trainer else None
+    rate = optional(rated or partial(effective_rate, log)) if log else None
     usual = pause = None
     if log is not None and rate is not None:
         try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from phases.common.case import Case, Finding, Unanswerable, ending, invalid
+from phases.common.own import needs_contract
 from phases.common.situation import situation_of
 from phases.playbook import remedy_for
 from runbook.errors import RunbookError
@@ -27,7 +28,8 @@ class Row:
     `what` ends the id of its check; `topic` is the playbook's entry that fixes it; `needs` names
     the phases without which running this row's phase again does not answer it. `rests_on` names a
     row of this phase without which this one has nothing to measure, `restates` one that judges the
-    same number: where that one is not PASS either, this one may only follow from it.
+    same number: where that one is not PASS either, this one may only follow from it. `own` answers
+    it for a trainer of one's own: True if `answer` does, False if it needs the trainer's contract.
     """
 
     what: str
@@ -37,6 +39,7 @@ class Row:
     needs: tuple[str, ...] = ()
     rests_on: str = ""
     restates: str = ""
+    own: Callable[[Case], Finding] | bool = False
 
 
 class RowPhase(Phase):
@@ -69,10 +72,15 @@ class RowPhase(Phase):
         del context
         return tuple(f"{self.name}.{row.what}" for row in self.rows())
 
+    def own_checks(self, context: PlanContext) -> tuple[str, ...]:
+        """Ids of the rows that have an answer for one, where the phase starts anything with it."""
+        rows = self.rows() if self.plan(context) else ()
+        return tuple(f"{self.name}.{row.what}" for row in rows if row.own)
+
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
-        rows = self.rows()
+        rows = self._rows_for(case)
         found = {row.what: answered(row, case) for row in rows}
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
@@ -80,6 +88,13 @@ class RowPhase(Phase):
         except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(details, checks=tuple(checks), remedies=_remedies(case))
+
+    def _rows_for(self, case: Case) -> Sequence[Row]:
+        """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
+        rows = self.rows()
+        if case.profile.own_trainer is None or self.plan(case.context):
+            return rows
+        return [replace(row, own=False) for row in rows]
 
     def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
         """The row's finding, following from another row's where that explains it."""
@@ -115,11 +130,17 @@ class RowPhase(Phase):
 def answered(row: Row, case: Case) -> Finding:
     """The row's answer; what keeps it from having one is an answer too."""
     try:
-        return row.answer(case)
+        return _answer(row, case)(case)
     except Unanswerable as unanswerable:
         return unanswerable.finding
     except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")
+
+
+def _answer(row: Row, case: Case) -> Callable[[Case], Finding]:
+    if case.profile.own_trainer is None or row.own is True:
+        return row.answer
+    return row.own or needs_contract
 
 
 def _leaves_nothing(base: Finding, finding: Finding) -> bool:

@@ -25,6 +25,7 @@ from phases.common.device_changes import device_changes
 from phases.common.launches import first_problem
 from phases.common.measure import in_file, log_value, rank_value
 from phases.common.other_work import other_work
+from phases.common.own import own_accounts, own_plausible, own_ranks
 from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
@@ -50,12 +51,14 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             "Did the launch finish?",
             lambda case: _completed(case, names(case)),
             topic="stall",
+            own=True,
         ),
         Row(
             "ranks_alive",
             "Did every rank report every step, to the same parameters?",
             over(_ranks_alive),
             topic="stall",
+            own=over(own_ranks),
         ),
         Row(
             "as_planned",
@@ -63,18 +66,26 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             over(_as_planned),
             topic="plausible",
         ),
-        Row("loss_finite", "Is the loss finite in every step?", over(_loss_finite), topic="loss"),
+        Row(
+            "loss_finite",
+            "Is the loss finite in every step?",
+            over(_loss_finite),
+            topic="loss",
+            own=True,
+        ),
         Row(
             "plausible",
             "Are loss, tokens and times possible?",
             over(_plausible),
             topic="plausible",
+            own=over(own_plausible),
         ),
         Row(
             "accounts",
             "Do two sources tell the same time, tokens, data and loss?",
             over(balanced),
             topic="accounts",
+            own=over(own_accounts),
         ),
         Row(
             "gradients",
@@ -93,12 +104,14 @@ def training_rows(names: Names) -> tuple[Row, ...]:
             "Did GPUs and links stay free of errors, and to this launch alone?",
             over(device_changes),
             topic="devices",
+            own=True,
         ),
         Row(
             "other_work",
             "Did other work leave the CPUs to this launch?",
             over(other_work),
             topic="busy",
+            own=True,
         ),
     )
 
@@ -142,12 +155,7 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
     A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
     as a PASS. `but` as in `differences`.
     """
-    found = {
-        "as_planned": first_problem(_as_planned, case, names),
-        "plausible": first_problem(check_plausible, case, names),
-        "accounts": first_problem(balanced, case, names),
-        "comparable": alike(case, names, but=but),
-    }
+    found = _sound_own(case, names) if case.profile.own_trainer else _sound(case, names, but)
     harmed = first_problem(device_changes, case, names)
     suspect = {"devices": harmed} if harmed.outcome is Outcome.INVALID else {}
     for row, finding in {**found, **suspect}.items():
@@ -155,6 +163,24 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
             reason = f"these launches do not count: {finding.reason}"
             follows = finding.follows or f"{case.phase}.{row}"
             raise Unanswerable(replace(finding, reason=reason, follows=follows))
+
+
+def _sound(case: Case, names: Sequence[str], but: Sequence[str]) -> dict[str, Finding]:
+    return {
+        "as_planned": first_problem(_as_planned, case, names),
+        "plausible": first_problem(check_plausible, case, names),
+        "accounts": first_problem(balanced, case, names),
+        "comparable": alike(case, names, but=but),
+    }
+
+
+def _sound_own(case: Case, names: Sequence[str]) -> dict[str, Finding]:
+    """What it cannot tell is no reason; the verdict says that it was not checked."""
+    found = {
+        "plausible": first_problem(own_plausible, case, names),
+        "accounts": first_problem(own_accounts, case, names),
+    }
+    return {row: one for row, one in found.items() if one.outcome is not Outcome.SKIPPED}
 
 
 def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:

@@ -16,6 +16,7 @@ from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
+from runbook.cli.init import INIT
 from runbook.cli.keep import BUNDLE, PRUNE
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
@@ -29,7 +30,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
+    "run": (INIT, RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
     "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),

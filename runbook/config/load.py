@@ -39,7 +39,7 @@ def load_profile(name_or_path: str) -> Profile:
     `preset: NAME` gives it the variables of a preset, below those of its own `env`.
     Raises UsageError that lists every wrong key and value.
     """
-    document = whole_document("profile", name_or_path, _folder(), prepare=_take_preset)
+    document = whole_document("profile", name_or_path, _folder(), prepare=_prepared)
     return load_profile_document(document, where=name_or_path)
 
 
@@ -60,6 +60,13 @@ def _folder() -> Path:
     return data_path("configs") / "profiles"
 
 
+def _prepared(data: dict[str, Any], path: Path) -> None:
+    _take_preset(data, path)
+    # One key in a file, two in a profile: a module's name, or how a program is started.
+    if isinstance(data.get("trainer"), dict):
+        data["own_trainer"] = data.pop("trainer")
+
+
 def _take_preset(data: dict[str, Any], path: Path) -> None:
     named = data.pop("preset", None)
     if named is None:
@@ -74,7 +81,7 @@ def _take_preset(data: dict[str, Any], path: Path) -> None:
 def _problem(detail: ErrorDetails) -> str:
     if detail["loc"] == ("scope",) and detail["type"] == "extra_forbidden":
         return "scope: leave it out; what a verdict is about is derived from what really ran"
-    return key_problem(detail, Profile)
+    return key_problem(detail, Profile).removeprefix("own_")
 
 
 def _unknown_references(profile: Profile) -> list[str]:
@@ -128,8 +135,18 @@ def _setting_problems(profile: Profile) -> list[str]:
 
 def _unknown_checks(profile: Profile) -> list[str]:
     known = registry.known_checks(profile)
-    return [
+    problems = [
         f"required: no check {name!r}{did_you_mean(name, known)}"
         for name in profile.required
         if name not in known
     ]
+    own = profile.own_trainer
+    if own is None or problems:
+        return problems
+    answered = registry.own_checks(profile)
+    if odd := [name for name in profile.required if name not in answered]:
+        problems.append(
+            f"required: {own.name} is a trainer of your own and cannot answer {', '.join(odd)}; "
+            f"it can answer {', '.join(answered)}"
+        )
+    return problems

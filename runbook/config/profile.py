@@ -9,6 +9,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from nsa.contract import Ceiling
 from runbook.config.limits import Limit, LimitSpec
 from runbook.records.measurement import Record
+from runbook.records.own_trainer import OwnTrainer
 
 
 class Sourced(Record):
@@ -189,8 +190,9 @@ class Profile(Record):
     """One kind of machine, and what has to hold on it for a GO.
 
     `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
-    the module that is started with `-m` and keeps the trainer's contract. `required` lists the
-    checks that a GO needs. `kernels` lists what each branch may use, one of them or several. What a
+    the module that is started with `-m` and keeps the trainer's contract; `own_trainer` is any
+    other program in its place (a file calls both `trainer`). `required` lists the checks that a
+    GO needs. `kernels` lists what each branch may use, one of them or several. What a
     verdict is about is derived from what ran, never written here.
     """
 
@@ -201,6 +203,7 @@ class Profile(Record):
     config: str = Field(pattern=r"\.ya?ml$")
     config_single: str = Field(pattern=r"\.ya?ml$")
     trainer: str = Field(default="nsa.train", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    own_trainer: OwnTrainer | None = None
     branch: str | None = None
     hardware: Hardware
     workload: Workload
@@ -217,8 +220,9 @@ class Profile(Record):
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """As in `PhaseSettings`."""
         document: dict[str, Any] = dump(self)
-        if self.plan is None:
-            del document["plan"]
+        for name in ("plan", "own_trainer"):
+            if document[name] is None:
+                del document[name]
         return document
 
     @model_validator(mode="after")
@@ -231,6 +235,12 @@ class Profile(Record):
         if self.kernels and not self.kernels_source:
             raise ValueError("kernels needs kernels_source, where the expectation comes from")
         return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step of all ranks."""
+        own = self.own_trainer
+        return own.tokens(self.ranks) if own else self.workload.tokens_per_step
 
     @property
     def variables(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -210,12 +211,23 @@ def _with_plan(
 
     if not {"profile", "settings"} <= found.keys():
         return options
+    if own := found["profile"].own_trainer:
+        problem = UsageError(
+            f"plan {options.plan}: {own.name} is a trainer of your own; a plan needs the trainer's "
+            "contract, by which a phase goes on from the one before"
+        )
+        resolve("phases", partial(_refuse, problem))
+        return options
     resolve("profile", lambda: planned_profile(options, found["profile"], found["settings"]))
     if found["profile"].plan is None:
         return options
     names = asked_for(found["profile"], options.until)
     resolve("phases", lambda: tuple(select(",".join(names), found["profile"].phases)))
     return replace(options, phases=",".join(names))
+
+
+def _refuse(problem: UsageError) -> None:
+    raise problem
 
 
 def with_launches(setup: Setup) -> Setup:

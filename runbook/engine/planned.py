@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nsa import torch_env
+from nsa.contract import CONFIG_VARIABLE as CONFIG
 from nsa.toggles import (
     NEEDS_CUDA,
     TOGGLES,
@@ -43,6 +44,8 @@ def planned_problems(setup: Setup) -> list[str]:
     Each is said once, with both settings, where they come from, the phases, and what to do. What
     an earlier phase chooses is not known yet; its arms, of which it chooses one, are.
     """
+    if problems := _not_of_own(setup):
+        return problems
     phases: dict[str, dict[str, None]] = {}
     context = setup.context({})
     for phase in setup.phases:
@@ -54,6 +57,24 @@ def planned_problems(setup: Setup) -> list[str]:
         for text in found:
             phases.setdefault(text, {})[phase.name] = None
     return [f"{text} (planned in {', '.join(names)})" for text, names in phases.items()]
+
+
+def _not_of_own(setup: Setup) -> list[str]:
+    """What a person asked of a trainer of one's own that only ours has."""
+    own = setup.profile.own_trainer
+    if own is None:
+        return []
+    typed = [name for name, source in setup.settings.sources.items() if source == TYPED]
+    odd = [
+        name
+        for name in typed
+        if name.startswith("NSA_") or name in setup.settings.config_overrides or name == CONFIG
+    ]
+    return [
+        f"--set {name}: {own.name} is a trainer of your own and takes none of it; change its "
+        "command or env in the profile"
+        for name in odd
+    ]
 
 
 def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:

@@ -19,6 +19,7 @@ from runbook.config.settings import parse_settings
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.outcome import Comparator
+from runbook.records.own_trainer import UNCHECKED, OwnTrainer
 from runbook.records.run import Ran
 
 _MODEL = ("model", "nsa")
@@ -51,11 +52,28 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
     """Machine, workload, and whether throughput decides, in one line."""
     profile = _profile_of(record)
     ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
-    parts = [_machine(record.environment, ran), *_workloads(ran)]
+    own = profile.own_trainer
+    trained = own is not None and any(_trained(phase) for phase in phases)
+    if own is not None and trained:
+        parts = _of_own(own, profile)
+    else:
+        parts = [_machine(record.environment, ran), *_workloads(ran)]
     gates = profile.throughput_gated and any(
         name.endswith(".throughput") for name in record.required
     )
     return "; ".join([*parts, *([] if gates else ["function only, throughput not gated"])])
+
+
+def _trained(phase: PhaseRecord) -> bool:
+    return any(one.launch.kind == "own" and one.result.ok for one in phase.launches)
+
+
+def _of_own(own: OwnTrainer, profile: Profile) -> list[str]:
+    """What the profile declares: such a trainer proves nothing of what it ran on, or on what."""
+    device = "GPU" if profile.has_gpu else "CPU"
+    ranks = f"{profile.ranks} rank{'' if profile.ranks == 1 else 's'}"
+    tokens = f"{own.tokens(profile.ranks)} tokens a step as declared"
+    return [f"{ranks} of {own.name} on {device}", tokens]
 
 
 def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, ...]:
@@ -95,13 +113,15 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
     found = [f"plan {profile.plan.name}"] if profile.plan and not profile.plan.shipped else []
     if kept < len(base.required):
         found.append(f"for {kept} of {len(base.required)} checks")
+    if profile.own_trainer is not None:
+        found.append(f"trainer {profile.own_trainer.name}: {UNCHECKED}")
     changed = [f"{name}={_word(value)}" for name, value in settings.config_overrides.items()]
     changed += _of_phases(profile, base)
     model = [text for text in changed if text.rpartition(":")[2].split(".")[0] in _MODEL]
     files = [
         f"{key}={getattr(profile, key)}"
         for key in ("config", "config_single", "trainer")
-        if getattr(profile, key) != getattr(base, key)
+        if getattr(profile, key) != getattr(base, key) and profile.own_trainer is None
     ]
     rest = [text for text in changed if text not in model]
     groups = {

@@ -23,6 +23,7 @@ from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.kernel_log import KernelLog
 from runbook.launch.load import LoadMeter
 from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.own import OwnWatch, classify_own
 from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankWatch
@@ -73,8 +74,8 @@ class Attempt:
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.watch = RankWatch(self.run_dir, self.token, self.began)
-        self.watchdog = Watchdog(options.budgets, wanted=launch.nproc)
+        self.watch = self._watch_of(launch)
+        self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
         self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
         self.notes: list[str] = []
         self.evidence: list[Path] = []
@@ -85,6 +86,11 @@ class Attempt:
         self._reported_step = -1
         self._looked_at, self._blocks_seen = 0.0, 0
 
+    def _watch_of(self, launch: Launch) -> RankWatch:
+        if launch.own is not None:
+            return OwnWatch(self.run_dir, self.token, self.began, launch)
+        return RankWatch(self.run_dir, self.token, self.began)
+
     def run(self) -> LaunchResult:
         """Start, watch and end the command; returns when nothing with its token is alive."""
         options = self.options
@@ -93,8 +99,9 @@ class Attempt:
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.has_ranks,
+            loopback=self.launch.voices > 0,
             folder=self.command.folder,
+            own=self.launch.own.env if self.launch.own else (),
         )
         self._describe()
         before = oom_kills()
@@ -157,12 +164,16 @@ class Attempt:
         if now - self.began > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
-        if not self.launch.has_ranks or any(s.ended and s.exit_code != 0 for s in ranks):
+        if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
             hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
-            return self._incident(LaunchStatus.HUNG, hang.cause, hang.rank, stacks, hang.kind)
-        if len(ranks) < self.launch.nproc:
+            if isinstance(self.watch, OwnWatch):
+                hang = self.watch.hang(hang, ranks)
+            told = self.launch.voices == self.launch.nproc
+            culprit = hang.rank if told else None
+            return self._incident(LaunchStatus.HUNG, hang.cause, culprit, stacks, hang.kind)
+        if len(ranks) < self.launch.voices:
             return self._silent(now)
         return None
 
@@ -241,7 +252,7 @@ class Attempt:
         if now < self._looked_at + _LOOK_EVERY_S:
             return
         self._looked_at = now
-        wanted = self.launch.nproc if self.launch.has_ranks else 0
+        wanted = self.launch.voices
         pulse = pulse_of(list(self.watch.ranks.values()), wanted=wanted, now=now)
         self.options.observer.launch_ranks(self.launch, pulse)
         self._watch_numbers()
@@ -287,6 +298,9 @@ class Attempt:
             end = with_kernel_log(end, kernel, slots=self.devices.slots, pids=pids)
             if kernel:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
+        elif end is None and self.launch.own is not None:
+            trained = any(state.step > 0 for state in states)
+            end = classify_own(self._ended_with, oom=oom, console=lines, trained=trained)
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)

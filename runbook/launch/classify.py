@@ -54,7 +54,7 @@ def rank_exits(
     ranks: Sequence[RankState], child_code: int | None, console: Sequence[str]
 ) -> tuple[RankExit, ...]:
     """One entry per rank: code and reason from its exit heartbeat, signal from its parent."""
-    told = _told_by_parent(console)
+    told = told_by_parent(console)
     states = {state.rank: state for state in ranks}
     exits = []
     for rank in sorted(states.keys() | told.keys()):
@@ -71,7 +71,7 @@ def rank_exits(
             RankExit(
                 rank=rank,
                 code=code,
-                signal=_signal_name(code),
+                signal=signal_name(code),
                 reason=state.exit_reason if state else "",
                 steps_done=_steps_done(state) if state else None,
                 **(state.clocks() if state else {}),
@@ -102,7 +102,7 @@ def classify_trainer(
     if child_code == 0 and len(good) == len(exits) == wanted:
         return End(status=LaunchStatus.COMPLETED)
     if wanted > 1 and child_code is not None and child_code < 0:
-        cause = f"the ranks' parent was ended by {_signal_name(child_code)}, and they with it"
+        cause = f"the ranks' parent was ended by {signal_name(child_code)}, and they with it"
         return End(status=LaunchStatus.CRASHED, cause=cause)
     culprit = _first_to_fail(ranks, exits)
     if culprit is None:
@@ -131,7 +131,7 @@ def _refused(culprit: RankExit, exits: Sequence[RankExit], console: Sequence[str
     who = culprit.rank
     if culprit.code == ExitCode.CONFIG:
         cause = one_line(culprit.reason) or said_by_trainer(console)
-        cause = cause or _last_error(console) or last_words(console) or f"exit code {culprit.code}"
+        cause = cause or last_error(console) or last_words(console) or f"exit code {culprit.code}"
         return End(status=LaunchStatus.CONFIG_ERROR, cause=cause, culprit_rank=who)
     if any(e.steps_done for e in exits):
         return None  # a machine that trained a step can run the trainer
@@ -150,7 +150,7 @@ def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[st
         return End(status=LaunchStatus.COMPLETED)
     status = LaunchStatus.CONFIG_ERROR if child_code == 4 else LaunchStatus.CRASHED
     missing = "" if junit else ", no junit.xml"
-    word = _last_error(console)
+    word = last_error(console)
     return End(status=status, cause=f"pytest ended with {child_code}{missing}: {word}".rstrip(": "))
 
 
@@ -163,7 +163,8 @@ def is_communication_failure(end: End, console: Sequence[str]) -> bool:
     return any(_COMMUNICATION.search(line) for line in console[-_TAIL_LINES:])
 
 
-def _told_by_parent(console: Sequence[str]) -> dict[int, int]:
+def told_by_parent(console: Sequence[str]) -> dict[int, int]:
+    """Exit codes by rank, in the order in which torchrun said that its children failed."""
     told: dict[int, int] = {}
     for line in console[-_TAIL_LINES:]:
         match = _TORCHRUN_SAYS.search(line)
@@ -172,7 +173,8 @@ def _told_by_parent(console: Sequence[str]) -> dict[int, int]:
     return told
 
 
-def _signal_name(code: int | None) -> str | None:
+def signal_name(code: int | None) -> str | None:
+    """The name of the signal of a negative exit code."""
     if code is None or code >= 0:
         return None
     try:
@@ -209,7 +211,7 @@ def _wordless(culprit: RankExit, console: Sequence[str]) -> str:
         if (m := RANK_LINE.match(line)) is None or int(m.group(1)) == culprit.rank
     ]
     code = f"exit code {culprit.code}"
-    word = _last_error(other)
+    word = last_error(other)
     return f"{code}: {word}" if word else code
 
 
@@ -249,7 +251,7 @@ def _without_culprit(
     exits: Sequence[RankExit], child_code: int | None, wanted: int, console: Sequence[str]
 ) -> End:
     if child_code == ExitCode.CONFIG and not exits:
-        cause = said_by_trainer(console) or _last_error(console) or last_words(console)
+        cause = said_by_trainer(console) or last_error(console) or last_words(console)
         return End(status=LaunchStatus.CONFIG_ERROR, cause=cause or "exit code 2")
     said = "" if child_code in (None, 0) or exits else said_by_machine(console)
     if said:
@@ -258,15 +260,13 @@ def _without_culprit(
         silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})
         cause = f"ended with 0, but ranks {silent} wrote no exit heartbeat with code 0"
         return End(status=LaunchStatus.CRASHED, cause=cause)
-    what = _last_error(console)
-    word = (
-        "no exit code" if child_code is None else _signal_name(child_code) or f"code {child_code}"
-    )
+    what = last_error(console)
+    word = "no exit code" if child_code is None else signal_name(child_code) or f"code {child_code}"
     cause = f"ended with {word}"
     return End(status=LaunchStatus.CRASHED, cause=f"{cause}: {what}" if what else cause)
 
 
-def _last_error(console: Sequence[str]) -> str:
+def last_error(console: Sequence[str]) -> str:
     """The last line that reads like an error of the program itself, not of torchrun."""
     for line in reversed(console[-_TAIL_LINES:]):
         if _ERROR.search(line) and not _NOT_ITS_OWN.search(line):

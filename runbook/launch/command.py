@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch.commits import folder_of
-from runbook.read.documents import CONFIG_YAML, JUNIT_XML
+from runbook.launch.own import own_words
+from runbook.read.documents import CONFIG_YAML, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
+
+_OURS = ("torchrun", "python", "python3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,9 @@ def pasteable(launch: Launch) -> Pasteable:
         notes.append(launch.schedule.in_words())
     if launch.resumes:
         notes.append(f"{RESUME_FLAG} is below the run's folder")
+    if launch.own is not None:
+        notes.append("out is a folder of the launch, new and empty")
+        launch = launch.model_copy(update={"argv": tuple(own_words(launch.argv, "out"))})
     whole = completed(launch)
     line, lines = whole.command_line(), whole.command_line(lines=True)
     if launch.commit:
@@ -74,6 +81,8 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
     A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
     config cannot be found or changed as asked.
     """
+    if launch.own is not None:
+        return _own_command(launch, run_dir)
     steps = launch.steps
     if retry and launch.retry_steps is not None and launch.schedule is None:
         steps = launch.retry_steps
@@ -90,6 +99,24 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
         words += ["--junitxml", str(run_dir / JUNIT_XML)]
     port = free_port() if words[0] == "torchrun" else None
     return Command(argv=tuple(_executable(words, port)), env=launch.env, port=port, steps=steps)
+
+
+def _own_command(launch: Launch, run_dir: Path) -> Command:
+    """As it is typed, but for `python` and `torchrun`, which are those that run this program."""
+    words = own_words(launch.argv, str((run_dir / OWN_FOLDER).resolve()))
+    port = free_port() if words[0] == "torchrun" and not _meets_elsewhere(words) else None
+    if words[0] == "torchrun" and port is None:
+        argv = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    elif words[0] in _OURS:
+        argv = _executable([word for word in words if word != "--standalone"], port)
+    else:
+        argv = words
+    return Command(argv=tuple(argv), env=launch.env, port=port, steps=launch.steps)
+
+
+def _meets_elsewhere(words: Sequence[str]) -> bool:
+    """Does the command name a rendezvous of its own?"""
+    return any(re.match(r"--(rdzv|master)[-_]", word) for word in words)
 
 
 def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
@@ -162,7 +189,7 @@ def _executable(words: list[str], port: int | None) -> list[str]:
     if first == "torchrun":
         rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
         return [sys.executable, "-m", "nsa.loopback", *rendezvous, *rest]
-    if first in ("python", "python3"):
+    if first in _OURS:
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
 

@@ -43,15 +43,16 @@ def build_environment(
     run_dir: Path,
     loopback: bool,
     folder: Path | None = None,
+    own: Iterable[str] = (),
 ) -> dict[str, str]:
     """The whole environment of one launch.
 
     `machine` is the harness's own environment, of which only a fixed list is passed on; `plan` is
     what the launch sets. `loopback` keeps gloo's sockets on this machine. The packages of `folder`
-    come before all others.
-    Raises `UsageError` for a variable that a plan may not set.
+    come before all others. `own` are variables of a trainer of one's own, checked in
+    its profile. Raises `UsageError` for a variable that a plan may not set.
     """
-    check_launch_variables(plan)
+    check_launch_variables(set(plan) - set(own))
     environment = {name: value for name, value in machine.items() if is_passed_on(name)}
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.

@@ -106,7 +106,9 @@ class Budgets:
         At most a quarter of the launch's time: a rank that hangs must be named before that is over,
         which names nobody. Raises `UsageError` if the toggle is no number.
         """
-        stall_s = Thresholds.from_variables(launch.env).heartbeat_stall_s
+        variables = {} if launch.own else launch.env
+        stall_s = Thresholds.from_variables(variables).heartbeat_stall_s
+        stall_s = launch.own.silence_s if launch.own else stall_s
         return cls.with_stall(min(stall_s, launch.timeout_s / 4))
 
     @classmethod

@@ -16,6 +16,7 @@ from runbook.read.documents import (
     JUNIT_XML,
     KERNEL_LOG_JSON,
     LOAD_JSON,
+    PROCESSES_CSV,
     file_sha256,
     name_below,
     read_console,
@@ -24,6 +25,7 @@ from runbook.read.documents import (
 )
 from runbook.read.heartbeats import heartbeat_files
 from runbook.read.history import read_heartbeats
+from runbook.read.own_log import PROCESSES, last_steps, read_own_log
 from runbook.read.rows import RowSpec, read_rows
 from runbook.read.shapes import (
     AUDIT,
@@ -73,6 +75,7 @@ _DOCUMENTS = {
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),
     ("gpu_samples", GPU_SAMPLES_CSV, GPU_SAMPLES),
+    ("processes", PROCESSES_CSV, PROCESSES),
 )
 
 
@@ -92,10 +95,12 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
     def keep(key: str, name: str, sha256: str) -> None:
         fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{launch.run_dir}/{name}", sha256
 
-    if (folder / contract.TRAINING_CSV).is_file():
-        log = read_training_csv(folder / contract.TRAINING_CSV, relative_to=run_root)
+    log, clock = _read_log(folder, run_root, launch)
+    if log is not None:
         fields["training"] = log
         problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+    if launch.own is not None:
+        fields["last_steps"] = last_steps(folder, launch.own, launch.nproc)
     for key, (name, shape) in _DOCUMENTS.items():
         found: list[str] = []
         document, sha256 = read_json_object(folder / name, found)
@@ -117,7 +122,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
             problems.extend(f"{launch.run_dir}/{name}: {problem}" for problem in rows.problems)
             fields[key] = rows.frame
             keep(key, name, rows.sha256)
-    ranks = _read_ranks(folder, run_root, result, problems)
+    ranks = clock if launch.own else _read_ranks(folder, run_root, result, problems)
     junit = f"{launch.run_dir}/{JUNIT_XML}"
     return LaunchEvidence(
         launch=launch,
@@ -128,6 +133,15 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         problems=tuple(problems),
         **fields,
     )
+
+
+def _read_log(
+    folder: Path, run_root: Path, launch: Launch
+) -> tuple[TrainingLog | None, tuple[RankLog, ...]]:
+    if launch.own is not None:
+        return read_own_log(folder, launch.own, ranks=launch.nproc, relative_to=run_root)
+    path = folder / contract.TRAINING_CSV
+    return (read_training_csv(path, relative_to=run_root) if path.is_file() else None), ()
 
 
 def _read_ranks(

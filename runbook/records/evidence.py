@@ -21,7 +21,8 @@ class TrainingLog:
     """A training.csv as read: complete rows only, and everything that was wrong with the rest.
 
     `frame` has the columns step, loss, lr, toks_per_s, tokens, dt_s, grad_norm, mem_mib, arm
-    (str), block (int), warmup (bool), fetch_s, host_s; columns that the file lacks are absent.
+    (str), block (int), warmup (bool), fetch_s, host_s; columns that the file lacks are absent. Of a
+    trainer of one's own it is what `runbook.read.own_log` says.
     """
 
     frame: pd.DataFrame
@@ -106,7 +107,11 @@ class JUnitReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEvidence:
-    """One launch: the plan, the end, and what its run directory holds (None where it is absent)."""
+    """One launch: the plan, the end, and what its run directory holds (None where it is absent).
+
+    Of a trainer of one's own, `training` is its log, `ranks` when that grew, `processes` its
+    processes with their memory, and `last_steps` what ranks with heartbeats of their own told.
+    """
 
     launch: Launch
     result: LaunchResult
@@ -151,6 +156,10 @@ class LaunchEvidence:
     load: Mapping[str, Any] | None = None
     load_path: str = ""
     load_sha256: str = ""
+    processes: pd.DataFrame | None = None
+    processes_path: str = ""
+    processes_sha256: str = ""
+    last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     problems: tuple[str, ...] = ()
 

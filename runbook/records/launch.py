@@ -12,6 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from nsa.contract import CONFIG_VARIABLE
 from runbook.records.measurement import Record
+from runbook.records.own_trainer import OwnTrainer
 
 CONFIG_FLAG = "--config"
 RESUME_FLAG = "--resume"
@@ -72,17 +73,18 @@ def _compact(document: object) -> str:
 class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
-    `kind`: the trainer, the measurement of the devices' ceilings, or shipped tests. `run_dir` is
-    relative to the run's folder. `optional` launches decide their own arm only; `conditional` ones
-    start only if their phase needs them (`Phase.needs_more`). `commit`: the launch runs from a
-    clean checkout of it, with its packages. `resumes` names the launch of the same phase whose
-    newest checkpoint it goes on from, after step `after`; `steps` counts from the very first one.
-    `watched`: detectors read its numbers while it runs, and halt it.
+    `kind`: the trainer, the measurement of the devices' ceilings, shipped tests, or a trainer of
+    one's own, which `own` describes. `run_dir` is relative to the run's folder. `optional` launches
+    decide their own arm only; `conditional` ones start only if their phase needs them
+    (`Phase.needs_more`). `commit`: the launch runs from a clean checkout of it, with its packages.
+    `resumes` names the launch of the same phase whose newest checkpoint it goes on from, after step
+    `after`; `steps` counts from the very first one. `watched`: detectors read its numbers while it
+    runs, and halt it.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
     phase: str
-    kind: str = Field(pattern=r"^(trainer|ceilings|pytest)$")
+    kind: str = Field(pattern=r"^(trainer|ceilings|pytest|own)$")
     argv: tuple[str, ...]
     env: dict[str, str]
     run_dir: str
@@ -100,12 +102,13 @@ class Launch(Record):
     resumes: str = ""
     after: int = Field(default=0, ge=0)
     watched: bool = False
+    own: OwnTrainer | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is not asked for is not in the document, so that plans of old records stay equal."""
         document: dict[str, Any] = dump(self)
-        for name in ("resumes", "after", "watched"):
+        for name in ("resumes", "after", "watched", "own"):
             if not document.get(name):
                 document.pop(name, None)
         return document
@@ -118,7 +121,14 @@ class Launch(Record):
     @property
     def has_ranks(self) -> bool:
         """True if every rank of it writes heartbeats, by which it is watched and its end told."""
-        return self.kind != "pytest"
+        return self.kind in ("trainer", "ceilings")
+
+    @property
+    def voices(self) -> int:
+        """How many signs of life are expected of it; 0 if nothing says that it lives."""
+        if self.own is not None:
+            return self.nproc if self.own.heartbeats else 1
+        return self.nproc if self.has_ranks else 0
 
     def words(self, *, lines: bool = False) -> tuple[str, ...]:
         """The whole command: `argv`, and the config, its changed keys and the arms as options.

@@ -76,6 +76,7 @@ class Reason(StrEnum):
     HARNESS_ERROR = "harness_error"
     NEEDS_CUDA = "needs_cuda"
     NEEDS_GPUS = "needs_gpus"
+    NEEDS_CONTRACT = "needs_contract"
     NOT_ASKED_FOR = "not_asked_for"
     NOT_GATED = "not_gated"
     NO_ACCEPTED_RUN = "no_accepted_run"

@@ -105,6 +105,10 @@ class Phase(ABC):
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """The ids of all rows that `judge` returns, so that no row can vanish."""
 
+    def own_checks(self, context: PlanContext) -> tuple[str, ...]:  # noqa: ARG002
+        """Ids of the checks that a trainer of one's own can answer. Pure."""
+        return ()
+
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """The toggles that its arms decide, as the arm has them that stands for all other phases.
 

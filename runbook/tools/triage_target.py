@@ -96,6 +96,12 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
                 limit = check.limit if isinstance(check.limit, int | float) else None
                 limit = limit if floor is None else floor
                 return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
+    entries = [entry for phase in record.phases for entry in phase.launches]
+    if own := next((entry.launch.own for entry in entries if entry.launch.own), None):
+        raise UsageError(
+            f"{folder} is of {own.name}, a trainer of your own: triage changes settings that only "
+            "ours has"
+        )
     raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
 
 

@@ -43,7 +43,7 @@ def read_side(record: RunRecord, folder: Path) -> Side:
         (phase.name, entry.launch.name): read_launch(folder, entry.launch, entry.result)
         for phase in record.phases
         for entry in phase.launches
-        if entry.launch.kind == "trainer"
+        if entry.launch.kind in ("trainer", "own")
     }
     return Side(record=record, launches=launches)
 

@@ -1,0 +1,178 @@
+"""`runbook init`: a profile for a trainer of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runbook.cli._parser import Command, CommandParser, add_out, number_type, whole_type
+from runbook.console import Console, in_one_line, printable
+from runbook.errors import ProgramExit, UsageError
+
+if TYPE_CHECKING:
+    from runbook.records.own_trainer import OwnTrainer
+
+_HEAD = """\
+# How {name} is started and where its numbers stand, guessed from a probe of {steps} steps.
+# What each key means: docs/your-trainer.md. What it does not say is {base}'s.
+"""
+
+
+def _add_arguments(parser: CommandParser) -> None:
+    parser.add_argument(
+        "--trainer",
+        metavar="COMMAND",
+        required=True,
+        help="the command as you type it, in quotes; its steps, ranks and output folder are found "
+        "by their usual flags, or where you put {steps}, {ranks}, {out} (default: none, needed)",
+    )
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument(
+        "--tokens-per-rank",
+        metavar="N",
+        type=whole_type(at_least=1),
+        help="tokens (or samples) that one rank reads in one optimizer step (default: none; this "
+        "or --tokens-per-step is needed)",
+    )
+    group.add_argument(
+        "--tokens-per-step",
+        metavar="N",
+        type=whole_type(at_least=1),
+        help="tokens of all ranks together, where the batch does not grow with them "
+        "(default: none)",
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="what to call it (default: after its script)"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        default="auto",
+        help="the shipped profile of the machine that it extends (default: auto)",
+    )
+    parser.add_argument(
+        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks (default: the profile's)"
+    )
+    parser.add_argument(
+        "--steps",
+        metavar="N",
+        type=whole_type(at_least=5),
+        default=30,
+        help="steps of each of its two starts (default: 30)",
+    )
+    parser.add_argument(
+        "--within",
+        metavar="SECONDS",
+        type=number_type(above=0),
+        default=120.0,
+        help="seconds that one start may take (default: 120)",
+    )
+    parser.add_argument(
+        "--heartbeats",
+        metavar="PATH:FIELD",
+        help="JSON lines that each rank writes, such as '{out}/alive_{rank}.jsonl:step' "
+        "(default: none)",
+    )
+    add_out(parser, help="where the probe is kept (default: artifacts)")
+
+
+def _init(args: argparse.Namespace, console: Console) -> int:
+    import time
+
+    from runbook.config import detect_profile, load_profile
+    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.launch.observer import Observer
+    from runbook.records.own_trainer import RANKS
+    from runbook.tools.guess import templated
+    from runbook.tools.own_profile import document_of, run_probe
+
+    command = templated(args.trainer)
+    name = args.name or _name_of(command)
+    target = Path(f"{name}.yaml")
+    if target.exists():
+        raise UsageError(f"{target} is there already", hint="remove it, or give another --name")
+    base = detect_profile()[0] if args.profile == "auto" else args.profile
+    ranks = (args.ranks or load_profile(base).ranks) if RANKS in command else 1
+    trainer = _trainer(args, command, name)
+    folder = args.out / f"init-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    folder.mkdir(parents=True)
+    console.progress(in_one_line(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}"))
+    with stop_on_signals(StopRequest()) as stop:
+        probe = run_probe(
+            trainer,
+            ranks=ranks,
+            steps=args.steps,
+            seconds=args.within,
+            folder=folder,
+            observer=Observer(),
+            stop=stop,
+        )
+    document = document_of(probe, base=base, ranks=ranks)
+    _write(target, document, _HEAD.format(name=name, steps=args.steps, base=base))
+    if args.json:
+        console.json_document({"schema_version": 1, "profile": str(target), **document})
+        return ProgramExit.GO
+    columns = probe.trainer.log.columns
+    said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
+    for text in (*probe.notes, said or f"pattern: {probe.trainer.log.pattern}"):
+        console.result(in_one_line(text))
+    console.result(f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks")
+    console.result(printable(f"wrote {target}; read it, then: runbook run --profile ./{target}"))
+    return ProgramExit.GO
+
+
+def _trainer(args: argparse.Namespace, command: str, name: str) -> OwnTrainer:
+    from pydantic import ValidationError
+
+    from runbook.records.own_trainer import RANKS, HeartbeatMap, LogMap, OwnTrainer
+
+    path, _, field = (args.heartbeats or "").rpartition(":")
+    try:
+        return OwnTrainer(
+            name=name,
+            command=command,
+            single="" if RANKS in command else command,
+            tokens_per_rank=args.tokens_per_rank,
+            tokens_per_step=args.tokens_per_step,
+            heartbeats=HeartbeatMap(path=path, step=field) if args.heartbeats else None,
+            log=LogMap(columns={"loss": "loss"}),
+            source="runbook init",
+        )
+    except ValidationError as error:
+        problems = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
+        raise UsageError([f"--trainer: {text}" for text in problems]) from error
+
+
+def _name_of(command: str) -> str:
+    """After its script, or the module behind -m; else the program."""
+    words = shlex.split(command)
+    script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), "")
+    module = words[words.index("-m") + 1].rpartition(".")[2] if "-m" in words[:-1] else ""
+    return re.sub(r"\W+", "_", script or module or Path(words[0]).name).strip("_").lower()
+
+
+def _write(target: Path, document: object, head: str) -> None:
+    import yaml
+
+    from runbook.files import write_atomic
+
+    write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
+
+
+INIT = Command(
+    name="init",
+    help="write a profile for a trainer of your own, from a probe of seconds",
+    description="""\
+Run a trainer that is not ours for some steps, find the rows that it writes (a .csv, a .jsonl, or
+what it prints) and write a profile, NAME.yaml, by which `runbook run` starts, watches and judges
+it. What only the trainer's contract can prove is SKIPPED then, and the verdict says so.""",
+    examples="""\
+  runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 train.py --max_steps 9'
+  runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'""",
+    exits="0 written, 2 wrong usage, or a trainer that does not run or writes nothing",
+    add_arguments=_add_arguments,
+    run=_init,
+)

@@ -1,0 +1,257 @@
+"""A launch of a trainer of one's own: what lives, how far it is, and what its end means.
+
+It writes no heartbeats that we know, so its life shows in its log, its console and its processes.
+When each row came is written down here: that clock is the only one that its rates rest on.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsa.contract import Phase
+from runbook.launch.classify import End, last_error, signal_name, told_by_parent
+from runbook.launch.ranks import RankState, RankWatch
+from runbook.launch.reaper import carriers
+from runbook.launch.refusals import said_by_machine
+from runbook.launch.watchdog import Hang
+from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
+from runbook.read.own_log import (
+    ARRIVALS,
+    PROCESSES,
+    RowReader,
+    heartbeat_path,
+    heartbeat_step,
+    lines_of,
+    log_path,
+)
+from runbook.records import Launch, LaunchStatus
+from runbook.records.own_trainer import OUT, OwnTrainer
+
+# How often the processes are counted and their memory is read.
+_COUNT_EVERY_S = 0.5
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|DefaultCPUAllocator"
+)
+_HEAD_BYTES = 256
+
+
+class Growth:
+    """Whole lines that a file gained since the last call; of one that is written anew, all."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.at: float | None = None  # wall time of its last change
+        self.again = 0
+        self._offset, self._head, self._torn = 0, b"", b""
+
+    def lines(self) -> list[bytes]:
+        """The new lines; none while there is no file."""
+        if self.path is None:
+            return []
+        try:
+            with self.path.open("rb") as stream:
+                status = os.fstat(stream.fileno())
+                if status.st_size < self._offset or stream.read(len(self._head)) != self._head:
+                    self.again += 1
+                    self._offset, self._head, self._torn = 0, b"", b""
+                if status.st_size <= self._offset:
+                    return []
+                stream.seek(0)
+                self._head = stream.read(min(_HEAD_BYTES, status.st_size))
+                stream.seek(self._offset)
+                data = stream.read(status.st_size - self._offset)
+        except OSError:
+            return []
+        self._offset, self.at = status.st_size, status.st_mtime
+        found, self._torn = lines_of(self._torn + data)
+        return found
+
+
+class OwnWatch(RankWatch):
+    """Follows the log, the console and the processes of such a launch; nothing here judges.
+
+    There is one state, of the whole launch, or one for each rank that writes heartbeats of its own.
+    """
+
+    def __init__(self, run_dir: Path, token: str, started_at: float, launch: Launch) -> None:
+        super().__init__(run_dir, token, started_at)
+        assert launch.own is not None  # noqa: S101 - by its kind
+        self._own: OwnTrainer = launch.own
+        self._steps = launch.steps
+        (run_dir / OWN_FOLDER).mkdir(exist_ok=True)
+        self._log, self._console = Growth(), Growth()
+        self._console.path = run_dir / CONSOLE_LOG
+        self._reader, self._rows, self._read_again = RowReader(self._own.log), 0, 0
+        self._ready = re.compile(self._own.ready) if self._own.ready else None
+        self._counted_at = -_COUNT_EVERY_S
+        self._arrivals = run_dir / ARRIVALS_CSV
+        self._processes = run_dir / PROCESSES_CSV
+        self._arrived_at = started_at
+        _write(self._arrivals, ARRIVALS.columns)
+        _write(self._processes, PROCESSES.columns)
+        _write(self._arrivals, (0, started_at, time.time() - (time.monotonic() - started_at)))
+        self._beats = {rank: Growth() for rank in range(launch.voices)}
+        for rank in self._beats:
+            self.ranks[rank] = RankState(
+                rank=rank,
+                path=self._arrivals,
+                changed_at=started_at,
+                phase_since=started_at,
+                phase=Phase.INIT if self._ready else Phase.FIRST_STEP,
+            )
+
+    def update(self) -> None:
+        """Read what has been written since the last call."""
+        spoken = self._console.lines()
+        if any(self._is_ready(line) for line in spoken):
+            self._ready = None
+            for state in self.ranks.values():
+                self._move(state, Phase.FIRST_STEP)
+        step, grown = self._read_log()
+        if self._own.heartbeats is None:
+            (state,) = self.ranks.values()
+            if step is not None:
+                self._go_on(state, step)
+            if grown or spoken:
+                state.arrived(time.monotonic())
+        else:
+            self._read_beats()
+        now = time.monotonic()
+        if now >= self._counted_at + _COUNT_EVERY_S:
+            self._counted_at = now
+            self._count(now)
+
+    def _is_ready(self, line: bytes) -> bool:
+        text = line.decode("utf-8", "replace")
+        return self._ready is not None and self._ready.search(text) is not None
+
+    def _read_log(self) -> tuple[int | None, bool]:
+        """The newest step in the log, and whether the log grew at all."""
+        if self._log.path is None:
+            self._log.path = log_path(self.run_dir, self._own.log)
+        lines = self._log.lines()
+        if self._log.again > self._read_again:
+            # Written anew, as some loggers do for another column: read from its beginning.
+            self._read_again = self._log.again
+            self._reader, self._rows = RowReader(self._own.log), 0
+        rows = [row for line in lines if (row := self._reader.take(line)) is not None]
+        if not rows:
+            return None, bool(lines)
+        self._rows += len(rows)
+        self._note_arrival()
+        return int(rows[-1]["step"]), True
+
+    def _note_arrival(self) -> None:
+        """When the file was changed, which may be a tenth of a second before it was read."""
+        now, wall = time.monotonic(), time.time()
+        late = min(max(wall - (self._log.at or wall), 0.0), now - self._arrived_at)
+        at = max(now - late, self._arrived_at + 1e-6)
+        self._arrived_at = at
+        _write(self._arrivals, (self._rows, f"{at:.6f}", f"{wall - late:.6f}"))
+
+    def _read_beats(self) -> None:
+        for rank, growth in self._beats.items():
+            growth.path = heartbeat_path(self.run_dir, self._own, rank)
+            lines = growth.lines()
+            steps = [s for line in lines if (s := heartbeat_step(line, self._own)) is not None]
+            if steps:
+                self._go_on(self.ranks[rank], steps[-1])
+            if lines:
+                self.ranks[rank].arrived(time.monotonic())
+
+    def _go_on(self, state: RankState, step: int) -> None:
+        now = time.monotonic()
+        if state.phase == Phase.STEP:
+            state.longest_step_s = max(state.longest_step_s, now - state.changed_at)
+        state.step = step
+        # What comes after the last step (an evaluation, a file) may take as long as a checkpoint.
+        self._move(state, Phase.CHECKPOINT if step >= self._steps else Phase.STEP)
+
+    def _move(self, state: RankState, phase: Phase) -> None:
+        if state.phase != phase:
+            state.phase, state.phase_since = phase, time.monotonic()
+        state.changed_at = time.monotonic()
+
+    def _count(self, now: float) -> None:
+        """Write down every process of the launch, its rank if its environment tells, its memory."""
+        step = self.ranks[0].step
+        for pid in carriers(self.token):
+            rank, rss = _rank_of(pid), _rss_mib(pid)
+            if rss is not None:
+                _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
+            if rank in self.ranks:
+                self.ranks[rank].pid = pid
+
+    def hang(self, found: Hang, ranks: Sequence[RankState]) -> Hang:
+        """A hang in words that blame no rank, where none told of itself."""
+        if self._own.heartbeats is not None:
+            return found
+        (state,) = ranks
+        age = time.monotonic() - state.changed_at
+        where = f"at step {state.step}" if state.step > 0 else "before its first row"
+        cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
+        return Hang(rank=found.rank, cause=cause, kind=found.kind)
+
+
+def _write(path: Path, cells: Sequence[object]) -> None:
+    with path.open("a", encoding="utf-8", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerow(cells)
+
+
+def _rank_of(pid: int) -> int:
+    """The rank in a process's environment; -1 if it tells none."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return -1
+    told = dict(one.partition(b"=")[::2] for one in variables)
+    text = told.get(b"RANK", told.get(b"LOCAL_RANK", b""))
+    return int(text) if text.isdigit() else -1
+
+
+def _rss_mib(pid: int) -> float | None:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * _PAGE_MIB
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def own_words(words: Sequence[str], folder: str) -> list[str]:
+    """The words of its command with the folder that is new in each launch."""
+    return [word.replace(OUT, folder) for word in words]
+
+
+def classify_own(
+    child_code: int | None,
+    *,
+    oom: tuple[int | None, int | None],
+    console: Sequence[str],
+    trained: bool,
+) -> End:
+    """The end of such a launch by its exit code and its console: completed only with 0."""
+    if child_code == 0:
+        return End(status=LaunchStatus.COMPLETED)
+    told = told_by_parent(console)
+    culprit, code = next(iter(told.items()), (None, child_code))
+    who = "the trainer" if culprit is None else f"rank {culprit}"
+    word = last_error(console)
+    name = signal_name(code)
+    before, after = oom
+    if name == "SIGKILL" and before is not None and after is not None and after > before:
+        cause = f"{who}: the kernel killed it for memory (oom_kill {before} -> {after})"
+        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
+    if any(_OUT_OF_MEMORY.search(line) for line in console):
+        cause = f"{who} ran out of memory: {word}"
+        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
+    said = "" if trained else said_by_machine(console)
+    if said:
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=culprit)
+    how = f"was ended by {name}" if name else f"ended with exit code {code}"
+    cause = f"{who} {how}" + (f": {word}" if word else "")
+    return End(status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit)

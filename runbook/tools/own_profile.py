@@ -1,0 +1,179 @@
+"""A profile for a trainer of one's own, from a probe of a few seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runbook import registry
+from runbook.config import load_profile, load_profile_document
+from runbook.config.extends import merged
+from runbook.config.profile import Profile
+from runbook.errors import UsageError
+from runbook.launch import StopRequest, run_launch
+from runbook.launch.observer import Observer
+from runbook.launch.refusals import last_words
+from runbook.read.documents import CONSOLE_LOG, read_console
+from runbook.read.launch import read_launch
+from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.own_trainer import OWN_PACE_TOLERANCE, RANKS, LogMap, OwnTrainer
+from runbook.tools.guess import Guess, guess
+
+_LEAST = {"baseline": (60, 8.0), "single_gpu": (60, 8.0), "long_run": (200, 30.0)}
+_PACE = ("dt_s", "dt_ms", "toks_per_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a probe showed: the trainer with its map, how long a step took, what to say of it."""
+
+    trainer: OwnTrainer
+    step_s: float
+    startup_s: float
+    ranks_seen: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def run_probe(
+    trainer: OwnTrainer,
+    *,
+    ranks: int,
+    steps: int,
+    seconds: float,
+    folder: Path,
+    observer: Observer,
+    stop: StopRequest,
+) -> Probe:
+    """Run the trainer twice for some steps: to find its rows, and to read them as a run would.
+
+    Raises UsageError with its last words if it ends badly, or within `seconds` not at all.
+    """
+
+    def run(name: str, trainer: OwnTrainer) -> LaunchEvidence:
+        launch = Launch(
+            name=name,
+            phase="init",
+            kind="own",
+            argv=trainer.argv(ranks=ranks, steps=steps),
+            env=trainer.env,
+            run_dir=name,
+            nproc=ranks,
+            steps=steps,
+            timeout_s=seconds,
+            own=trainer,
+        )
+        result = run_launch(launch, folder, observer=observer, stop=stop, retry=False)
+        if result.status is not LaunchStatus.COMPLETED:
+            raise UsageError(_bad_end(result, folder / name))
+        return read_launch(folder, launch, result)
+
+    run("found", trainer)
+    found = guess(folder / "found", steps=steps)
+    return _measured(found, run("read", trainer.model_copy(update={"log": found.log})))
+
+
+def _bad_end(result: LaunchResult, run_dir: Path) -> str:
+    console = run_dir / CONSOLE_LOG
+    said = last_words(read_console(console)[0])
+    how = result.status.value.replace("_", " ")
+    return f"the probe {how}: {result.cause or said}; what it printed is in {console}"
+
+
+def _measured(found: Guess, evidence: LaunchEvidence) -> Probe:
+    trainer, log = evidence.launch.own, evidence.training
+    assert trainer is not None  # noqa: S101 - by its launch
+    if log is None or log.damaged or len(log.frame) < 2:
+        raise UsageError(
+            f"{found.said}, but they did not come one by one ({'; '.join(evidence.problems)}); "
+            "the trainer has to write each row at once (flush), or take more steps (--steps)"
+        )
+    rows = log.frame.iloc[1:]
+    seconds, told_s = float(rows["dt_s"].sum()), float(rows["told_s"].sum())
+    notes = [f"log: {found.said}"]
+    told = next((name for name in _PACE if name in _named(trainer.log)), "")
+    if told and not abs(told_s / seconds - 1.0) <= OWN_PACE_TOLERANCE:
+        said = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
+        notes.append(f"left out: its {told}, {said}")
+        trainer = trainer.model_copy(update={"log": _without(trainer.log, told)})
+    ranks = set() if evidence.processes is None else set(evidence.processes["rank"].tolist())
+    ranks |= {rank for rank, step in evidence.last_steps.items() if step is not None}
+    return Probe(
+        trainer=trainer,
+        step_s=max(seconds / float(rows["steps"].sum()), 1e-4),
+        startup_s=max(evidence.result.duration_s - seconds, 1.0),
+        ranks_seen=tuple(sorted(rank for rank in ranks if rank >= 0)),
+        notes=tuple(notes),
+    )
+
+
+def _named(log: LogMap) -> Mapping[str, str]:
+    return log.columns or dict.fromkeys(re.compile(log.pattern).groupindex, "its time")
+
+
+def _without(log: LogMap, name: str) -> LogMap:
+    if log.pattern:
+        return log.model_copy(update={"pattern": log.pattern.replace(f"(?P<{name}>", "(?:")})
+    kept = {ours: theirs for ours, theirs in log.columns.items() if ours != name}
+    return log.model_copy(update={"columns": kept})
+
+
+def document_of(probe: Probe, *, base: str, ranks: int) -> dict[str, Any]:
+    """The profile's file: what differs from the base. Raises UsageError if it is not sound."""
+    trainer, name = probe.trainer, re.sub(r"\W+", "_", probe.trainer.name).lower()
+    below = load_profile(base).model_dump(mode="json")
+    document: dict[str, Any] = {
+        "extends": base,
+        "name": name,
+        "title": f"{trainer.name} on {ranks} rank{'' if ranks == 1 else 's'}",
+        "ranks": ranks,
+        "branch": None,
+        "throughput_gated": False,
+        "trainer": trainer.model_dump(mode="json", exclude_defaults=True),
+        "phases": _phases(probe, below["phases"]),
+        "required": ["baseline.completed"],
+    }
+    profile = _loaded(document, below)
+    document["required"] = _required(profile, probe, below["required"], ranks)
+    _loaded(document, below)
+    return document
+
+
+def _loaded(document: Mapping[str, Any], below: Mapping[str, Any]) -> Profile:
+    own = ("extends", "trainer")
+    whole = merged(below, {key: value for key, value in document.items() if key not in own})
+    whole |= {"own_trainer": document["trainer"], "trainer": below["trainer"]}
+    return load_profile_document(whole, where="the profile that follows from the probe")
+
+
+def _phases(probe: Probe, below: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps enough to be timed at the pace that was seen, and time enough for three times that."""
+    phases = {}
+    for name, (least, seconds) in _LEAST.items():
+        steps = max(least, math.ceil(seconds / probe.step_s))
+        typical = probe.startup_s + steps * probe.step_s
+        phases[name] = {
+            "steps": steps,
+            "timeout_s": max(float(below[name]["timeout_s"]), math.ceil(3 * typical)),
+            "typical_s": round(typical, 1),
+            "source": f"a probe at {probe.step_s:.3g} s a step",
+        }
+    return phases
+
+
+def _required(profile: Profile, probe: Probe, below: Sequence[str], ranks: int) -> list[str]:
+    """What the base requires and this trainer can answer, by what the probe showed."""
+    answered = set(registry.own_checks(profile))
+    told = any(name in _named(probe.trainer.log) for name in _PACE)
+    unknown = set()
+    if not told:
+        unknown |= {name for name in answered if name.endswith(".accounts")}
+    if ranks > 1 and set(probe.ranks_seen) != set(range(ranks)):
+        unknown |= {name for name in answered if name.endswith(".ranks_alive")}
+    if RANKS not in probe.trainer.command:
+        unknown |= {name for name in answered if name.startswith("single_gpu.")}
+    return [name for name in below if name in answered - unknown]

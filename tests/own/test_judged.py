@@ -1,0 +1,152 @@
+"""A trainer of one's own, really launched: what each check says, and each one made to fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from runbook import registry
+from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.phase import PlanContext
+from tests.own.runs import LOG, document, judged, launched, profile_of
+
+ANSWERED = {
+    "completed", "ranks_alive", "loss_finite", "plausible", "accounts", "other_work",
+}  # fmt: skip
+
+
+def test_a_healthy_one_passes_what_can_be_told_and_nothing_else(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, document())
+    evidence = launched(profile, tmp_path / "run")
+    assert evidence.result.status is LaunchStatus.COMPLETED, evidence.result.cause
+    checks = judged(profile, evidence)
+    passed = {name for name, check in checks.items() if check.outcome is Outcome.PASS}
+    assert passed >= ANSWERED - {"other_work"}
+    contract = {name for name, check in checks.items() if check.code is Reason.NEEDS_CONTRACT}
+    assert {"oracle", "gradients", "as_planned", "toggles_effective", "mfu"} <= contract
+    assert all(checks[name].outcome is Outcome.SKIPPED for name in contract)
+    rate = checks["throughput"].measurement
+    assert rate is not None
+    assert 0.7 * 2 * 100 / 0.02 < float(rate.value) < 2 * 100 / 0.02  # tokens of both ranks
+    assert {Path(one.path).name for one in rate.sources} == {"metrics.csv", "arrivals.csv"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "outcome", "code"),
+    [
+        ("die", "completed", Outcome.FAIL, Reason.CRASH),
+        ("kill", "completed", Outcome.FAIL, Reason.CRASH),
+        ("memory", "completed", Outcome.FAIL, Reason.OUT_OF_MEMORY),
+        ("hang", "completed", Outcome.FAIL, Reason.HANG),
+        ("nan", "loss_finite", Outcome.FAIL, Reason.NON_FINITE),
+        ("flat", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
+        ("deaf", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
+        ("short", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
+        ("too_fast", "accounts", Outcome.INVALID, Reason.UNBALANCED),
+        ("every_rank", "plausible", Outcome.INVALID, Reason.DAMAGED_ARTIFACT),
+        ("one_rank", "ranks_alive", Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
+    ],
+)
+def test_each_fault_makes_its_check_fail(
+    tmp_path: Path, fault: str, check: str, outcome: Outcome, code: Reason
+) -> None:
+    profile = profile_of(tmp_path, document(fault, silence_s=1.5))
+    found = judged(profile, launched(profile, tmp_path / "run"))[check]
+    assert (found.outcome, found.code) == (outcome, code), found.reason
+
+
+def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
+    log = {**LOG, "columns": {"loss": "train/loss"}}  # and no step either: rows are counted
+    profile = profile_of(tmp_path, document(log=log))
+    checks = judged(profile, launched(profile, tmp_path / "run"))
+    assert checks["accounts"].code is Reason.NEEDS_CONTRACT, checks["accounts"].reason
+    assert checks["plausible"].outcome is Outcome.PASS, checks["plausible"].reason
+
+
+def test_a_rank_that_stops_telling_is_seen_where_ranks_tell(tmp_path: Path) -> None:
+    beats = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
+    profile = profile_of(tmp_path, document("behind", heartbeats=beats))
+    evidence = launched(profile, tmp_path / "run")
+    found = judged(profile, evidence)["ranks_alive"]
+    assert (found.outcome, found.code) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "rank 0 60, rank 1 40" in found.reason
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
+def test_a_loss_that_rises_does_not_learn(tmp_path: Path, fault: str, outcome: Outcome) -> None:
+    profile = profile_of(tmp_path, document(fault))
+    checks = judged(profile, launched(profile, tmp_path / "run", "long_run"), "long_run")
+    assert checks["learns"].outcome is outcome, checks["learns"].reason
+
+
+@pytest.mark.parametrize(
+    ("mib_per_step", "check", "code"),
+    [(0.0, "memory_plateau", Reason.OK), (4.0, "memory_plateau", Reason.LEAK),
+     (0.0, "memory_limit", Reason.OK), (90.0, "memory_limit", Reason.ABOVE_LIMIT)],
+)  # fmt: skip
+def test_memory_of_its_processes_that_grows_is_a_leak(
+    tmp_path: Path, mib_per_step: float, check: str, code: Reason
+) -> None:
+    profile = profile_of(tmp_path, document())
+    evidence = launched(profile, tmp_path / "run", "long_run")
+    seen = evidence.processes
+    assert seen is not None and set(seen["rank"]) == {-1, 0, 1} and seen["rss_mib"].max() > 1
+    rows = [(0.5 * step, step, pid, pid - 7, 500.0 + mib_per_step * step)
+            for step in range(1, 101) for pid in (7, 8)]  # fmt: skip
+    grown = pd.DataFrame(rows, columns=list(seen.columns))
+    checks = judged(profile, replace(evidence, processes=grown), "long_run")
+    assert checks[check].code is code, checks[check].reason
+
+
+@pytest.mark.parametrize(
+    "phase", ["bucket_sweep", "sdpa_audit", "v2_parity", "nvtx", "fused_adamw"]
+)
+def test_a_phase_about_our_settings_starts_nothing_and_says_why(tmp_path: Path, phase: str) -> None:
+    context = PlanContext(profile=profile_of(tmp_path, document()))
+    one = registry.phases()[phase]
+    assert one.plan(context) == [] and one.own_checks(context) == ()
+    checks = one.judge(PhaseEvidence(), context).checks
+    assert {check.id for check in checks} == {*one.check_ids(context)}
+    assert {check.outcome for check in checks} == {Outcome.SKIPPED}
+    assert {check.code for check in checks} == {Reason.NEEDS_CONTRACT}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"command": "python t.py --ranks {ranks}"}, "it holds no {steps}"),
+        ({"command": "python t.py {steps}"}, "it holds no {ranks}"),
+        ({"tokens_per_step": 5}, "one of tokens_per_rank and tokens_per_step"),
+        ({"env": {"NSA_NVTX": "1"}}, "NSA_NVTX cannot be set"),
+        ({"env": {"LD_PRELOAD": "x.so"}}, "LD_PRELOAD cannot be set"),
+        ({"env": {"HUB": "hf_abcdefghijkl"}}, "HUB: it holds a secret"),
+        ({"env": {"HF_TOKEN": "x"}}, "HF_TOKEN is a secret by its name"),
+        ({"ready": "("}, "ready is no regular expression"),
+        ({"log": {"path": "/tmp/x.csv", "columns": {"loss": "l"}}}, "begins with {out}/"),
+        ({"log": {"path": "{out}/../x.csv", "columns": {"loss": "l"}}}, "leaves the run directory"),
+        ({"log": {"columns": {"step": "s"}}}, "loss is missing"),
+        ({"log": {"columns": {"loss": "l", "speed": "s"}}}, "unknown speed"),
+        ({"log": {"pattern": "(?P<speed>.)"}}, "unknown speed"),
+        ({"log": {"columns": {"loss": "l", "dt_s": "a", "dt_ms": "b"}}}, "only one of"),
+        ({"log": {"columns": {"loss": "l"}, "colums": {}}}, "trainer.log.colums: unknown key"),
+        ({"heartbeats": {"path": "{out}/a.jsonl", "step": "s"}}, "{rank}"),
+    ],
+)
+def test_what_is_wrong_with_a_description_is_said(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=r"counting\.yaml") as caught:
+        profile_of(tmp_path, document(**change))
+    assert said in str(caught.value)
+    assert "own_trainer" not in str(caught.value)
+
+
+def test_a_check_that_it_cannot_answer_is_not_required_of_it(tmp_path: Path) -> None:
+    changed = {**document(), "required": ["baseline.completed", "baseline.oracle"]}
+    with pytest.raises(ValueError, match=r"cannot answer baseline\.oracle") as caught:
+        profile_of(tmp_path, changed)
+    assert "baseline.plausible" in str(caught.value)

@@ -1,0 +1,156 @@
+"""Rows of logs that are not ours: what is a row, what is none, and when it came."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+from nsa.contract import Phase
+from runbook.errors import UsageError
+from runbook.launch.own import Growth, OwnWatch, classify_own
+from runbook.launch.processes import build_environment
+from runbook.read.own_log import read_own_log, rows_of
+from runbook.records import Launch, LaunchStatus
+from runbook.records.own_trainer import LogMap, OwnTrainer
+from runbook.tools.guess import templated
+
+DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
+TABLE = LogMap(path="{out}/m.csv", columns={"step": "step", "loss": "train/loss"})
+LINES = LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>[\d.]+)ms")
+
+
+@pytest.mark.parametrize(
+    ("log", "lines", "expected"),
+    [
+        (DICTS, ["{'loss': '4.1', 'learning_rate': 1e-3}", "noise"], [(10, 4.1)]),
+        (DICTS, ['{"loss": 4}', "{'eval_loss': 1.0}", "{'loss': none, }"], [(10, 4.0)]),
+        (DICTS, ["  3%|##  | {'loss': 2.5} 1.2it/s", "{'loss': True}"], [(10, 2.5)]),
+        (DICTS, ["{'loss': __import__('os').getcwd()}", "{" * 9000], []),
+        (TABLE, ["epoch,step,train/loss", "0,1,2.5", "0,1,", "0,2", "0,2,x"], [(1, 2.5)]),
+        (TABLE, ["epoch,step,train/loss", '0,3,"2.25"'], [(3, 2.25)]),
+        (LINES, ["iter 7: loss 3.5, time 12.5ms, mfu 1%", "step 8: val"], [(7, 3.5)]),
+    ],
+)
+def test_what_is_a_row(log: LogMap, lines: list[str], expected: list[tuple[int, float]]) -> None:
+    rows = rows_of(log, [line.encode() for line in lines])
+    assert [(int(row["step"]), row["loss"]) for row in rows] == expected
+
+
+def test_a_loss_that_is_no_number_any_more_is_a_row() -> None:
+    texts = (b"{'loss': 'nan'}", b"{'loss': nan, 'epoch': 1}", b'{"loss": NaN}', b"{'loss': -inf}")
+    found = [row["loss"] for row in rows_of(DICTS, texts)]
+    assert [math.isnan(one) for one in found] == [True, True, True, False]
+
+
+def _trainer(log: LogMap) -> OwnTrainer:
+    return OwnTrainer(
+        name="t", command="t {steps} {ranks}", tokens_per_rank=50, log=log, source="test"
+    )
+
+
+def _read(folder: Path, text: str, arrivals: str):  # type: ignore[no-untyped-def]
+    (folder / "own").mkdir()
+    (folder / "own" / "m.csv").write_text(text)
+    (folder / "arrivals.csv").write_text(f"rows,mono,ts\n{arrivals}")
+    return read_own_log(folder, _trainer(TABLE), ranks=2, relative_to=folder)
+
+
+def test_rows_that_come_together_are_one_reading(tmp_path: Path) -> None:
+    text = "step,train/loss\n1,4\n2,3\n3,2\n4,1\n9,to"  # the last line is not whole
+    log, (clock,) = _read(tmp_path, text, "0,10,100\n1,11,101\n4,13,103\n")
+    assert log is not None and not log.damaged
+    last = log.frame.iloc[-1]
+    assert (last["step"], last["steps"], last["tokens"], last["dt_s"]) == (4, 3, 300, 2.0)
+    assert last["loss"] == 2.0 and last["toks_per_s"] == 150.0
+    assert clock.steps is not None and clock.steps["ts"].tolist() == [101, 103]
+
+
+def test_steps_that_go_back_are_damage(tmp_path: Path) -> None:
+    log, _ = _read(tmp_path, "step,train/loss\n1,4\n1,4\n2,3\n", "0,1,1\n3,2,2\n")
+    assert log is not None and log.damaged and "every rank writes" in log.problems[0]
+
+
+def test_a_log_without_arrivals_has_no_clock(tmp_path: Path) -> None:
+    assert _read(tmp_path, "step,train/loss\n1,4\n", "0,1,1\n") == (None, ())
+
+
+def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+    growth = Growth()
+    growth.path = tmp_path / "m.csv"
+    assert growth.lines() == []
+    growth.path.write_text("a\n1\n")
+    assert growth.lines() == [b"a", b"1"]
+    with growth.path.open("a") as more:
+        more.write("2\n3")
+    assert growth.lines() == [b"2"] and growth.again == 0
+    growth.path.write_text("a,b\n1,\n2,\n3,\n4,\n")
+    assert growth.lines()[0] == b"a,b" and growth.again == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "console", "status", "said"),
+    [
+        (0, (0, 0), ["Error: ignored"], LaunchStatus.COMPLETED, ""),
+        (-9, (1, 2), [], LaunchStatus.OUT_OF_MEMORY, "the kernel killed it"),
+        (-9, (1, 1), [], LaunchStatus.CRASHED, "SIGKILL"),
+        (1, (0, 0), ["torch.OutOfMemoryError: CUDA"], LaunchStatus.OUT_OF_MEMORY, "out of memory"),
+        (1, (0, 0), ["No module named 'torch'"], LaunchStatus.ENVIRONMENT_ERROR, "No module"),
+        (3, (0, 0), ["ValueError: bad batch"], LaunchStatus.CRASHED, "code 3: ValueError: bad"),
+        (
+            1,
+            (0, 0),
+            ["E1 failed (exitcode: -11) local_rank: 1 (pid: 7) of binary: python"],
+            LaunchStatus.CRASHED,
+            "rank 1 was ended by SIGSEGV",
+        ),
+    ],
+)
+def test_what_an_end_means(
+    code: int, oom: tuple[int, int], console: list[str], status: LaunchStatus, said: str
+) -> None:
+    end = classify_own(code, oom=oom, console=console, trained=False)
+    assert end.status is status and said in end.cause
+
+
+@pytest.mark.parametrize(
+    ("typed", "marked"),
+    [
+        ("torchrun --nproc-per-node 2 t.py --max_steps=9 --output_dir o",
+         "torchrun --nproc-per-node {ranks} t.py --max_steps={steps} --output_dir {out}"),
+        ("python -m t trainer.max_steps=9", "python -m t trainer.max_steps={steps}"),
+        ("t --iters {steps} --batch 4", "t --iters {steps} --batch 4"),
+        ("t --steps 5 --warmup-steps 3", "t --steps {steps} --warmup-steps 3"),
+    ],
+)  # fmt: skip
+def test_marks_take_the_place_of_the_usual_flags(typed: str, marked: str) -> None:
+    assert templated(typed).replace("'", "") == marked
+
+
+def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -> None:
+    own = _trainer(TABLE).model_copy(update={"ready": "^ready"})
+    launch = Launch(
+        name="run", phase="baseline", kind="own", argv=own.argv(ranks=2, steps=3), env={},
+        run_dir="run", nproc=2, steps=3, timeout_s=9, own=own,
+    )  # fmt: skip
+    watch = OwnWatch(tmp_path, "no such token", time.monotonic(), launch)
+    console, log = tmp_path / "console.log", tmp_path / "own" / "m.csv"
+    phases = []
+    for text, path in (("not ready\n", console), ("ready\n", console),
+                       ("step,train/loss\n1,4\n", log), ("2,3\n3,2\n", log)):  # fmt: skip
+        with path.open("a") as stream:
+            stream.write(text)
+        watch.update()
+        phases.append(watch.ranks[0].phase)
+    assert phases == [Phase.INIT, Phase.FIRST_STEP, Phase.STEP, Phase.CHECKPOINT]
+    counts = [line.split(",")[0] for line in (tmp_path / "arrivals.csv").read_text().split()]
+    assert counts == ["rows", "0", "1", "3"]
+
+
+def test_only_the_profile_of_an_own_trainer_sets_any_variable(tmp_path: Path) -> None:
+    given = {"token": "ab", "run_dir": tmp_path, "loopback": True}
+    with pytest.raises(UsageError, match="HELLO"):
+        build_environment({}, {"HELLO": "1"}, **given)
+    assert build_environment({}, {"HELLO": "1"}, own=["HELLO"], **given)["HELLO"] == "1"

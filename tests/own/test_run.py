@@ -1,0 +1,160 @@
+"""From `runbook init` to a verdict on a trainer without torch, and read where there is no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.own.runs import COUNTING
+from tests.shared import once
+
+# An import of torch is an error here, as where it is not installed.
+_NO_TORCH = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from runbook.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+_CHECKS = ("completed", "ranks_alive", "loss_finite", "plausible", "accounts")
+
+
+def runbook(folder: Path, *words: str, torch: bool = True) -> subprocess.CompletedProcess[str]:
+    start = ("-m", "runbook") if torch else ("-c", _NO_TORCH)
+    return subprocess.run(
+        [sys.executable, *start, *words], cwd=folder, text=True, capture_output=True, check=False
+    )
+
+
+def _made(folder: Path) -> tuple[Path, list[str]]:
+    trainer = f"{sys.executable} {COUNTING} --ranks 2 --steps 9 --out somewhere"
+    told = runbook(
+        folder, "init", "--trainer", trainer, "--tokens-per-rank", "100", "--profile", "cpu"
+    )
+    assert told.returncode == 0, told.stderr
+    path = folder / "counting.yaml"
+    document = yaml.safe_load(path.read_text("utf-8"))
+    (folder / "guessed.json").write_text(json.dumps(document), "utf-8")
+    # One launch of one phase is enough here.
+    document["phases"]["baseline"] |= {"launches": 1, "steps": 60}
+    document["required"] = [f"baseline.{name}" for name in _CHECKS]
+    path.write_text(yaml.safe_dump(document), "utf-8")
+    ran = runbook(folder, "run", "--profile", "./counting.yaml", "--phase", "baseline")
+    return folder, [str(ran.returncode), ran.stdout, ran.stderr]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with a run, and what `runbook run` said of it."""
+    return once(tmp_path_factory, "own_run", _made)
+
+
+def test_init_writes_a_profile_that_says_what_it_found(made: tuple[Path, list[str]]) -> None:
+    document = json.loads((made[0] / "guessed.json").read_text("utf-8"))
+    trainer = document["trainer"]
+    assert trainer["command"].endswith("--ranks '{ranks}' --steps {steps} --out {out}") or trainer[
+        "command"
+    ].endswith("--ranks {ranks} --steps {steps} --out {out}")
+    assert trainer["log"]["path"] == "{out}/metrics.csv"
+    assert trainer["log"]["columns"]["loss"] == "train/loss"
+    assert trainer["log"]["columns"]["dt_s"] == "dt"
+    assert {"baseline.ranks_alive", "baseline.accounts", "long_run.learns"} <= {
+        *document["required"]
+    }
+    assert not {name for name in document["required"] if name.startswith(("nvtx", "sdpa"))}
+
+
+def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> None:
+    code, out, err = made[1]
+    said = out + err
+    assert code == "0", said
+    assert "GO for 5 of 72 checks, trainer counting: its data, model, gradients" in said
+    assert "200 tokens a step as declared; function only" in said
+    record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
+    assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["report"], 0),
+        (["report", "--format", "html,junit,json,md,details"], 0),
+        (["verify"], 0),
+        (["judge", "--profile", "./counting.yaml"], 0),
+        (["compare", "RUN", "RUN"], 3),
+        (["history"], 0),
+        (["inspect", "DIR"], 3),
+        (["export", "--to", "csv", "-"], 0),
+        (["watch", "--once", "DIR"], 0),
+    ],
+)
+def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], code: int) -> None:
+    run = next((made[0] / "artifacts").glob("*/run.json")).parent
+    known = {"RUN": run.name, "DIR": str(run / "baseline" / "run1")}
+    told = runbook(made[0], *(known.get(word, word) for word in words), torch=False)
+    assert told.returncode == code, told.stdout + told.stderr
+    assert "torch" not in told.stderr
+
+
+def test_the_block_blocks(tmp_path: Path) -> None:
+    program = _NO_TORCH.replace("from runbook.cli import main", "import torch")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ},
+    )  # fmt: skip
+    assert "No module named 'torch'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trainer", "python t.py"], "nothing in it says how many steps"),
+        (["--trainer", "python 't.py"], "No closing quotation"),
+        (["--trainer", "python -c 'print({steps})'"], "no log with a loss was found"),
+        (["--trainer", "python -c 'raise SystemExit({steps})'"], "the probe crashed"),
+        (["--trainer", "no_such_program {steps}"], "the probe crashed"),
+        (["--trainer", "sleep {steps}", "--within", "1"], "the probe timed out"),
+    ],
+)
+def test_a_trial_that_finds_nothing_says_why(tmp_path: Path, words: list[str], said: str) -> None:
+    told = runbook(tmp_path, "init", "--profile", "cpu", "--tokens-per-rank", "1", *words)
+    assert told.returncode == 2, told.stdout + told.stderr
+    assert said in told.stderr
+    assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_a_profile_that_is_there_is_kept(made: tuple[Path, list[str]]) -> None:
+    before = (made[0] / "counting.yaml").read_text("utf-8")
+    told = runbook(
+        made[0], "init", "--trainer", f"python {COUNTING} --steps 5", "--tokens-per-rank", "1"
+    )
+    assert told.returncode == 2 and "counting.yaml is there already" in told.stderr
+    assert (made[0] / "counting.yaml").read_text("utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--set", "NSA_NVTX=1"], "--set NSA_NVTX: counting is a trainer of your own"),
+        (["run", "--set", "train.steps=1"], "--set train.steps: counting is a trainer of your own"),
+        (["triage", "RUN"], "is of counting, a trainer of your own"),
+        (["launch", "--without-go"], "plan production: counting is a trainer of your own"),
+    ],
+)
+def test_what_only_our_trainer_has_is_refused(
+    made: tuple[Path, list[str]], words: list[str], said: str
+) -> None:
+    run = next((made[0] / "artifacts").glob("*/run.json")).parent
+    typed = [str(run) if word == "RUN" else word for word in words]
+    profile = [] if "triage" in words else ["--profile", "./counting.yaml"]
+    told = runbook(made[0], *typed, *profile, "--dry-run")
+    assert told.returncode == 2 and said in told.stderr, told.stdout + told.stderr

@@ -1,0 +1,79 @@
+"""A trainer without torch: ranks that only sleep, and a log of a loss that falls.
+
+python counting.py --ranks 2 --steps 60 --out out [--fault NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FAULTS = (
+    "none", "hang", "die", "kill", "memory", "nan", "flat", "rising", "too_fast", "deaf", "short",
+    "every_rank", "one_rank", "behind",
+)  # fmt: skip
+
+
+def train(args: argparse.Namespace, rank: int) -> None:
+    """One rank: the first one writes metrics.csv; each tells in a file of its own that it lives."""
+    noise = random.Random(rank)
+    steps = {"deaf": 2 * args.steps, "short": args.steps // 2}.get(args.fault, args.steps)
+    writes = rank == 0 or args.fault == "every_rank"
+    log = (args.out / "metrics.csv").open("a")
+    alive = (args.out / f"alive_{rank}.jsonl").open("a")
+    if rank == 0:
+        print("global_step,train/loss,dt,tokens_per_second", file=log, flush=True)
+    for step in range(1, steps + 1):
+        time.sleep(args.pace)
+        loss = {"flat": 2.0, "rising": 1.0 + step / 50}.get(args.fault, 4.0 - step / steps)
+        loss = loss if args.fault == "flat" else loss + 0.02 * noise.random()
+        loss = float("nan") if (args.fault, step) == ("nan", 30) else loss
+        if step == 30 and (rank == args.ranks - 1 or args.fault == "hang"):
+            fail(args.fault)
+        told = args.pace / (5 if args.fault == "too_fast" else 1)
+        if writes:
+            print(f"{step},{loss:.4f},{told},", file=log, flush=True)
+        if not (args.fault == "behind" and rank and step > 40):
+            print(json.dumps({"at": step}), file=alive, flush=True)
+
+
+def fail(fault: str) -> None:
+    """What goes wrong in the middle of it, in the last rank; all wait for one that hangs."""
+    if fault == "hang":
+        time.sleep(600)
+    if fault == "die":
+        raise RuntimeError("the data ended early")
+    if fault == "kill":
+        os.abort()
+    if fault == "memory":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("out"))
+    parser.add_argument("--pace", type=float, default=0.02)
+    parser.add_argument("--fault", choices=FAULTS, default="none")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if "RANK" in os.environ:
+        train(args, int(os.environ["RANK"]))
+        return 0
+    ranks = 1 if args.fault == "one_rank" else args.ranks
+    started = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)})
+        for rank in range(ranks)
+    ]
+    return max(abs(one.wait()) for one in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
