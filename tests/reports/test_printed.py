@@ -54,10 +54,11 @@ ELSEWHERE = {
     "git -C": _NIGHT,
     "git clone": _NIGHT,
     "export": "reports/test_commands.py::test_the_settings_are_set_by_a_shell",
+    "runbook init": "own/test_run.py::test_init_writes_a_profile_that_says_what_it_found",
     "runbook judge": "engine/test_verify_command.py::"
     "test_a_real_run_is_verified_judged_again_and_edited",
     "runbook launch --resume": "cli/test_launch.py::"
-    "test_a_leg_that_was_killed_goes_on_from_the_checkpoint_before_it",
+    "test_a_leg_that_was_cut_off_goes_on_from_the_checkpoint_before_it",
     "runbook launch --resume --until": "cli/test_launch.py::"
     "test_a_launch_that_is_over_goes_no_further",
     "runbook launch --until": "cli/test_launch.py::"
