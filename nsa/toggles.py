@@ -273,7 +273,6 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_COMPILE": "off",
     "NSA_CUDA_GRAPHS": False,
     "NSA_LIGER": False,
-    "NSA_USE_TRITON_SEL": "0",
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
