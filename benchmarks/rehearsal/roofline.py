@@ -60,6 +60,11 @@ class Shape:
     selected: int
     window: int
 
+    def blocks_read(self, most: int) -> float:
+        """Blocks that a query attends to, on average, where it may attend to so many."""
+        own = (min(most, at // self.selected_block + 1) for at in range(self.seq_len))
+        return sum(own) / self.seq_len
+
     @property
     def parameters(self) -> int:
         """Distinct parameters; input and output embedding are one."""

@@ -38,6 +38,9 @@ LOG_EVERY = 20
 CONTEXT_MIB = 620
 SAMPLE_EVERY_S = 0.2
 
+# The first block and the last two are always among those that a query attends to.
+_FORCED_BLOCKS = 3
+
 
 def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     """training.csv of the first `stop` steps, and gates.csv."""
@@ -72,11 +75,15 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     (folder / VAL_CSV).write_text("\n".join([",".join(names(VAL_COLUMNS)), *told_of, ""]))
     random = np.random.default_rng(seed_of(job.where, rank.token, "gates"))
     lines = [",".join(names(GATES_COLUMNS))]
+    blocks = job.shape.blocks_read(job.shape.selected)
+    selected: tuple[object, ...] = (blocks, job.shape.blocks_read(_FORCED_BLOCKS) / blocks)
+    if job.blocks[0].settings.get("NSA_DISABLE_AUX_STATS") == "1":
+        selected = ("", "")
     for step in [1, *range(LOG_EVERY, stop + 1, LOG_EVERY)]:
         if step <= stop:
             shares = random.dirichlet([60.0, 60.0, 60.0])
             entropy = -float(np.sum(shares * np.log(shares))) / math.log(3)
-            told = [step, entropy, float(shares.max()), *map(float, shares), 15.2, 0.19]
+            told = [step, entropy, float(shares.max()), *map(float, shares), *selected]
             lines.append(",".join(map(str, told)))
     (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
