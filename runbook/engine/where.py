@@ -66,6 +66,8 @@ def place_problems(options: RunOptions, profile: Profile) -> list[str]:
             "--queue-s": options.queue_s != DEFAULT_QUEUE_S,
         }
         found = [f"{flag} is for --launcher slurm" for flag, typed in given.items() if typed]
+    elif profile.own_trainer is not None:
+        found.append("--launcher slurm: a trainer of one's own runs on one machine only, so far")
     found += _nodes_problems(options, profile)
     return found
 
