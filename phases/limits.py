@@ -142,6 +142,9 @@ LEAST_MATRIX, LEAST_COPY_MIB = 4096, 256
 # Cards of one kind differ by some percent in what they reach. One that falls this far behind
 # another holds all ranks back, and no scaling shows it where it is GPU 0, which runs alone too.
 CARDS_ALIKE = 0.85
+# Clocks of nodes: one of NTP is right within milliseconds, and lateness of 20 ms is told.
+CLOCKS_APART_S = 1.0
+CLOCKS_EXACT_S = 0.02
 # A card sold as 80 GB shows a little less than 80 GiB.
 MEMORY_SHARE = 0.95
 # More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
@@ -199,6 +202,11 @@ MACHINE = (
         "matrix product and memory copy of the slowest GPU",
         f"at least {CARDS_ALIKE:.0%} of the fastest",
         "choice: cards of one kind differ by some percent, a capped or throttled one by more",
+    ),
+    _fixed(
+        "clocks of the nodes",
+        f"at most {CLOCKS_APART_S:g} s apart; a warning from {CLOCKS_EXACT_S:g} s",
+        "choice: NTP keeps milliseconds, and a straggler of 20 ms is told",
     ),
     _fixed(
         "power limit of a GPU, before the run and around each launch",

@@ -62,6 +62,11 @@ _TRAINING: dict[str, Remedy] = {
         "debugger; D: the kernel waits for a disk, a network share or the driver) and the kernel "
         "log; the trainer itself was not at work"
     ),
+    "nodes": (
+        "take the node that the message names out of the partition (`scontrol update "
+        "nodename=NAME state=drain reason=...`) or make it like the others, then run the phase "
+        "again; a job that waits: `scontrol show job`, `sinfo -N -l`"
+    ),
     "desync": (
         "read the two operations that the message names in the ranks' flight records: one rank "
         "took another branch (data, a rank-dependent `if`, an exception that was caught); make "

@@ -32,6 +32,8 @@ from phases.common.facts import (
 )
 from phases.common.host_settings import host_settings
 from phases.common.measure import against
+from phases.common.node_pairs import falls_short, pair_launches, pair_rows
+from phases.common.nodes import node_rows
 from phases.common.proofs import judge_cases
 from phases.common.rows import Row, RowPhase
 from phases.limits import (
@@ -45,6 +47,7 @@ from phases.limits import (
     MACHINE,
 )
 from runbook.records import Launch, Reason, Table
+from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
@@ -117,7 +120,12 @@ class Preflight(RowPhase):
                 name=ceilings.LAUNCH,
                 purpose="matrix product, copies and all-reduce of the devices themselves",
             ),
+            *pair_launches(context, self.name),
         ]
+
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
+        """Pairs of nodes are measured where all together fall short."""
+        return falls_short(Case(phase=self.name, evidence=evidence, context=context))
 
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
@@ -129,6 +137,11 @@ class Preflight(RowPhase):
             *ceilings.ceiling_rows(),
         )
         return [replace(row, own=row.what not in _OF_OUR_TRAINER) for row in rows]
+
+    def asked(self, context: PlanContext) -> Sequence[Row]:
+        """On nodes of a cluster also the rows about them."""
+        own = (*node_rows(), *pair_rows(context)) if context.on_nodes else ()
+        return (*self.rows(), *own)
 
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""

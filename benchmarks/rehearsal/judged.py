@@ -28,7 +28,8 @@ from runbook.engine.options import RunOptions, prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
 from runbook.launch import attempt as attempts
-from runbook.launch import counters, kernel_log, launcher
+from runbook.launch import counters, kernel_log, launcher, local
+from runbook.launch import host as hosts
 from runbook.launch.observer import Observer
 from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, RunRecord, Verdict, satisfies
@@ -165,18 +166,20 @@ class _Stage:
             "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
             "live_processes": self._processes,
         }
-        replaced: dict[str, Any] = {
-            "spawn": self._spawn, "time": self.clock, "Reaper": _Nothing,
-            "GpuSampler": _Nothing, "kill_all": lambda _token: None, "utc_text": self._now,
-        }  # fmt: skip
         # The kernel's own device is this machine's; without it the tool is asked.
-        log = getattr(attempts, "KernelLog", None)
-        if log is not None:
-            replaced["KernelLog"] = lambda: log(kmsg=self.bench.state / "no-kmsg")
+        log = hosts.KernelLog
+        replaced: dict[str, Any] = {
+            "spawn": self._spawn, "Reaper": _Nothing, "GpuSampler": _Nothing,
+            "kill_all": lambda *_: None,
+            "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
+        }  # fmt: skip
         with ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
             stack.enter_context(mock.patch.multiple(host, **sensors))
-            stack.enter_context(mock.patch.multiple(attempts, **replaced))
+            stack.enter_context(mock.patch.multiple(hosts, **replaced))
+            stack.enter_context(mock.patch.object(local, "time", self.clock))
+            stack.enter_context(mock.patch.object(attempts, "time", self.clock))
+            stack.enter_context(mock.patch.object(attempts, "utc_text", self._now))
             stack.enter_context(mock.patch.object(launcher, "Attempt", self._attempt()))
             stack.enter_context(mock.patch.object(counters, "utc_text", self._counters_time))
             stack.enter_context(mock.patch.object(kernel_log, "utc_text", self._kernel_time))
@@ -215,7 +218,10 @@ class _Stage:
         class Rehearsed(attempts.Attempt):
             """An attempt whose command is not executed: its folder is written."""
 
-            def _watch_until_end(self, child: Any) -> None:
+            place: local.LocalRun
+
+            def _watch_until_end(self) -> None:
+                child: Any = self.place.child
                 child.returncode = self._ended_with = stage.run(self, child)
                 self.watch.update()
                 self._tell()

@@ -79,13 +79,13 @@ def one_rank(case: Case) -> Finding | None:
     return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
 
 
-def measured(case: Case, what: Ceiling) -> list[Measured]:
+def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
     """One ceiling of every rank, slowest first, of preflight's case.
 
     Raises Unanswerable where the launch did not end well, or its document is missing, damaged, of
     other devices than the profile's, or tells what cannot be.
     """
-    launch, document = _launch(case)
+    launch, document = _launch(case, name)
     try:
         found = read_measured(
             document, what, nproc=launch.launch.nproc, token=launch.result.run_token
@@ -111,9 +111,9 @@ def slowest(case: Case, what: Ceiling) -> Measurement:
     return as_measurement(case, what, measured(case, what)[0])
 
 
-def as_measurement(case: Case, what: Ceiling, one: Measured) -> Measurement:
+def as_measurement(case: Case, what: Ceiling, one: Measured, name: str = LAUNCH) -> Measurement:
     """A number of one rank with its file."""
-    launch, _ = _launch(case)
+    launch, _ = _launch(case, name)
     return in_file(
         launch.ceilings_path,
         launch.ceilings_sha256,
@@ -130,9 +130,9 @@ def uuids(found: Sequence[Measured]) -> set[str]:
     return {one.uuid for one in found if one.uuid}
 
 
-def _launch(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
+def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     """The launch, which ended well, and its document."""
-    launch = case.launch(LAUNCH)
+    launch = case.launch(name)
     end = ending(launch)
     if end.outcome is not Outcome.PASS:
         raise Unanswerable(end)
@@ -140,7 +140,7 @@ def _launch(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
         problems = [text for text in launch.problems if CEILINGS_JSON in text]
         if problems:
             raise Unanswerable(_damaged(launch, problems[0]))
-        raise missing(f"{LAUNCH} wrote no {CEILINGS_JSON}", launch.console_path)
+        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.console_path)
     return launch, launch.ceilings
 
 

@@ -18,6 +18,13 @@ def scaled(steps: int, context: PlanContext) -> int:
     return max(1, round(steps * context.steps_scale))
 
 
+def torchrun(context: PlanContext, *, nodes: int = 0) -> tuple[str, ...]:
+    """How the ranks of the profile are started on the run's nodes, or on so many of them."""
+    each, nodes = context.profile.ranks // context.nodes, nodes or context.nodes
+    spread = (f"--nnodes={nodes}",) if nodes > 1 else ()
+    return ("torchrun", *spread, f"--nproc_per_node={each}")
+
+
 # Name of the launch in which arms take turns.
 INTERLEAVED = "interleaved"
 
@@ -81,7 +88,7 @@ def trainer_launch(
         )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
-    start = ("torchrun", f"--nproc_per_node={profile.ranks}") if ddp else ("python",)
+    start = torchrun(context) if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
@@ -97,6 +104,7 @@ def trainer_launch(
         env=dict(environment(context, phase, ddp=ddp) if env is None else env),
         run_dir=f"{phase}/{name}",
         nproc=profile.ranks if ddp else 1,
+        nodes=context.nodes if ddp else 1,
         steps=total,
         # More steps get more time, fewer no less.
         timeout_s=settings.timeout_s * max(1.0, context.steps_scale),
@@ -201,11 +209,17 @@ def interleaved(
     )
 
 
-def ceilings_launch(context: PlanContext, *, phase: str, name: str, purpose: str) -> Launch:
-    """`nsa.ceilings` on the profile's devices, with what launches set for NCCL and CUDA."""
+def ceilings_launch(
+    context: PlanContext, *, phase: str, name: str, purpose: str, on: tuple[int, ...] = ()
+) -> Launch:
+    """`nsa.ceilings` on the profile's devices, with what launches set for NCCL and CUDA.
+
+    `on` names some of the run's nodes by their places; they are measured only if that is needed.
+    """
     profile = context.profile
     many = profile.ranks > 1
-    start = ("torchrun", f"--nproc_per_node={profile.ranks}") if many else ("python",)
+    nodes = len(on) or (context.nodes if many else 1)
+    start = torchrun(context, nodes=nodes) if many else ("python",)
     return Launch(
         name=name,
         phase=phase,
@@ -217,7 +231,10 @@ def ceilings_launch(context: PlanContext, *, phase: str, name: str, purpose: str
             if name.startswith(("NCCL_", "CUDA_", "OMP_"))
         },
         run_dir=f"{phase}/{name}",
-        nproc=profile.ranks,
+        nproc=profile.ranks // context.nodes * nodes if many else profile.ranks,
+        nodes=nodes,
+        on=on,
+        conditional=bool(on),
         steps=0,
         timeout_s=profile.phases[phase].timeout_s,
         purpose=purpose,

@@ -54,6 +54,11 @@ class RowPhase(Phase):
     def rows(self) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
+    def asked(self, context: PlanContext) -> Sequence[Row]:
+        """The rows that this run has; every run has `rows`."""
+        del context
+        return self.rows()
+
     def names(self, case: Case) -> Sequence[str]:
         """Names of the planned launches."""
         return [launch.name for launch in self.plan(case.context)]
@@ -69,8 +74,7 @@ class RowPhase(Phase):
 
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of all rows."""
-        del context
-        return tuple(f"{self.name}.{row.what}" for row in self.rows())
+        return tuple(f"{self.name}.{row.what}" for row in self.asked(context))
 
     def own_checks(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of the rows that have an answer for one, where the phase starts anything with it."""
@@ -91,7 +95,7 @@ class RowPhase(Phase):
 
     def _rows_for(self, case: Case) -> Sequence[Row]:
         """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
-        rows = self.rows()
+        rows = self.asked(case.context)
         if case.profile.own_trainer is None or self.plan(case.context):
             return rows
         return [replace(row, own=False) for row in rows]

@@ -12,11 +12,14 @@ from runbook.console import Console, printable
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimate, Estimator
 from runbook.engine.scope import departures
+from runbook.engine.where import request_of
 from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable
 from runbook.records.measurement import duration_text
+from runbook.records.run import DEFAULT_LAUNCHER
 
 if TYPE_CHECKING:
+    from runbook.engine.options import Setup
     from runbook.records import Launch
     from runbook.records.phase import Phase
 
@@ -90,7 +93,7 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
         if list(launches) != [launch for group in groups for launch in group]:
             console.result("#   the commands take turns")
         for alike in groups:
-            _print_alike(console, alike, estimator.estimate(alike[0]))
+            _print_alike(console, alike, estimator.estimate(alike[0]), args.setup)
     console.result("")
     console.result(f"# total   {_total(plan, everything)}")
 
@@ -103,7 +106,18 @@ def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
     return list(found.values())
 
 
-def _print_alike(console: Console, alike: Sequence[Launch], estimate: Estimate) -> None:
+def _command(launch: Launch, setup: Setup) -> str:
+    """What starts the launch: a command line, or with Slurm the batch script of its job."""
+    if setup.options.launcher == DEFAULT_LAUNCHER:
+        return pasteable(launch).lines
+    from runbook.launch.slurm.script import printed_script
+
+    return printed_script(launch, request_of(setup))
+
+
+def _print_alike(
+    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup
+) -> None:
     """The command once, and how often and under which names it runs."""
     launch, others = alike[0], alike[1:]
     purpose = f": {launch.purpose}" if launch.purpose else ""
@@ -117,7 +131,7 @@ def _print_alike(console: Console, alike: Sequence[Launch], estimate: Estimate) 
     console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
     for note in pasteable(launch).notes:
         console.result(f"#   {note}")
-    console.result(pasteable(launch).lines)
+    console.result(_command(launch, setup))
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:
@@ -161,18 +175,19 @@ def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dic
                 "source": phase.source,
                 "reads": list(phase.reads),
                 "collects": phase.collects,
-                "launches": [_launch_document(launch, estimator) for launch in launches],
+                "launches": [_launch_document(one, estimator, args.setup) for one in launches],
             }
             for phase, launches in plan
         ],
     }
 
 
-def _launch_document(launch: Launch, estimator: Estimator) -> dict[str, object]:
+def _launch_document(launch: Launch, estimator: Estimator, setup: Setup) -> dict[str, object]:
+    alone = setup.options.launcher == DEFAULT_LAUNCHER
     estimate = estimator.estimate(launch)
     return {
         **launch.model_dump(mode="json"),
-        "command": pasteable(launch).line,
+        "command": pasteable(launch).line if alone else _command(launch, setup),
         "notes": list(pasteable(launch).notes),
         "estimate_s": estimate.seconds,
         "estimate": estimate.text,

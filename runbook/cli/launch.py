@@ -7,7 +7,15 @@ from pathlib import Path
 
 from runbook.cli._parser import DEFAULT_PLAN, Command, CommandParser
 from runbook.cli._webhook import add_webhook
-from runbook.cli.run import RUN, add_dry_run, add_machine, add_scale, add_telling, add_until_s
+from runbook.cli.run import (
+    RUN,
+    add_dry_run,
+    add_machine,
+    add_place,
+    add_scale,
+    add_telling,
+    add_until_s,
+)
 from runbook.errors import UsageError
 
 # What `runbook run` has besides, as it is where nobody asks for it.
@@ -60,6 +68,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     add_until_s(group)
     add_dry_run(group)
+    add_place(parser.add_argument_group("where it runs"))
     add_webhook(group)
     add_scale(parser.add_argument_group("how it is measured"))
     add_telling(parser)

@@ -63,6 +63,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     add_until_s(group)
     add_dry_run(group)
+    add_place(parser.add_argument_group("where it runs"))
     group.add_argument(
         "--measure",
         action="store_true",
@@ -103,6 +104,38 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
         "`runbook toggles --preset NAME` shows them (default: none)",
     )
     add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
+
+
+def add_place(group: argparse._ArgumentGroup) -> None:
+    """Where the launches run."""
+    group.add_argument(
+        "--launcher",
+        default="local",
+        metavar="local|slurm",
+        help="where launches run: on this machine (default), or each as a job of Slurm, on nodes "
+        "that share this folder and this Python",
+    )
+    group.add_argument(
+        "--nodes",
+        type=whole_type(at_least=1),
+        default=1,
+        metavar="N",
+        help="with slurm: the nodes over which the profile's ranks are spread (default: 1)",
+    )
+    for name, what in (("partition", "of the jobs"), ("account", "that pays for the jobs")):
+        group.add_argument(
+            f"--{name}",
+            default="",
+            metavar="NAME",
+            help=f"with slurm: the {name} {what} (default: the cluster's)",
+        )
+    group.add_argument(
+        "--queue-s",
+        type=number_type(above=0),
+        default=3600.0,
+        metavar="S",
+        help="with slurm: end a job that has waited S seconds for its nodes (default: 3600)",
+    )
 
 
 def add_until_s(group: argparse._ArgumentGroup) -> None:
@@ -206,6 +239,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config import detect_profile
     from runbook.config.precedence import shell_settings
     from runbook.engine.options import RunOptions, prepare
+    from runbook.engine.where import tool_problems
     from runbook.registry import report_names
     from runbook.tools.export.webhook import blanked
 
@@ -218,7 +252,10 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
+    if args.measure and args.launcher != "local":
+        found.append("--measure starts the trainer on this machine: not with --launcher slurm")
     found.extend(_output_problems(args))
+    found.extend([] if args.dry_run else tool_problems(args.launcher))
     found.extend(_continued(args))
     phases = args.phase or "all"
     if args.goes_on and args.plan:
@@ -252,6 +289,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
         plan=args.plan,
         until=args.until or "",
         without_go=bool(args.without_go),
+        launcher=args.launcher,
+        nodes=args.nodes,
+        partition=args.partition,
+        account=args.account,
+        queue_s=args.queue_s,
         command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
         formats=report_names(),
     )

@@ -85,15 +85,17 @@ def run_tool(
     errors: str = "replace",
     variables: Mapping[str, str] = NO_VARIABLES,
     without: Container[str] = (),
+    only: bool = False,
 ) -> ToolResult:
     """Run `argv` in a session of its own; on a timeout the whole session is killed.
 
     `variables` are set besides those of this process; those named in `without` are not passed on.
+    `only`: `variables` are all that is set.
     """
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not is_secret_name(name) and name not in without
+        if not only and not is_secret_name(name) and name not in without
     }
     environment |= variables
     try:

@@ -66,11 +66,14 @@ class Hardware(Record):
 
     `gpu_name` is a part of the name that nvidia-smi prints. `peak_tflops` is the dense peak of
     one device in the profile's type, from which MFU follows. `peaks` are what no measured ceiling
-    can pass: TFLOP/s of `matmul`, GB/s of `memory_copy`, `host_copy` and `all_reduce`.
+    can pass: TFLOP/s of `matmul`, GB/s of `memory_copy`, `host_copy` and `all_reduce`. `gpus` are
+    those of one of `nodes`; `interconnect` is what has to link these.
     """
 
     device: Literal["cpu", "cuda"]
     gpus: int = Field(ge=0)
+    nodes: int | None = Field(default=None, ge=1)
+    interconnect: Literal["infiniband"] | None = None
     gpu_name: str | None = None
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     pcie_gen: int | None = Field(default=None, ge=1)
@@ -80,6 +83,15 @@ class Hardware(Record):
     peak_source: str = ""
     peaks: dict[str, Peak] = Field(default_factory=dict)
     source: str = Field(min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As in `PhaseSettings`."""
+        document: dict[str, Any] = dump(self)
+        for name in ("nodes", "interconnect"):
+            if document[name] is None:
+                del document[name]
+        return document
 
     @model_validator(mode="after")
     def _consistent(self) -> Hardware:
@@ -227,8 +239,9 @@ class Profile(Record):
 
     @model_validator(mode="after")
     def _whole(self) -> Profile:
-        if self.hardware.device == "cuda" and self.ranks > self.hardware.gpus:
-            raise ValueError(f"ranks {self.ranks} need that many GPUs, not {self.hardware.gpus}")
+        gpus = self.hardware.gpus * (self.hardware.nodes or 1)
+        if self.hardware.device == "cuda" and self.ranks > gpus:
+            raise ValueError(f"ranks {self.ranks} need that many GPUs, not {gpus}")
         twice = sorted({name for name in self.required if self.required.count(name) > 1})
         if twice:
             raise ValueError(f"required names twice: {', '.join(twice)}")

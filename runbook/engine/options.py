@@ -20,10 +20,11 @@ from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.engine.commits import with_commits
 from runbook.engine.planned import planned_problems
+from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
 from runbook.records.phase import Phase, PlanContext
-from runbook.records.run import PROTOCOLS, Invocation, lasting
+from runbook.records.run import DEFAULT_LAUNCHER, PROTOCOLS, Invocation, lasting
 from runbook.registry import select
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Setup:
             gpu_hour_price=options.gpu_hour_price,
             reference=options.reference,
             head=options.head,
+            nodes=options.nodes,
             invocation=replace(options.invocation(), settings=words),
         )
 
@@ -120,7 +122,21 @@ class Setup:
             if phase.name in named - decided
             for check in phase.check_ids(self.context({}))
         ]
-        return (*self.profile.required, *extra)
+        known = (*self.profile.required, *extra)
+        return (*known, *(name for name in self._of_nodes() if name not in known))
+
+    def _of_nodes(self) -> tuple[str, ...]:
+        """What a GO on nodes of a cluster needs beside what one machine does."""
+        if self.options.launcher == DEFAULT_LAUNCHER:
+            return ()
+        alone = replace(self.context({}), invocation=None)
+        return tuple(
+            check
+            for phase in self.phases
+            if phase.collects
+            for check in phase.check_ids(self.context({}))
+            if check not in phase.check_ids(alone)
+        )
 
     @property
     def exports(self) -> dict[str, str]:
@@ -180,8 +196,9 @@ def prepare(options: RunOptions) -> Setup:
         resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
     else:
         resolve("phases", lambda: tuple(select(options.phases)))
-    if "profile" in found and "phases" in found:
-        problems += _without_settings(found["profile"], found["phases"])
+    if "profile" in found:
+        problems += place_problems(options, found["profile"])
+        problems += _without_settings(found["profile"], found.get("phases", ()))
     if options.protocol not in PROTOCOLS:
         problems.append(
             f"--protocol {options.protocol!r}: no such protocol"

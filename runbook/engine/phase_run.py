@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from runbook.engine.accepted import keep_accepted
@@ -23,9 +24,11 @@ from runbook.engine.not_started import known_end, not_run
 from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
+from runbook.engine.where import launcher_of
 from runbook.files import utc_text
-from runbook.launch import Interrupted, StopRequest, run_launch, set_aside
+from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Observer
+from runbook.launch.place import Launcher
 from runbook.read import read_training_csv
 from runbook.read.load import load_of
 from runbook.records import (
@@ -39,7 +42,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase
-from runbook.records.run import Ran
+from runbook.records.run import DEFAULT_LAUNCHER, Ran
 
 
 @dataclass(kw_only=True)
@@ -57,6 +60,11 @@ class RunState:
     choices: dict[str, dict[str, str]] = field(default_factory=dict)
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
     blocked: LaunchResult | None = None
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        """Where the launches of this run run."""
+        return launcher_of(self.setup, self.run_root, self.observer.note)
 
 
 class PhaseRun:
@@ -129,11 +137,41 @@ class PhaseRun:
         )
 
     def _collect(self) -> None:
+        state = self.state
+        if state.setup.options.launcher != DEFAULT_LAUNCHER:
+            facts = self._facts_of_nodes()
+        else:
+            facts = self._facts_of_this_machine()
+        with state.stop.deferred():
+            state.facts |= facts
+            write_facts(state.run_root, facts)
+            shown = {name: shown_fact(fact) for name, fact in facts.items()}
+            environment = {name: text for name, text in shown.items() if text}
+            state.journal.append("facts", environment=environment)
+
+    def _facts_of_nodes(self) -> dict[str, Fact]:
+        """Those of the nodes; where they cannot be had, nothing else is started."""
+        from runbook.engine.on_nodes import collect_on_nodes
+
+        state = self.state
+        facts, ended = collect_on_nodes(
+            state.setup,
+            state.run_root,
+            launcher=state.launcher,
+            observer=state.observer,
+            stop=state.stop,
+        )
+        if not ended.ok and not state.stop.requested:
+            state.observer.note(f"preflight: the nodes could not be asked: {ended.cause}")
+            state.blocked = not_run(ended.cause, follows=f"{self.phase.name}.nodes")
+        return facts
+
+    def _facts_of_this_machine(self) -> dict[str, Fact]:
         from runbook.collect.preflight import collect_preflight
 
         state = self.state
         profile = state.setup.profile
-        facts = collect_preflight(
+        return collect_preflight(
             state.run_root,
             expected_branch=profile.branch,
             note=state.observer.note,
@@ -141,12 +179,6 @@ class PhaseRun:
             # What launches set for CUDA itself, such as the visible devices.
             variables={k: v for k, v in state.setup.exports.items() if k.startswith("CUDA_")},
         )
-        with state.stop.deferred():
-            state.facts |= facts
-            write_facts(state.run_root, facts)
-            shown = {name: shown_fact(fact) for name, fact in facts.items()}
-            environment = {name: text for name, text in shown.items() if text}
-            state.journal.append("facts", environment=environment)
 
     def _launch(self, launch: Launch) -> None:
         state = self.state
@@ -188,6 +220,17 @@ class PhaseRun:
         state = self.state
         run_dir = state.run_root / launch.run_dir
         if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
+            left = adopt_launch(
+                launch,
+                state.run_root,
+                observer=state.observer,
+                stop=state.stop,
+                enough=self._enough(launch),
+                retry=state.setup.options.retry,
+                launcher=state.launcher,
+            )
+            if left is not None:
+                return left
             set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
         state.part.started_any = True
@@ -198,6 +241,7 @@ class PhaseRun:
             stop=state.stop,
             enough=self._enough(launch),
             retry=state.setup.options.retry,
+            launcher=state.launcher,
         )
 
     def _enough(self, launch: Launch) -> Callable[[Path], bool] | None:

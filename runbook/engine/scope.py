@@ -20,7 +20,7 @@ from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.outcome import Comparator
 from runbook.records.own_trainer import UNCHECKED, OwnTrainer
-from runbook.records.run import Ran
+from runbook.records.run import NODE_NAMES, Ran
 
 _MODEL = ("model", "nsa")
 _HIGHER_IS_STRICTER = (Comparator.AT_LEAST, Comparator.ABOVE)
@@ -256,7 +256,9 @@ def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
         on_cpu = f"{ranks} rank{'' if ranks == 1 else 's'} on CPU"
         where = f"{ranks} x {name}" if device != "cpu" else on_cpu
         machines.append(f"{where}, PCIe {link}" if link and device != "cpu" else where)
-    return " and ".join(machines)
+    nodes = environment.get(NODE_NAMES, "").split(", ")
+    over = f" over {len(nodes)} nodes" if len(nodes) > 1 else ""
+    return f"{' and '.join(machines)}{over}"
 
 
 def _workloads(ran: Iterable[Ran]) -> list[str]:

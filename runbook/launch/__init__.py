@@ -5,8 +5,16 @@ Nothing else starts a launch; code belongs here if it needs a live process or it
 
 from __future__ import annotations
 
-from runbook.launch.launcher import run_launch, set_aside
+from runbook.launch.launcher import adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
 from runbook.launch.watchdog import Budgets
 
-__all__ = ["Budgets", "Interrupted", "StopRequest", "run_launch", "set_aside", "stop_on_signals"]
+__all__ = [
+    "Budgets",
+    "Interrupted",
+    "StopRequest",
+    "adopt_launch",
+    "run_launch",
+    "set_aside",
+    "stop_on_signals",
+]

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from nsa.contract import ENOUGH_FILE, TRAINING_CSV, ExitCode
 from runbook.files import utc_text, write_atomic
-from runbook.launch.classify import End, classify_pytest, classify_trainer, rank_exits
+from runbook.launch.classify import (
+    End,
+    classify_plain,
+    classify_pytest,
+    classify_trainer,
+    rank_exits,
+)
 from runbook.launch.command import Command
-from runbook.launch.counters import When, write_devices
 from runbook.launch.detectors import Monitor
-from runbook.launch.gpu import GpuSampler
 from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
 from runbook.launch.kernel_cause import with_kernel_log
-from runbook.launch.kernel_log import KernelLog
-from runbook.launch.load import LoadMeter
+from runbook.launch.local import LocalLauncher
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.own import OwnWatch, classify_own
-from runbook.launch.processes import Reaper, build_environment, oom_kills, spawn
+from runbook.launch.place import Aftermath, Launcher, Running, Start
+from runbook.launch.processes import build_environment
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankWatch
-from runbook.launch.reaper import kill_all, signal_owned
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.read.documents import (
     CONSOLE_LOG,
@@ -36,7 +41,6 @@ from runbook.read.documents import (
     LAUNCH_JSON,
     read_console,
 )
-from runbook.read.kernel_lines import KernelLine
 from runbook.read.redact import redact_variables
 from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
@@ -47,6 +51,7 @@ _TERM_GRACE_S = 2.0
 _FAILED_GRACE_S = 1.0
 _AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
 _LOOK_EVERY_S = 0.5
+_A_RANK = re.compile(r"\brank (\d+)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +65,13 @@ class AttemptOptions:
     stop: StopRequest
     enough: Callable[[Path], bool] | None = None
     watch: Thresholds | None = None
+    launcher: Launcher = field(default_factory=LocalLauncher)
 
 
 class Attempt:
     """Runs one command to its end. `run()` is called once."""
+
+    place: Running
 
     def __init__(
         self, launch: Launch, command: Command, options: AttemptOptions, number: int
@@ -74,7 +82,6 @@ class Attempt:
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.watch = self._watch_of(launch)
         self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
         self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
         self.notes: list[str] = []
@@ -91,41 +98,61 @@ class Attempt:
             return OwnWatch(self.run_dir, self.token, self.began, launch)
         return RankWatch(self.run_dir, self.token, self.began)
 
+    @classmethod
+    def described(
+        cls, launch: Launch, document: Mapping[str, Any], options: AttemptOptions
+    ) -> Attempt:
+        """The attempt of an earlier harness, from its launch.json."""
+        steps = int(document["steps"])
+        argv = tuple(document["argv"])
+        command = Command(argv=argv, env=launch.env, port=None, steps=steps)
+        found = cls(launch, command, options, int(document["attempt"]))
+        found.token, found.started_at = document["run_token"], document["started_at"]
+        then = datetime.fromisoformat(found.started_at)
+        found.began -= max(0.0, (datetime.now(UTC) - then).total_seconds())
+        return found
+
     def run(self) -> LaunchResult:
         """Start, watch and end the command; returns when nothing with its token is alive."""
+        start = self.start()
+        self._describe()
+        return self.go_on(self.options.launcher.start(start))
+
+    def start(self) -> Start:
+        """What the launcher is given."""
         options = self.options
         environment = build_environment(
             options.machine,
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.voices > 0,
+            loopback=self.launch.voices > 0 and options.launcher.name == LocalLauncher.name,
             folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
         )
-        self._describe()
-        before = oom_kills()
-        self.kernel = KernelLog()
-        self.devices = write_devices(self.run_dir, When.BEFORE, environment)
-        load = LoadMeter()
-        with Reaper(self.token), self.console.open("ab") as console:
-            sampler = GpuSampler(self.run_dir, environment, self.devices.source)
-            sampler.start()
-            child = spawn(self.command.argv, environment, output=console, cwd=self.command.folder)
-            try:
-                end = self._watch_until_end(child)
-            finally:
-                kill_all(self.token)
-                child.wait()
-                sampler.stop()
-                self.watch.close()
-        self.watch.update()
+        return Start(
+            launch=self.launch,
+            command=self.command,
+            environment=environment,
+            run_dir=self.run_dir,
+            token=self.token,
+            watch=self._watch_of(self.launch),
+        )
+
+    def go_on(self, place: Running) -> LaunchResult:
+        """Watch what was started to its end; returns when nothing with its token is alive."""
+        self.place = place
+        try:
+            end = self._watch_until_end()
+        finally:
+            place.stop()
         self._ended_at = time.monotonic()
-        self.load = load.write(self.run_dir)
-        window = self.kernel.close(self.run_dir)
-        hurry = bool(self.options.stop.requested)
-        write_devices(self.run_dir, When.AFTER, environment, hurry=hurry)
-        return self._result(child.returncode, end, (before, oom_kills()), window.lines)
+        return self._result(end, place.aftermath(hurry=bool(self.options.stop.requested)))
+
+    @property
+    def watch(self) -> RankWatch:
+        """The view of the ranks."""
+        return self.place.watch
 
     def _describe(self) -> None:
         document = {
@@ -142,32 +169,51 @@ class Attempt:
         document["launch"]["env"] = redact_variables(self.launch.env)
         write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
 
-    def _watch_until_end(self, child: subprocess.Popen[bytes]) -> End | None:
+    def _watch_until_end(self) -> End | None:
         """Returns None if the command ended by itself, else why it is being ended."""
         while True:
-            self.watch.wait(_POLL_S, child=child.pid if child.returncode is None else None)
+            self.place.wait(_POLL_S)
             self._tell()
-            if child.poll() is not None:
-                self._ended_with = child.returncode
+            self._ended_with = self.place.poll()
+            if self._ended_with is not None:
                 return None
             if self.options.stop.requested:
-                return self._interrupted(child)
-            end = self._overdue(time.monotonic())
+                return self._interrupted()
+            end = self._lost() or self._overdue(time.monotonic())
             if end is not None:
                 return end
             if self._has_failed(time.monotonic()):
-                return self._stuck_at_exit()
+                return self.place.trouble(suspected=True) or self._stuck_at_exit()
             self._look()
+
+    def _lost(self) -> End | None:
+        """The place itself failed: its ranks are not to blame."""
+        end = self.place.trouble()
+        if end is not None and self.watch.ranks:
+            self._incident(end.status, end.cause, end.culprit_rank)
+        return end
 
     def _overdue(self, now: float) -> End | None:
         ranks = list(self.watch.ranks.values())
-        if now - self.began > self.launch.timeout_s:
+        if self.place.began is None:
+            self._console_grew_at = now
+            return None
+        if now - self.place.began > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
         if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
-            hang, stacks = name_culprit(self.watchdog, self.run_dir, ranks, token=self.token)
+            if (lost := self.place.trouble(suspected=True)) is not None:
+                return lost
+            hang, stacks = name_culprit(
+                self.watchdog,
+                self.run_dir,
+                ranks,
+                token=self.token,
+                send=self.place.send,
+                outside=self.place.read_outside,
+            )
             if isinstance(self.watch, OwnWatch):
                 hang = self.watch.hang(hang, ranks)
             told = self.launch.voices == self.launch.nproc
@@ -178,7 +224,7 @@ class Attempt:
         return None
 
     def _silent(self, now: float) -> End | None:
-        size = self.console.stat().st_size
+        size = self.place.console_bytes()
         if size != self._console_size:
             self._console_size, self._console_grew_at = size, now
         quiet = now - self._console_grew_at
@@ -199,7 +245,13 @@ class Attempt:
     ) -> End:
         ranks = list(self.watch.ranks.values())
         if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, token=self.token)
+            stacks = collect_stacks(
+                self.run_dir,
+                ranks,
+                token=self.token,
+                send=self.place.send,
+                outside=self.place.read_outside,
+            )
         self.options.observer.note(f"{self.launch.name}: {cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
         return End(status=status, cause=cause, culprit_rank=culprit, kind=kind)
@@ -226,13 +278,13 @@ class Attempt:
         cause = f"hang at exit: every rank was done, but the command did not end within {waited}"
         return self._incident(LaunchStatus.HUNG, cause, None)
 
-    def _interrupted(self, child: subprocess.Popen[bytes]) -> End:
+    def _interrupted(self) -> End:
         """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
         for state in self.watch.ranks.values():
-            if state.pid is not None and not state.ended:
-                signal_owned(state.pid, self.token, signal.SIGTERM)
+            if not state.ended:
+                self.place.send(state, signal.SIGTERM)
         deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)
-        while time.monotonic() < deadline and child.poll() is None:
+        while time.monotonic() < deadline and self.place.poll() is None:
             time.sleep(0.05)
             self.watch.update()
         cause = f"interrupted by {self.options.stop.requested}"
@@ -272,15 +324,23 @@ class Attempt:
             self.notes.append(anomaly.line())
             self.options.observer.note(f"{self.launch.name}: {anomaly.line()}")
 
-    def _result(
-        self,
-        child_code: int | None,
-        end: End | None,
-        oom: tuple[int | None, int | None],
-        kernel: Sequence[KernelLine],
-    ) -> LaunchResult:
+    def _with_node(self, end: End) -> End:
+        """The end with the node of the rank that caused it, where there are several."""
+        node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
+        if not node or not end.cause:
+            return end
+        return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
+
+    def _noted(self, note: str) -> str:
+        """A note about a rank, with its node."""
+        found = _A_RANK.search(note)
+        node = self.place.where(int(found[1])) if found else ""
+        return f"{note}; rank {found[1]} ran on node {node}" if found and node else note
+
+    def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
         self._watch_numbers()
         lines, _ = read_console(self.console)
+        child_code = after.exit_code
         states = [state for _, state in sorted(self.watch.ranks.items())]
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
@@ -288,19 +348,29 @@ class Attempt:
             own, wanted = self._ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(
-                states, exits, child_code=own, wanted=wanted, oom=oom, console=lines
+                states,
+                exits,
+                child_code=own,
+                wanted=wanted,
+                oom=after.oom,
+                console=lines,
+                where=after.node,
             )
             end, found, notes = bundle(
-                self.run_dir, states, end, token=self.token, console=lines, load=self.load
+                self.run_dir, states, end, token=self.token, console=lines, load=after.load
             )
             self.evidence += [path for path in found if path not in self.evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
-            end = with_kernel_log(end, kernel, slots=self.devices.slots, pids=pids)
-            if kernel:
+            end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
+            end = self._with_node(end)
+            notes = tuple(self._noted(note) for note in notes)
+            if after.kernel:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:
             trained = any(state.step > 0 for state in states)
-            end = classify_own(self._ended_with, oom=oom, console=lines, trained=trained)
+            end = classify_own(self._ended_with, oom=after.oom, console=lines, trained=trained)
+        elif end is None and self.launch.kind == "collect":
+            end = classify_plain(child_code, lines)
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)

@@ -54,8 +54,8 @@ def rank_exits(
     ranks: Sequence[RankState], child_code: int | None, console: Sequence[str]
 ) -> tuple[RankExit, ...]:
     """One entry per rank: code and reason from its exit heartbeat, signal from its parent."""
-    told = told_by_parent(console)
     states = {state.rank: state for state in ranks}
+    told = told_by_parent(console, ranks)
     exits = []
     for rank in sorted(states.keys() | told.keys()):
         state = states.get(rank)
@@ -92,17 +92,20 @@ def classify_trainer(
     wanted: int,
     oom: tuple[int | None, int | None],
     console: Sequence[str],
+    where: str = "",
 ) -> End:
     """The end of a trainer launch, or of what was left of it after a rank had failed.
 
     Completed only if the command ended with 0 and every rank said its own good end. `child_code`
-    is None if the command did not end by itself.
+    is None if the command did not end by itself; `where` is the node on which it ended so, if there
+    are several.
     """
     good = [e for e in exits if e.code == 0]
     if child_code == 0 and len(good) == len(exits) == wanted:
         return End(status=LaunchStatus.COMPLETED)
     if wanted > 1 and child_code is not None and child_code < 0:
-        cause = f"the ranks' parent was ended by {signal_name(child_code)}, and they with it"
+        on = f" on node {where}" if where else ""
+        cause = f"the ranks' parent{on} was ended by {signal_name(child_code)}, and they with it"
         return End(status=LaunchStatus.CRASHED, cause=cause)
     culprit = _first_to_fail(ranks, exits)
     if culprit is None:
@@ -154,6 +157,14 @@ def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[st
     return End(status=status, cause=f"pytest ended with {child_code}{missing}: {word}".rstrip(": "))
 
 
+def classify_plain(child_code: int | None, console: Sequence[str]) -> End:
+    """The end of a program that says with its exit code alone how it went."""
+    if child_code == 0:
+        return End(status=LaunchStatus.COMPLETED)
+    word = last_error(console) or last_words(console)
+    return End(status=LaunchStatus.CRASHED, cause=f"ended with {child_code}: {word}".rstrip(": "))
+
+
 def is_communication_failure(end: End, console: Sequence[str]) -> bool:
     """Is the collective library or the port to blame, rather than a rank?"""
     if end.status not in (LaunchStatus.CRASHED, LaunchStatus.ENVIRONMENT_ERROR):
@@ -163,13 +174,19 @@ def is_communication_failure(end: End, console: Sequence[str]) -> bool:
     return any(_COMMUNICATION.search(line) for line in console[-_TAIL_LINES:])
 
 
-def told_by_parent(console: Sequence[str]) -> dict[int, int]:
-    """Exit codes by rank, in the order in which torchrun said that its children failed."""
+def told_by_parent(console: Sequence[str], ranks: Sequence[RankState] = ()) -> dict[int, int]:
+    """Exit codes by rank, in the order in which torchrun said that its children failed.
+
+    It tells a rank's place on its own node, which is its rank only where there is one node; so its
+    process comes first.
+    """
+    known = {state.pid or state.foreign_pid: state.rank for state in ranks}
     told: dict[int, int] = {}
     for line in console[-_TAIL_LINES:]:
         match = _TORCHRUN_SAYS.search(line)
         if match:
-            told.setdefault(int(match.group(2)), int(match.group(1)))
+            code, place, pid = (int(text) for text in match.groups())
+            told.setdefault(known.get(pid, place), code)
     return told
 
 

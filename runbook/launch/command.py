@@ -26,7 +26,8 @@ from runbook.read.documents import CONFIG_YAML, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 
-_OURS = ("torchrun", "python", "python3")
+TORCHRUN = "torchrun"
+_OURS = (TORCHRUN, "python", "python3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +76,12 @@ def pasteable(launch: Launch) -> Pasteable:
     return Pasteable(line=line, lines=lines, notes=tuple(notes))
 
 
-def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Command:
+def build_command(
+    launch: Launch, run_dir: Path, *, retry: bool = False, here: bool = True
+) -> Command:
     """Write the launch's input files into `run_dir` and return what to execute.
+
+    What does not run `here` keeps the word torchrun: where its agents meet is said there.
 
     A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
     config cannot be found or changed as asked.
@@ -97,7 +102,7 @@ def build_command(launch: Launch, run_dir: Path, *, retry: bool = False) -> Comm
     words = list(launch.words())
     if launch.kind == "pytest":
         words += ["--junitxml", str(run_dir / JUNIT_XML)]
-    port = free_port() if words[0] == "torchrun" else None
+    port = free_port() if words[0] == TORCHRUN and here else None
     return Command(argv=tuple(_executable(words, port)), env=launch.env, port=port, steps=steps)
 
 
@@ -186,7 +191,9 @@ def _pytest_options() -> tuple[str, ...]:
 
 def _executable(words: list[str], port: int | None) -> list[str]:
     first, rest = words[0], words[1:]
-    if first == "torchrun":
+    if first == TORCHRUN and port is None:
+        return words
+    if first == TORCHRUN:
         rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
         return [sys.executable, "-m", "nsa.loopback", *rendezvous, *rest]
     if first in _OURS:
@@ -232,9 +239,9 @@ def resolve_config(name: str) -> Path:
     raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
 
 
-def free_port() -> int:
-    """A TCP port on the loopback interface that nobody listens on right now."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port at one of this machine's addresses that nobody listens on right now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port

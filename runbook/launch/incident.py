@@ -29,7 +29,7 @@ from runbook.launch.flight import (
 from runbook.launch.nccl_flight import nccl_flight_files
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
-from runbook.launch.watchdog import STOPPED, Hang, Watchdog, process_state
+from runbook.launch.watchdog import STOPPED, Hang, Watchdog
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.read.load import Load
 from runbook.records import Kind, LaunchStatus
@@ -50,10 +50,16 @@ _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OU
 _TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 Send = Callable[[RankState, int], bool]
+Outside = Callable[[RankState], Path | None]
 
 
 def collect_stacks(
-    run_dir: Path, ranks: Sequence[RankState], *, token: str, send: Send | None = None
+    run_dir: Path,
+    ranks: Sequence[RankState],
+    *,
+    token: str,
+    send: Send | None = None,
+    outside: Outside | None = None,
 ) -> list[Path]:
     """Have the Python stacks of all ranks written into `run_dir` and return the files.
 
@@ -69,7 +75,8 @@ def collect_stacks(
     files = _wait_for_stacks(run_dir, before)
     told = {STACKDUMPS.rank_of(path.name) for path in files}
     silent = [state for state in alive if state.rank not in told]
-    files += [path for state in silent if (path := _read_from_outside(run_dir, state))]
+    read = outside or (lambda state: read_outside(run_dir, state))
+    files += [path for state in silent if (path := read(state))]
     return files
 
 
@@ -96,7 +103,7 @@ def collect_flights(
 
 def _able(ranks: Sequence[RankState]) -> list[RankState]:
     """Ranks whose process can answer a signal."""
-    return [r for r in ranks if r.pid is not None and process_state(r.pid) not in STOPPED]
+    return [r for r in ranks if r.pid is not None and r.process_state not in STOPPED]
 
 
 def name_culprit(
@@ -106,13 +113,14 @@ def name_culprit(
     *,
     token: str,
     send: Send | None = None,
+    outside: Outside | None = None,
 ) -> tuple[Hang, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
     """
     flights = collect_flights(run_dir, ranks, token=token, send=send)
-    stacks = collect_stacks(run_dir, ranks, token=token, send=send)
+    stacks = collect_stacks(run_dir, ranks, token=token, send=send, outside=outside)
     entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
     busy = busy_ranks(stacks)
     return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
@@ -176,7 +184,8 @@ def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[
     return sorted(last)
 
 
-def _read_from_outside(run_dir: Path, state: RankState) -> Path | None:
+def read_outside(run_dir: Path, state: RankState) -> Path | None:
+    """The stack of a rank of this machine that cannot answer, by py-spy where that is installed."""
     tool = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     if tool is None or state.pid is None:
         return None
@@ -203,8 +212,8 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
             {
                 "rank": state.rank,
                 "pid": state.pid,
-                "process_state": process_state(state.pid) if state.died_at is None else "gone",
-                "waits_in": _kernel_wait(state.pid) if state.died_at is None else "",
+                "process_state": state.process_state if state.died_at is None else "gone",
+                "waits_in": _kernel_wait(state),
                 "silent_s": round(time.monotonic() - state.changed_at, 3),
                 "phase": state.phase,
                 "step": state.step,
@@ -219,9 +228,12 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
     return path
 
 
-def _kernel_wait(pid: int | None) -> str:
+def _kernel_wait(state: RankState) -> str:
+    """Where in the kernel it waits; not known of a process of another machine."""
+    if state.died_at is not None or state.told_state is not None:
+        return ""
     try:
-        return Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8")
+        return Path(f"/proc/{state.pid}/wchan").read_text(encoding="utf-8")
     except OSError:
         return ""
 

@@ -13,11 +13,21 @@ from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
 from runbook.launch.commits import CheckoutError, check_out
+from runbook.launch.local import LocalLauncher
 from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.place import Launcher, RefusedError
 from runbook.launch.watchdog import Budgets, Thresholds
-from runbook.read.documents import CONSOLE_LOG, RESULT_JSON, read_console
+from runbook.read.documents import (
+    CONSOLE_LOG,
+    LAUNCH_JSON,
+    RESULT_JSON,
+    read_console,
+    read_json_object,
+)
 from runbook.records import Launch, LaunchResult, LaunchStatus
 
+# What launch.json has to say for a launch to be found again.
+_DESCRIBED = frozenset({"argv", "attempt", "run_token", "started_at", "steps"})
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
 
 
@@ -32,6 +42,7 @@ def run_launch(
     retry: bool = True,
     machine: Mapping[str, str] | None = None,
     watch: Thresholds | None = None,
+    launcher: Launcher | None = None,
 ) -> LaunchResult:
     """Run one launch to its end and say how it ended; nothing of it is alive afterwards.
 
@@ -39,27 +50,61 @@ def run_launch(
     `NCCL_DEBUG=INFO`; a wrong number never is. The files of the
     first attempt are kept beside the run directory, under its name with `.attempt1`.
     `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
-    the detectors of numbers; without it they run where the plan says that it is watched.
+    the detectors of numbers; without it they run where the plan says that it is watched. `launcher`
+    is where it runs, this machine without one.
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
     the children's lives hang on it.
     """
+    options = _options(
+        launch,
+        run_root,
+        observer=observer,
+        stop=stop or StopRequest(),
+        enough=enough,
+        launcher=launcher or LocalLauncher(),
+        budgets=budgets,
+        machine=machine,
+        watch=watch,
+    )
+    return _settled(launch, _attempt(launch, 1, options), options, retry=retry)
+
+
+def _options(
+    launch: Launch,
+    run_root: Path,
+    *,
+    observer: Observer,
+    stop: StopRequest,
+    enough: Callable[[Path], bool] | None,
+    launcher: Launcher,
+    budgets: Budgets | None = None,
+    machine: Mapping[str, str] | None = None,
+    watch: Thresholds | None = None,
+) -> AttemptOptions:
     if watch is None and launch.watched:
         watch = Thresholds.from_variables(launch.env)
-    options = AttemptOptions(
+    return AttemptOptions(
         run_root=run_root,
         machine=os.environ if machine is None else machine,
         budgets=budgets or Budgets.for_launch(launch),
         observer=observer,
-        stop=stop or StopRequest(),
+        stop=stop,
         enough=enough,
         watch=watch,
+        launcher=launcher,
     )
-    result = _attempt(launch, 1, options)
+
+
+def _settled(
+    launch: Launch, result: LaunchResult, options: AttemptOptions, *, retry: bool
+) -> LaunchResult:
+    """The result of the last attempt, written; a second one is made if the first deserves it."""
+    run_root = options.run_root
     if retry and not options.stop.requested and _worth_a_retry(launch, result, run_root):
         first = _first_attempt(launch, result, run_root)
-        observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
+        options.observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
         result = _joined(first, _attempt(debugged, 2, options))
     path = run_root / launch.run_dir / RESULT_JSON
@@ -69,8 +114,14 @@ def run_launch(
 
 def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResult:
     run_dir = _inside(options.run_root, launch.run_dir)
+    here = options.launcher.name == LocalLauncher.name
+    if here and launch.nodes > 1:
+        raise UsageError(
+            f"{launch.id} was planned for {launch.nodes} nodes, and this starts on one machine",
+            hint="runbook run --launcher slurm starts it as it was planned",
+        )
     make_private_dir(run_dir)
-    command = build_command(launch, run_dir, retry=number > 1)
+    command = build_command(launch, run_dir, retry=number > 1, here=here)
     if launch.commit:
         try:
             folder = check_out(launch.commit, options.run_root, run_dir)
@@ -80,7 +131,43 @@ def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResu
         command = replace(command, folder=folder)
     options.observer.launch_started(launch, number)
     with options.stop.deferred():
-        return Attempt(launch, command, options, number).run()
+        try:
+            return Attempt(launch, command, options, number).run()
+        except RefusedError as error:
+            status = LaunchStatus.ENVIRONMENT_ERROR
+            return LaunchResult(status=status, attempts=number, cause=str(error))
+
+
+def adopt_launch(
+    launch: Launch,
+    run_root: Path,
+    *,
+    observer: Observer,
+    stop: StopRequest,
+    enough: Callable[[Path], bool] | None,
+    retry: bool,
+    launcher: Launcher,
+) -> LaunchResult | None:
+    """Go on with a launch that outlived the harness which started it, to its end.
+
+    None if nothing of it is left to go on with, or if that harness saw its end; then its folder is
+    as it was.
+    """
+    folder = run_root / launch.run_dir
+    document, _ = read_json_object(folder / LAUNCH_JSON, [])
+    described = document is not None and document.keys() >= _DESCRIBED
+    if document is None or not described or (folder / RESULT_JSON).exists():
+        return None
+    options = _options(
+        launch, run_root, observer=observer, stop=stop, enough=enough, launcher=launcher
+    )
+    attempt = Attempt.described(launch, document, options)
+    with stop.deferred():
+        place = launcher.adopt(attempt.start())
+        if place is None:
+            return None
+        result = attempt.go_on(place)
+    return _settled(launch, result, options, retry=retry and attempt.number == 1)
 
 
 def _inside(run_root: Path, name: str) -> Path:
@@ -99,7 +186,10 @@ def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool
         return False
     if result.status in _STALLS:
         return True
-    lines, _ = read_console(run_root / launch.run_dir / CONSOLE_LOG)
+    console = run_root / launch.run_dir / CONSOLE_LOG
+    if not console.is_file():
+        return False  # it was refused before anything of it ran
+    lines, _ = read_console(console)
     end = End(status=result.status, cause=result.cause, culprit_rank=result.culprit_rank)
     return is_communication_failure(end, lines)
 

@@ -19,7 +19,7 @@ from typing import IO
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import UsageError
-from runbook.launch.reaper import GOOD_BYE, kill_all
+from runbook.launch.reaper import GOOD_BYE, TOKEN_VARIABLE, kill_all
 
 _HERE = Path(__file__).parent
 _BARE = (sys.executable, "-I", "-S")
@@ -96,10 +96,10 @@ def spawn(
 class Reaper:
     """A process that kills everything with the token as soon as this one is gone."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def __init__(self, token: str, variable: str = TOKEN_VARIABLE) -> None:
+        self._token, self._variable = token, variable
         self._process = subprocess.Popen(
-            [*_BARE, str(_HERE / "reaper.py"), token],
+            [*_BARE, str(_HERE / "reaper.py"), token, variable],
             env={},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -111,7 +111,7 @@ class Reaper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        left = kill_all(self._token)
+        left = kill_all(self._token, self._variable)
         if self._process.stdin is not None:
             # If something survived, the reaper goes on trying after we are gone.
             if not left:
@@ -123,6 +123,18 @@ class Reaper:
             self._process.stdin.close()
         if not left:
             self._process.wait(timeout=5)
+
+
+def process_state(pid: int | None) -> str:
+    """The kernel's one-letter state of a process, or an empty string if it cannot be read."""
+    if pid is None:
+        return ""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The name in parentheses may hold anything, so fields count from the last one.
+    return text.rpartition(")")[2].split()[0]
 
 
 # linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runbook.launch.ranks import RankState
-from runbook.launch.watchdog import SLOW_PHASES, STOPPED, blame, process_state
+from runbook.launch.watchdog import SLOW_PHASES, STOPPED, blame
 
 # Silence is worth a word from this many of a rank's usual pauses on, and never before LEAST_S: the
 # files are looked at ten times a second, and a busy machine is late by itself.
@@ -67,7 +67,7 @@ def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
     quiet = [state for state in alive if _is_silent(state, now)]
     if not quiet:
         return Pulse(alive=len(alive), wanted=wanted)
-    states = {state.rank: process_state(state.pid) for state in quiet}
+    states = {state.rank: state.process_state for state in quiet}
     first = blame(quiet, states).rank
     quiet.sort(key=lambda state: (state.rank != first, state.rank))
     silent = tuple(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.launch.processes import exit_code_of
+from runbook.launch.processes import exit_code_of, process_state
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail
@@ -33,6 +33,8 @@ class RankState(RankFold):
     pid: int | None = None
     foreign_pid: int | None = None
     handle: int | None = None
+    # What its node says of its process, where that is another machine: see `process_state`.
+    told_state: str | None = None
     died_at: float | None = None
     parent_saw: int | None = None
     changed_at: float = 0.0
@@ -89,6 +91,11 @@ class RankState(RankFold):
             return {}
         watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
         return {"watched_s": round(watched, 3), "said_s": round(said, 3)}
+
+    @property
+    def process_state(self) -> str:
+        """The kernel's one-letter state of its process; empty if it cannot be known."""
+        return process_state(self.pid) if self.told_state is None else self.told_state
 
     @property
     def ended(self) -> bool:

@@ -1,8 +1,8 @@
 """Ends everything of a launch: the processes that carry its run token, found and killed by it.
 
 Names are never matched: whoever carries a run token in its environment was started by a launch.
-Also a program of the standard library alone (`python -I -S reaper.py TOKEN`), which waits beside a
-run for the harness to die.
+Also a program of the standard library alone (`python -I -S reaper.py TOKEN VARIABLE`), which waits
+beside a run for the harness to die.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _EMPTY_SCANS = 2
 _PAUSE_S = 0.02
 
 
-def environment_holds(pid: int, token: str) -> bool:
+def environment_holds(pid: int, token: str, variable: str = TOKEN_VARIABLE) -> bool:
     """Does the process carry this token? False if it is gone, a zombie, or not ours to read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:  # noqa: PTH123 - starts without pathlib
             variables = stream.read().split(b"\0")
     except OSError:
         return False
-    return f"{TOKEN_VARIABLE}={token}".encode() in variables
+    return f"{variable}={token}".encode() in variables
 
 
 def holds_file(pid: int, path: str) -> bool:
@@ -49,15 +49,15 @@ def holds_file(pid: int, path: str) -> bool:
     return False
 
 
-def carriers(token: str) -> list[int]:
+def carriers(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
     """Pids of all live processes with the token, without this one."""
     me = os.getpid()
     pids = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
-    return [pid for pid in pids if pid != me and environment_holds(pid, token)]
+    return [pid for pid in pids if pid != me and environment_holds(pid, token, variable)]
 
 
 @contextmanager
-def owned(pid: int, token: str) -> Iterator[int | None]:
+def owned(pid: int, token: str, variable: str = TOKEN_VARIABLE) -> Iterator[int | None]:
     """A pidfd of the process if it carries the token, else None.
 
     The token is checked after the pidfd is open: from then on the number cannot be reused by
@@ -69,14 +69,14 @@ def owned(pid: int, token: str) -> Iterator[int | None]:
         yield None
         return
     try:
-        yield handle if environment_holds(pid, token) else None
+        yield handle if environment_holds(pid, token, variable) else None
     finally:
         os.close(handle)
 
 
-def signal_owned(pid: int, token: str, number: int) -> bool:
+def signal_owned(pid: int, token: str, number: int, variable: str = TOKEN_VARIABLE) -> bool:
     """Send a signal to a process with the token; False if there is no such process (any more)."""
-    with owned(pid, token) as handle:
+    with owned(pid, token, variable) as handle:
         if handle is None:
             return False
         try:
@@ -86,7 +86,7 @@ def signal_owned(pid: int, token: str, number: int) -> bool:
         return True
 
 
-def kill_all(token: str, *, within_s: float = 5.0) -> list[int]:
+def kill_all(token: str, variable: str = TOKEN_VARIABLE, *, within_s: float = 5.0) -> list[int]:
     """Kill everything with the token until two scans in a row find nothing.
 
     Returns the pids that are still there after `within_s` (empty in all but strange cases: a
@@ -96,9 +96,9 @@ def kill_all(token: str, *, within_s: float = 5.0) -> list[int]:
     empty = 0
     left: list[int] = []
     while empty < _EMPTY_SCANS and time.monotonic() < deadline:
-        left = carriers(token)
+        left = carriers(token, variable)
         for pid in left:
-            signal_owned(pid, token, signal.SIGKILL)
+            signal_owned(pid, token, signal.SIGKILL, variable)
         empty = 0 if left else empty + 1
         if left:
             time.sleep(_PAUSE_S)
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
         last = data[-1:]
     if last == GOOD_BYE:
         return 0
-    return 1 if kill_all(argv[1], within_s=30.0) else 0
+    return 1 if kill_all(argv[1], argv[2], within_s=30.0) else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, NSAError, Phase
@@ -144,18 +143,6 @@ class Hang:
     kind: Kind = Kind.NONE
 
 
-def process_state(pid: int | None) -> str:
-    """The kernel's one-letter state of a process, or an empty string if it cannot be read."""
-    if pid is None:
-        return ""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    # The name in parentheses may hold anything, so fields count from the last one.
-    return text.rpartition(")")[2].split()[0]
-
-
 class Watchdog:
     """Remembers until when waiting was excused; everything else comes from the ranks."""
 
@@ -197,7 +184,7 @@ class Watchdog:
         """
         alive = [state for state in ranks if not state.ended]
         longest = max(state.longest_step_s for state in alive)
-        states = {state.rank: process_state(state.pid) for state in alive}
+        states = {state.rank: state.process_state for state in alive}
         culprit = blame(alive, states, busy, entered)
         process = states[culprit.rank]
         cause = _describe(culprit, process, self._budgets, longest, now)

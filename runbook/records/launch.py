@@ -73,22 +73,25 @@ def _compact(document: object) -> str:
 class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
-    `kind`: the trainer, the measurement of the devices' ceilings, shipped tests, or a trainer of
-    one's own, which `own` describes. `run_dir` is relative to the run's folder. `optional` launches
-    decide their own arm only; `conditional` ones start only if their phase needs them
-    (`Phase.needs_more`). `commit`: the launch runs from a clean checkout of it, with its packages.
-    `resumes` names the launch of the same phase whose newest checkpoint it goes on from, after step
-    `after`; `steps` counts from the very first one. `watched`: detectors read its numbers while it
-    runs, and halt it.
+    `kind`: the trainer, the measurement of the devices' ceilings, shipped tests, a trainer of one's
+    own, which `own` describes, or what collects facts on other machines. `run_dir` is relative to
+    the run's folder. `nproc` are the ranks of all `nodes` together; `on` says which of the run's
+    nodes, if not the first ones. `optional` launches decide their own arm only; `conditional` ones
+    start only if their phase needs them (`Phase.needs_more`). `commit`: the launch runs from a
+    clean checkout of it, with its packages. `resumes` names the launch of the same phase whose
+    newest checkpoint it goes on from, after step `after`; `steps` counts from the very first one.
+    `watched`: detectors read its numbers while it runs, and halt it.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
     phase: str
-    kind: str = Field(pattern=r"^(trainer|ceilings|pytest|own)$")
+    kind: str = Field(pattern=r"^(trainer|ceilings|pytest|own|collect)$")
     argv: tuple[str, ...]
     env: dict[str, str]
     run_dir: str
     nproc: int = Field(ge=1)
+    nodes: int = Field(default=1, ge=1)
+    on: tuple[int, ...] = ()
     steps: int = Field(ge=0)
     timeout_s: float = Field(gt=0)
     config: str = ""
@@ -108,9 +111,11 @@ class Launch(Record):
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is not asked for is not in the document, so that plans of old records stay equal."""
         document: dict[str, Any] = dump(self)
-        for name in ("resumes", "after", "watched", "own"):
+        for name in ("resumes", "after", "watched", "own", "on"):
             if not document.get(name):
                 document.pop(name, None)
+        if document.get("nodes") == 1:
+            del document["nodes"]
         return document
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from runbook.records import Check, Comparison, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.run import Invocation
+from runbook.records.run import DEFAULT_LAUNCHER, Invocation
 
 if TYPE_CHECKING:
     from runbook.config.limits import FixedRule, LimitSpec
@@ -24,7 +24,7 @@ class PlanContext:
     chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
     `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
     the run was asked for, for the commands that ask for it again. `reference` and `head` are the
-    commits of a phase that compares two, in full.
+    commits of a phase that compares two, in full. The ranks are spread over `nodes`.
     """
 
     profile: Profile
@@ -38,7 +38,13 @@ class PlanContext:
     gpu_hour_price: float | None = None
     reference: str = ""
     head: str = ""
+    nodes: int = 1
     invocation: Invocation | None = None
+
+    @property
+    def on_nodes(self) -> bool:
+        """Do the launches run on nodes of a cluster?"""
+        return self.invocation is not None and self.invocation.launcher != DEFAULT_LAUNCHER
 
     def rerun(self, *phases: str) -> str:
         """The command that runs these phases again in the same way."""

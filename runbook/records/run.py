@@ -193,6 +193,14 @@ DEFAULT_PLAN = "production"
 # How arms are compared; the first is the default.
 PROTOCOLS = ("blocks", "launches", "single")
 DEFAULT_PROTOCOL = PROTOCOLS[0]
+# Where launches run; the first is the default.
+LAUNCHERS = ("local", "slurm")
+DEFAULT_LAUNCHER = LAUNCHERS[0]
+_OF_A_CLUSTER = ("launcher", "nodes", "partition", "account", "queue_s")
+# The fact that has the nodes of a run by name, with a comma between.
+NODE_NAMES = "nodes.names"
+# How long a job may wait for its nodes.
+DEFAULT_QUEUE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +209,8 @@ class Invocation:
 
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
     pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
-    name or the path of a file, makes it a `runbook launch`, with `without_go`.
+    name or the path of a file, makes it a `runbook launch`, with `without_go`. `launcher` is
+    where launches run: on this machine, or as jobs of Slurm, of which the other four speak.
     """
 
     profile: str
@@ -216,6 +225,11 @@ class Invocation:
     head: str = ""
     plan: str = ""
     without_go: bool = False
+    launcher: str = DEFAULT_LAUNCHER
+    nodes: int = 1
+    partition: str = ""
+    account: str = ""
+    queue_s: float = DEFAULT_QUEUE_S
 
     @classmethod
     def recorded(
@@ -236,13 +250,20 @@ class Invocation:
             head=str(options.get("head") or ""),
             plan=str(options.get("plan") or ""),
             without_go=bool(options.get("without_go")),
+            launcher=str(options.get("launcher") or DEFAULT_LAUNCHER),
+            nodes=int(options.get("nodes") or 1),
+            partition=str(options.get("partition") or ""),
+            account=str(options.get("account") or ""),
+            queue_s=float(options.get("queue_s") or DEFAULT_QUEUE_S),
         )
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
         kept = {name: value for name, value in asdict(self).items() if name != "settings"}
-        # A run that follows no plan says nothing of plans.
-        return {k: v for k, v in kept.items() if v or k not in ("plan", "without_go")}
+        # A run that follows no plan says nothing of plans, one on this machine nothing of clusters.
+        unsaid = [name for name in ("plan", "without_go") if not kept[name]]
+        unsaid += _OF_A_CLUSTER if self.launcher == DEFAULT_LAUNCHER else ()
+        return {name: value for name, value in kept.items() if name not in unsaid}
 
     def line(self, phases: Iterable[str]) -> str:
         """The command that runs these phases in the same way; it leaves out what is default.
@@ -263,6 +284,11 @@ class Invocation:
             "--out": (str(self.out), DEFAULT_OUT),
             "--reference": (self.reference, ""),
             "--head": (self.head, ""),
+            "--launcher": (self.launcher, DEFAULT_LAUNCHER),
+            "--nodes": (str(self.nodes), "1"),
+            "--partition": (self.partition, ""),
+            "--account": (self.account, ""),
+            "--queue-s": (f"{self.queue_s:g}", f"{DEFAULT_QUEUE_S:g}"),
         }
         for flag, (value, default) in changed.items():
             words += [flag, value] if value != default else []

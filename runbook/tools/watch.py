@@ -21,7 +21,7 @@ from runbook.launch.incident import (
 )
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds, holds_file
-from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog, process_state
+from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.read.documents import LAUNCH_JSON
 from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 
@@ -92,7 +92,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
             RankStack(
                 rank=state.rank,
                 pid=state.pid or 0,
-                state=STOPPED.get(process_state(state.pid), "running"),
+                state=STOPPED.get(state.process_state, "running"),
                 phase=state.phase,
                 step=state.step,
                 silent_s=_silence(state),

@@ -16,7 +16,8 @@ from runbook.engine.journal import derive_record, read_events
 from runbook.engine.outputs import write_manifest
 from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
-from runbook.records import RunRecord, Verdict
+from runbook.records import Launch, RunRecord, Verdict
+from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, profile, run, setup
 
 PHASES = {
@@ -189,3 +190,20 @@ def test_the_load_of_a_phase_hides_no_fact_of_the_machine(folder: Path) -> None:
     known = derive_record([*events[:-1], *told, events[-1]]).environment
     wanted = {"gpu.count": "2", "load.baseline": "much", "load.long_run": "little"}
     assert wanted.items() <= known.items()
+
+
+class Careful(Toy):
+    """Has one more launch, for the case that the first does not decide; it does."""
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        (first,) = super().plan(context)
+        more = {"name": "more", "run_dir": f"{self.name}/more", "conditional": True}
+        return [first, first.model_copy(update=more)]
+
+
+def test_launches_that_were_not_needed_are_no_difference(tmp_path: Path) -> None:
+    careful = Careful("baseline")
+    run(tmp_path, careful)
+    (folder,) = tmp_path.iterdir()
+    found = verify_run(folder, phases={"baseline": careful}, setup=setup(tmp_path, careful))
+    assert found.differences == ()

@@ -1,0 +1,174 @@
+"""Preflight on every node of a run: the collectors run there, as a job, and their facts come here.
+
+The first node's facts are those of the run, since all rows about the machine mean the machines that
+train; of the others it is kept what has to be equal everywhere, named `FACT@NODE`. Also the program
+that runs on a node: `python -m runbook.engine.on_nodes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runbook.collect.preflight import collect_preflight
+from runbook.collect.probe import Draft, finish
+from runbook.engine.judge import FACTS_FILE, read_facts, write_facts
+from runbook.errors import RunbookError
+from runbook.launch import StopRequest, run_launch, set_aside
+from runbook.launch.observer import Observer
+from runbook.launch.place import Launcher
+from runbook.launch.slurm.files import (
+    ASKS_JSONL,
+    NODE_FOLDER_VARIABLE,
+    NODE_JSONL,
+    NODES,
+    last_state,
+)
+from runbook.read.documents import LAUNCH_JSON, file_sha256
+from runbook.records import Launch, LaunchResult
+from runbook.records.evidence import Fact
+from runbook.records.run import NODE_NAMES
+
+if TYPE_CHECKING:
+    from runbook.engine.options import Setup
+
+# What has to be the same on all nodes of a run, or is held against a limit on each.
+COMPARED = (
+    *("package.sha256", "git.sha", "torch.version", "torch.cuda", "torch.nccl"),
+    *("gpu.count", "gpu.names", "gpu.driver", "gpu.memory_total_mib", "gpu.pcie_gen"),
+    *("gpu.pcie_width", "gpu.nvlink", "gpu.mig", "gpu.power_limit", "infiniband.present"),
+    *("cpu.count", "memory.total_gib", "disk.free_gib", "disk.write_mib_s", "clock.offset_s"),
+)
+_CLOCK = "clock.json"
+_OF_THE_AGENT = ("console.log", NODE_JSONL, ASKS_JSONL, FACTS_FILE)
+_TIMEOUT_S = 300.0
+
+
+def collect_on_nodes(
+    setup: Setup, run_root: Path, *, launcher: Launcher, observer: Observer, stop: StopRequest
+) -> tuple[dict[str, Fact], LaunchResult]:
+    """The facts of all nodes, and how the job that collected them ended.
+
+    Raises OSError if the disk refuses, RunbookError if what a node wrote is damaged.
+    """
+    profile = setup.profile
+    launch = Launch(
+        name="nodes",
+        phase="preflight",
+        kind="collect",
+        argv=("python", "-m", "runbook.engine.on_nodes", profile.branch or "", profile.trainer),
+        env={k: v for k, v in setup.exports.items() if k.startswith("CUDA_")},
+        run_dir="preflight/nodes",
+        nproc=setup.options.nodes,
+        nodes=setup.options.nodes,
+        steps=0,
+        timeout_s=_TIMEOUT_S,
+        purpose="what each node is: devices, driver, versions, disk, clock",
+    )
+    if (run_root / launch.run_dir).exists():
+        set_aside(run_root / launch.run_dir, "unfinished")
+    observer.note(f"preflight: asks {launch.nodes} node(s)")
+    result = run_launch(
+        launch, run_root, observer=_Quiet(observer), stop=stop, retry=False, launcher=launcher
+    )
+    if not result.ok:
+        return _unknown(run_root, run_root / launch.run_dir, result), result
+    return _gathered(run_root, run_root / launch.run_dir / NODES), result
+
+
+class _Quiet(Observer):
+    """Passes on what a person should read; the job is no launch of the plan."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.note = observer.note  # type: ignore[method-assign]
+
+
+def _gathered(run_root: Path, root: Path) -> dict[str, Fact]:
+    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=_place)
+    if not folders:
+        raise RunbookError(f"{root} holds no node")
+    for path in sorted(folders[0].iterdir()):
+        if path.is_file() and path.name not in _OF_THE_AGENT and not path.name.startswith("."):
+            shutil.copyfile(path, run_root / path.name)
+    facts = read_facts(folders[0])
+    names = ", ".join(folder.name for folder in folders)
+    facts[NODE_NAMES] = _names(run_root, root.parent, names)
+    for folder in folders:
+        facts |= _of_node(run_root, folder)
+    return facts
+
+
+def _unknown(run_root: Path, run_dir: Path, ended: LaunchResult) -> dict[str, Fact]:
+    """The one fact that is left: why nothing is known."""
+    return {NODE_NAMES: _names(run_root, run_dir, None, note=ended.cause)}
+
+
+def _names(run_root: Path, run_dir: Path, value: str | None, *, note: str = "") -> Fact:
+    path = run_dir / LAUNCH_JSON
+    where = path.relative_to(run_root).as_posix()
+    return Fact(name=NODE_NAMES, value=value, path=where, sha256=file_sha256(path), note=note)
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    state = last_state(folder)
+    if state is None:
+        raise RunbookError(f"{folder / NODE_JSONL} is damaged")
+    return state.index, folder.name
+
+
+def _of_node(run_root: Path, folder: Path) -> dict[str, Fact]:
+    below = folder.relative_to(run_root).as_posix()
+    found = {}
+    for name, fact in read_facts(folder).items():
+        if name in COMPARED:
+            own = f"{name}@{folder.name}"
+            found[own] = Fact(
+                name=own,
+                value=fact.value,
+                unit=fact.unit,
+                path=f"{below}/{fact.path}",
+                sha256=fact.sha256,
+                note=fact.note,
+            )
+    return found
+
+
+def _clock(folder: Path) -> dict[str, Fact]:
+    """How far this node's clock is from the clock of the shared folder's server, s."""
+    probe = folder / ".clock"
+    probe.touch()
+    offset_s = round(time.time() - probe.stat().st_mtime, 3)
+    probe.unlink()
+    text = json.dumps({"schema_version": 1, "offset_s": offset_s}, indent=2)
+    (folder / _CLOCK).write_text(f"{text}\n", encoding="utf-8")
+    draft = Draft(name="clock.offset_s", value=offset_s, unit="s", file=_CLOCK)
+    return finish([draft], folder)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(argv: list[str], environ: Mapping[str, str]) -> int:
+    """Collect on this node, into the folder that its agent names."""
+    folder = Path(environ[NODE_FOLDER_VARIABLE])
+    facts = collect_preflight(
+        folder,
+        expected_branch=argv[0] or None,
+        note=_say,
+        trainer=argv[1],
+        variables={k: v for k, v in environ.items() if k.startswith("CUDA_")},
+    )
+    write_facts(folder, facts | _clock(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,325 @@
+"""A launch as a job of Slurm: watched through its files, and through what Slurm says of it."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from nsa.contract import STACKDUMPS
+from runbook.launch.classify import End
+from runbook.launch.place import Aftermath, Start
+from runbook.launch.ranks import RankState
+from runbook.launch.slurm.commands import (
+    JobState,
+    SlurmError,
+    cancel,
+    host_names,
+    is_listed,
+    job_state,
+    node_words,
+)
+from runbook.launch.slurm.files import (
+    ASKS_JSONL,
+    END_ALL,
+    NODES,
+    READ_OUTSIDE,
+    Ask,
+    Job,
+    append_record,
+)
+from runbook.launch.slurm.gather import gather
+from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.records import Kind, LaunchStatus
+
+# How often Slurm is asked; the files are looked at ten times a second.
+_ASK_EVERY_S = 1.0
+# An agent tells once a second, and a shared folder may show it later: so long is quiet, and so long
+# is lost even where nobody waits for a rank of it.
+_LATE_S, _QUIET_S = 1.6, 4.0
+NODE_SILENT_S = 15.0
+# From the job's start until the first word of each agent, which has to import its modules first.
+_NODE_STARTS_S = 90.0
+_OVER_GRACE_S = 1.5
+# A wait in the queue that is shorter than this is told to nobody.
+_WORTH_A_WORD_S = 5.0
+_STOP_GRACE_S = 3.0
+_DONE_GRACE_S = 3.0
+_CANCEL_GRACE_S = 10.0
+_OUTSIDE_S = 4.0
+
+
+class SlurmRun:
+    """A job that was submitted, by this process or by one that was killed since."""
+
+    def __init__(
+        self,
+        start: Start,
+        job: Job,
+        *,
+        queue_s: float,
+        note: Callable[[str], None],
+        on_begin: Callable[[str], None],
+    ) -> None:
+        self._start, self.job, self._queue_s, self._note = start, job, queue_s, note
+        self._on_begin = on_begin
+        self.submitted = time.monotonic()
+        self.began: float | None = None
+        self.watch = RanksOnNodes(
+            start.run_dir,
+            start.token,
+            self.submitted,
+            ranks_per_node=max(1, job.nproc // job.nodes),
+        )
+        self.state = JobState(state="PENDING")
+        self._asked_at, self._over_at, self._terminated_at = 0.0, 0.0, 0.0
+        self._told, self._gone, self._lost = "", False, False
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return f"job {self.job.job_id}"
+
+    def wait(self, within_s: float) -> None:
+        """As in `Running`."""
+        self.watch.wait(within_s)
+        if time.monotonic() > self._asked_at + _ASK_EVERY_S:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Look at the job in Slurm; a controller that does not answer leaves it as it was."""
+        self._asked_at = time.monotonic()
+        try:
+            state = job_state(self.job.job_id)
+        except SlurmError as error:
+            self._tell(str(error))
+            return
+        self._gone = state is None
+        self.state = state or self.state
+        if self.state.waits:
+            if self._asked_at - self.submitted > _WORTH_A_WORD_S:
+                self._tell(f"waits in the queue: {self._reason()}")
+        elif self.began is None and (self.watch.nodes or not self._is_over()):
+            self.began = self._asked_at
+            self._on_begin(self.state.nodes)
+            if self._told:
+                self._tell(f"runs on {self.state.nodes}")
+
+    def _reason(self) -> str:
+        """Why Slurm lets the job wait, in its words."""
+        known = self.state.reason not in ("", "None")
+        return self.state.reason if known else "Slurm gives no reason"
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._note(f"{self._start.launch.name}: {self.name} {text}")
+
+    def _is_over(self) -> bool:
+        return self._gone or self.state.over or self.state.state == "COMPLETING"
+
+    def poll(self) -> int | None:
+        """The exit code once the command has ended on each node, or was killed on one."""
+        codes = [node.code for node in self.watch.nodes.values() if node.code is not None]
+        if self._by_slurm(codes):
+            return None  # it did not end by itself
+        killed = [code for code in codes if code < 0]
+        if killed:
+            return killed[0]
+        if len(codes) < self.job.nodes:
+            return None
+        return next((code for code in codes if code), 0)
+
+    def _by_slurm(self, codes: list[int]) -> bool:
+        """Is Slurm ending the job? It sends SIGTERM to agents and to what they started, at once."""
+        if any(node.stopped_by for node in self.watch.nodes.values()):
+            return True
+        if -signal.SIGTERM not in codes:
+            return False
+        self._terminated_at = self._terminated_at or time.monotonic()
+        return time.monotonic() < self._terminated_at + _OVER_GRACE_S
+
+    def trouble(self, *, suspected: bool = False) -> End | None:
+        """A job that does not start, was ended by Slurm or somebody else, or lost a node."""
+        if suspected:
+            self._look_closely()
+        now = time.monotonic()
+        if self.state.waits and not self._gone:
+            return self._queued(now)
+        if self._is_over():
+            self._over_at = self._over_at or now
+            told = suspected or now > self._over_at + _OVER_GRACE_S
+            return self._ended_early() if told else None
+        if any(node.stopped_by for node in self.watch.nodes.values()):
+            self._asked_at = 0.0  # Slurm knows why
+        return self._lost_node(now, _QUIET_S if suspected else NODE_SILENT_S)
+
+    def _look_closely(self) -> None:
+        """Before a rank is blamed: is the job over, or one of its nodes quiet and maybe lost?"""
+        deadline = time.monotonic() + _QUIET_S
+        self._ask()
+        while time.monotonic() < deadline and not self._is_over():
+            now = time.monotonic()
+            late = [now - at for at in self.watch.heard_at.values() if now - at > _LATE_S]
+            ending = any(node.stopped_by for node in self.watch.nodes.values())
+            if not ending and not any(silent < _QUIET_S for silent in late):
+                return
+            self.wait(0.1)
+
+    def _queued(self, now: float) -> End | None:
+        waited = now - self.submitted
+        if waited <= self._queue_s:
+            return None
+        cause = (
+            f"{self.name} never started: {waited:.0f} s in the queue, the limit is "
+            f"{self._queue_s:g} s (--queue-s); {self._reason()}"
+        )
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
+
+    def _lost_node(self, now: float, silent_s: float) -> End | None:
+        if self.began is None:
+            return None
+        for name, heard in self.watch.heard_at.items():
+            if now - heard > silent_s and not self._has_ended(name):
+                return self._loses(name, now - heard)
+        if len(self.watch.nodes) < self.job.nodes and now - self.began > _NODE_STARTS_S:
+            for name in host_names(self.state.nodes):
+                if name not in self.watch.nodes:
+                    return self._loses(name, now - self.began)
+        return None
+
+    def _loses(self, name: str, silent_s: float) -> End:
+        self._lost = True
+        words = node_words(name)
+        why = f", {words['Reason']}" if words.get("Reason") else ""
+        cause = (
+            f"node {name} is lost: nothing heard from it for {silent_s:.0f} s; "
+            f"Slurm calls it {words.get('State', 'unknown')}{why}"
+        )
+        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+
+    def _has_ended(self, name: str) -> bool:
+        return name in self.watch.nodes and self.watch.nodes[name].end is not None
+
+    def _ended_early(self) -> End:
+        """The job is over, and not all agents have said how their command ended."""
+        state = "gone from Slurm" if self._gone else self.state.state
+        if self.state.code == errno.ENOSPC:
+            cause = f"{self.name}: no space left on device, in {self._start.run_dir}"
+            return End(status=LaunchStatus.CRASHED, cause=cause, kind=Kind.DISK_FULL)
+        if self.state.state == "TIMEOUT":
+            cause = f"{self.name} reached its time limit in Slurm"
+            return End(status=LaunchStatus.TIMED_OUT, cause=cause)
+        if self.state.state == "NODE_FAIL":
+            cause = f"{self.name}: a node failed, says Slurm ({self.state.nodes})"
+            return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+        told = [node for node in self.watch.nodes.values() if node.code is not None]
+        if self.state.state in ("CANCELLED", "PREEMPTED"):
+            cause = f"{self.name} was ended in Slurm by somebody else (state {state})"
+            return End(status=LaunchStatus.PREEMPTED, cause=cause)
+        silent = self.job.nodes - len(told)
+        cause = (
+            f"{self.name} is over ({state}, exit code {self.state.code}), but {silent} of its "
+            f"{self.job.nodes} nodes did not say how; {self._last_words()}"
+        )
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
+
+    def _last_words(self) -> str:
+        path = self._start.run_dir / "slurm.log"
+        lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
+        said = [line.strip() for line in lines if line.strip()]
+        return f"slurm.log ends with: {said[-1][:300]}" if said else "slurm.log is empty"
+
+    def console_bytes(self) -> int:
+        """As in `Running`."""
+        return sum(node.console_bytes for node in self.watch.nodes.values())
+
+    def where(self, rank: int) -> str:
+        """As in `Running`."""
+        return self.watch.node_of(rank)
+
+    def send(self, state: RankState, number: int) -> bool:
+        """As in `Running`: the agent of its node sends it within a tenth of a second."""
+        node = self.watch.node_of(state.rank)
+        if not node or state.died_at is not None or self._is_over():
+            return False
+        if self._has_ended(node) or time.monotonic() - self.watch.heard_at[node] > _QUIET_S:
+            return False
+        self._ask_node(node, Ask(rank=state.rank, signal=number))
+        return True
+
+    def _ask_node(self, node: str, ask: Ask) -> None:
+        append_record(self._start.run_dir / NODES / node / ASKS_JSONL, ask)
+
+    def read_outside(self, state: RankState) -> Path | None:
+        """As in `Running`."""
+        if not self.send(state, READ_OUTSIDE):
+            return None
+        path = self._start.run_dir / STACKDUMPS.name(state.rank, "outside")
+        deadline = time.monotonic() + _OUTSIDE_S
+        while not path.is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return path if path.is_file() else None
+
+    def stop(self) -> None:
+        """Ask the agents to end everything, then end the job; Slurm has the last word."""
+        # A full disk takes no line; the job is ended all the same.
+        with suppress(OSError):
+            for node in self.watch.nodes:
+                self._ask_node(node, Ask(rank=0, signal=END_ALL))
+        if self.began is not None and not self._is_over():
+            self._until(self._all_have_ended, _STOP_GRACE_S)
+        by_itself_s = 0.0 if self.began is None or self._lost else _DONE_GRACE_S
+        if not self._until(self._is_done, by_itself_s):
+            cancel(self.job.job_id)
+            # Of a lost node nobody says that it is done, until Slurm gives it up.
+            grace_s = 1.0 if self._lost else _CANCEL_GRACE_S
+            if not self._until(self._is_done, grace_s):
+                cancel(self.job.job_id, "--signal=KILL", "--full")
+                if not self._until(self._is_done, grace_s):
+                    self._tell("is not over: Slurm ends it when its nodes answer")
+        self.watch.update()
+        self.watch.close()
+
+    def _all_have_ended(self) -> bool:
+        self.watch.update()
+        now = time.monotonic()
+        return all(
+            node.end is not None or now - self.watch.heard_at[name] > _QUIET_S
+            for name, node in self.watch.nodes.items()
+        )
+
+    def _is_done(self) -> bool:
+        return not is_listed(self.job.job_id)
+
+    def _until(self, done: Callable[[], bool], within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def aftermath(self, *, hurry: bool) -> Aftermath:
+        """As in `Running`: the nodes' documents become those of the launch."""
+        del hurry  # the agents knew
+        run_dir = self._start.run_dir
+        known = [node.end for node in self.watch.nodes.values() if node.end is not None]
+        kernel, load = gather(run_dir)
+        counts = [end.oom for end in known]
+        return Aftermath(
+            exit_code=self.poll(),
+            oom=(_sum([before for before, _ in counts]), _sum([after for _, after in counts])),
+            kernel=kernel,
+            slots=tuple(dict.fromkeys(slot for end in known for slot in end.slots)),
+            load=load,
+            node=next((n.node for n in self.watch.nodes.values() if n.code and n.code < 0), ""),
+        )
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None

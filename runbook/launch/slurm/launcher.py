@@ -1,0 +1,112 @@
+"""Submits launches as jobs of Slurm, all on the nodes on which the run began."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runbook.files import utc_text, write_atomic
+from runbook.launch.command import TORCHRUN
+from runbook.launch.place import Running, Start
+from runbook.launch.slurm.commands import (
+    cancel,
+    find_job,
+    host_names,
+    job_state,
+    submit,
+)
+from runbook.launch.slurm.files import (
+    JOB_JSON,
+    Job,
+    job_name,
+    last_state,
+    node_folders,
+    read_object,
+    read_record,
+    write_record,
+)
+from runbook.launch.slurm.job import SlurmRun
+from runbook.launch.slurm.script import Request, agent_script
+
+NODES_FILE = "slurm_nodes.json"
+
+
+@dataclass(kw_only=True)
+class SlurmLauncher:
+    """Starts launches on nodes of a cluster that share the run's folder and this Python.
+
+    `queue_s` is how long a job may wait for its nodes. `note` is told what a person should read.
+    """
+
+    run_root: Path
+    request: Request
+    queue_s: float
+    note: Callable[[str], None]
+    name: str = field(default="slurm", init=False)
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes on which this run began; empty before."""
+        return tuple(read_object(self.run_root / NODES_FILE).get("nodes", ()))
+
+    def start(self, start: Start) -> Running:
+        """As in `Launcher`. Raises SlurmError."""
+        words = list(start.command.argv)
+        torchrun = words[:1] == [TORCHRUN]
+        job = Job(
+            run_token=start.token,
+            nodes=start.launch.nodes,
+            nproc=start.launch.nproc,
+            argv=tuple(words[1:] if torchrun else words),
+            torchrun=torchrun,
+            folder=str(start.command.folder or ""),
+            submitted_at=utc_text(),
+        )
+        path = start.run_dir / JOB_JSON
+        write_record(path, job)
+        options = self.request.words(start.launch, name=job.name, names=self.nodes())
+        options += ["--output=/dev/null", "--error=/dev/null"]
+        number = submit(options, agent_script(start.run_dir), _for_sbatch(start))
+        job = job.model_copy(update={"job_id": number})
+        try:
+            write_record(path, job)
+        except OSError:
+            cancel(number)
+            raise
+        return self._running(start, job)
+
+    def adopt(self, start: Start) -> Running | None:
+        """As in `Launcher`: the job is found by its number, or by the token in its name."""
+        job = read_record(start.run_dir / JOB_JSON, Job)
+        if job is None or job.run_token != start.token:
+            return None
+        number = job.job_id or find_job(job_name(start.token))
+        known = bool(number) and job_state(number) is not None
+        if not known and not _has_ended(start, job):
+            return None
+        self.note(f"{start.launch.name}: job {number} outlived its harness and is watched again")
+        return self._running(start, job.model_copy(update={"job_id": number}))
+
+    def _running(self, start: Start, job: Job) -> SlurmRun:
+        return SlurmRun(start, job, queue_s=self.queue_s, note=self.note, on_begin=self._remember)
+
+    def _remember(self, expression: str) -> None:
+        """Keep the nodes of the first job of the whole size for all that follow."""
+        names = host_names(expression)
+        if not self.nodes() and len(names) == self.request.nodes:
+            text = json.dumps({"schema_version": 1, "nodes": list(names)}, indent=2)
+            write_atomic(self.run_root / NODES_FILE, f"{text}\n")
+
+
+def _has_ended(start: Start, job: Job) -> bool:
+    """Has every node written all that it had to say?"""
+    said = [last_state(folder) for folder in node_folders(start.run_dir)]
+    return sum(state is not None and state.end is not None for state in said) >= job.nodes
+
+
+def _for_sbatch(start: Start) -> dict[str, str]:
+    """The launch's environment, which the job inherits, and which cluster is asked."""
+    cluster = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+    return {**start.environment, **cluster}

@@ -1,0 +1,33 @@
+"""One cluster for each worker that has tests of it, and what must be left of a test: nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.cluster import Cluster, missing_programs
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster of two nodes; skipped, with the reason, where Slurm is not installed."""
+    if absent := missing_programs():
+        pytest.skip(f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)")
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down()
+
+
+@pytest.fixture
+def cluster(slurm: Cluster) -> Iterator[Cluster]:
+    """The cluster, of which a test must leave no job behind."""
+    yield slurm
+    assert slurm.jobs() == []

@@ -1,0 +1,57 @@
+"""Launches of the fake trainer on two nodes, one rank on each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runbook.launch import Budgets, run_launch
+from runbook.launch.observer import Observer
+from runbook.launch.reaper import carriers
+from runbook.launch.slurm.launcher import SlurmLauncher
+from runbook.launch.slurm.script import Request
+from runbook.records import Launch, LaunchResult
+
+ONE_RANK = str(Path(__file__).with_name("one_rank.py"))
+# Files take longer than pipes, and a start on two nodes takes two interpreters.
+FAST = Budgets(
+    init_s=20, first_step_s=20, data_s=2.0, step_s=2.0, eval_s=20, checkpoint_s=20, silence_s=20
+)
+
+
+class Notes(Observer):
+    """Keeps what a person should read."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def two_ranks(*words: str, steps: int = 20, timeout_s: float = 60, name: str = "one") -> Launch:
+    return Launch(
+        name=name,
+        phase="baseline",
+        kind="trainer",
+        argv=("python", ONE_RANK, "--steps", str(steps), "--nproc", "2", *words),
+        env={},
+        run_dir=f"baseline/{name}",
+        nproc=2,
+        nodes=2,
+        steps=steps,
+        timeout_s=timeout_s,
+    )
+
+
+def launcher(root: Path, *, queue_s: float = 60, notes: Notes | None = None) -> SlurmLauncher:
+    told = notes or Notes()
+    return SlurmLauncher(run_root=root, request=Request(nodes=2), queue_s=queue_s, note=told.note)
+
+
+def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
+    """Run it on the cluster with short budgets and no retry; nothing with its token is left."""
+    fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": Observer()}
+    fields["launcher"] = launcher(root)
+    result = run_launch(launch, root, **(fields | options))  # type: ignore[arg-type]
+    assert carriers(result.run_token) == []
+    return result

@@ -1,0 +1,67 @@
+"""The whole CPU plan on two nodes, by the command, though its harness is killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runbook.engine.outputs import check_manifest
+from runbook.engine.verify import verify_run
+from runbook.launch.reaper import carriers
+from tests.cli.shell import runbook
+from tests.slurm.cluster import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+WORDS = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2", "--steps-scale", "0.5")
+
+
+def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:
+    """A run whose harness got SIGKILL while the second launch of the baseline trained."""
+    harness = subprocess.Popen(
+        [sys.executable, "-P", "-m", "runbook", "run", *WORDS],
+        cwd=folder,
+        env=os.environ | environment,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and harness.poll() is None:
+        found = list(folder.glob("artifacts/*/baseline/run2/training.csv"))
+        if found:
+            break
+        time.sleep(0.1)
+    assert harness.poll() is None, "the run ended before its baseline"
+    harness.send_signal(signal.SIGKILL)
+    harness.wait()
+    (run_root,) = folder.glob("artifacts/*")
+    return run_root
+
+
+def test_the_whole_plan_says_go_though_its_harness_was_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    run_root = killed_in_the_middle(tmp_path, cluster.environment)
+    left = json.loads((run_root / "baseline/run2/job.json").read_text())
+    done = runbook(
+        "run", "--resume", run_root.name, cwd=tmp_path, timeout_s=420, **cluster.environment
+    )
+    assert f"job {left['job_id']} outlived its harness" in done.err
+    assert done.code == 0, done.out
+    record = json.loads((run_root / "run.json").read_text())
+    assert record["verdict"] == "GO"
+    assert "2 ranks on CPU over 2 nodes" in record["scope"]
+    assert not any("CUT OFF" in text for text in record["caveats"])
+    assert {"preflight.nodes", "preflight.nodes_alike"} <= set(record["required"])
+    entries = [entry for phase in record["phases"] for entry in phase["launches"]]
+    assert {entry["launch"].get("nodes", 1) for entry in entries} == {1, 2}
+    for entry in entries:
+        assert carriers(entry["result"]["run_token"]) == []
+    assert check_manifest(run_root) == []
+    assert verify_run(run_root).differences == ()

@@ -1,0 +1,139 @@
+"""What Slurm is asked for, and what is read of its answers; nothing here needs a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runbook.engine.options import RunOptions, prepare
+from runbook.engine.where import request_of
+from runbook.errors import UsageError
+from runbook.launch import run_launch
+from runbook.launch.command import build_command
+from runbook.launch.observer import Observer
+from runbook.launch.slurm.commands import parse_job
+from runbook.launch.slurm.script import Request, agent_script, printed_script
+from runbook.records.run import Invocation
+from tests.cli.shell import inside
+
+ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
+
+
+def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
+    setup = prepare(RunOptions(phases="all", profile="cpu", launcher="slurm", nodes=2))
+    spread = [launch for launch in setup.planned if launch.nproc > 1]
+    assert spread and all(launch.nodes == 2 for launch in spread)
+    assert all(
+        launch.argv[:3] == ("torchrun", "--nnodes=2", "--nproc_per_node=1") for launch in spread
+    )
+    assert all(launch.nodes == 1 for launch in setup.planned if launch.nproc == 1)
+    assert {"preflight.nodes", "preflight.nodes_alike"} <= set(setup.required)
+
+
+def test_a_plan_of_one_machine_says_nothing_of_nodes() -> None:
+    setup = prepare(RunOptions(phases="all", profile="cpu"))
+    assert not any("--nnodes" in word for launch in setup.planned for word in launch.argv)
+    assert not any("nodes" in launch.model_dump(mode="json") for launch in setup.planned)
+    assert not any("node" in check for check in setup.required)
+    assert "launcher" not in setup.options.document()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
+        ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
+        ({"nodes": 2}, "--nodes is for --launcher slurm"),
+        ({"partition": "gpu"}, "--partition is for --launcher slurm"),
+        ({"queue_s": 5.0}, "--queue-s is for --launcher slurm"),
+        (
+            {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
+            "profile a100x2_pcie4 is for 1 node(s)",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
+    asked: dict[str, object] = {"phases": "baseline", "profile": "cpu"} | fields
+    with pytest.raises(UsageError) as refused:
+        prepare(RunOptions(**asked))  # type: ignore[arg-type]
+    assert words in str(refused.value)
+
+
+def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
+        run_launch(prepare(ASKED).planned[0], tmp_path, observer=Observer())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_measuring_is_for_this_machine(tmp_path: Path) -> None:
+    words = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2", "--dry-run", "--measure")
+    done = inside("run", *words, cwd=tmp_path)
+    assert done.code == 2 and "not with --launcher slurm" in done.err
+
+
+def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
+    words = ("--phase", "baseline", "--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
+    done = inside("run", *words, "--partition", "gpu", "--dry-run", cwd=tmp_path)
+    assert done.code == 0
+    script = done.out[done.out.index("sbatch <<'JOB'") :]
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --partition=gpu",
+        "export NSA_DDP_BUCKET_MB=0.5",
+    ):
+        assert line in script.splitlines()
+    assert "torchrun --rdzv-backend=c10d" in script and "--nnodes=2 --nproc_per_node=1" in script
+
+
+def test_the_printed_script_and_the_job_ask_for_the_same() -> None:
+    setup = prepare(ASKED)
+    request, launch = request_of(setup), setup.planned[0]
+    printed = printed_script(launch, request)
+    for word in request.words(launch, name="runbook"):
+        assert f"#SBATCH {word}" in printed.splitlines()
+    pinned = request.words(launch, name="runbook-ab", names=("n4", "n7", "n9"))
+    assert "--nodelist=n4,n7" in pinned
+
+
+def test_gpus_are_asked_for_on_each_node() -> None:
+    assert "--gpus-per-node=4" in Request(nodes=2, gpus_per_node=4).words(
+        prepare(ASKED).planned[0], name="x"
+    )
+
+
+def test_a_command_elsewhere_is_not_bound_to_this_machine(tmp_path: Path) -> None:
+    command = build_command(prepare(ASKED).planned[0], tmp_path, here=False)
+    assert command.argv[0] == "torchrun" and command.port is None
+
+
+def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
+    folder = tmp_path / "it's %j; rm -rf x"
+    assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
+
+
+def test_the_commands_that_a_report_prints_ask_for_the_cluster_again() -> None:
+    asked = Invocation(profile="cpu", launcher="slurm", nodes=2, partition="gpu", queue_s=60)
+    line = asked.line(["baseline"])
+    assert line.endswith("--launcher slurm --nodes 2 --partition gpu --queue-s 60")
+    assert Invocation.recorded("cpu", {}, asked.options()) == asked
+
+
+def test_a_job_as_slurm_tells_it() -> None:
+    job = parse_job(
+        "JobId=4 JobName=runbook-ab UserId=root(0) JobState=PENDING "
+        "Reason=Nodes_required_for_job_are_DOWN ExitCode=0:0 NodeList=(null)"
+    )
+    assert (job.waits, job.over, job.nodes) == (True, False, "")
+    assert job.reason == "Nodes_required_for_job_are_DOWN"
+    ended = parse_job(
+        "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
+    )
+    assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+
+
+def test_a_pair_runs_on_its_own_nodes() -> None:
+    launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
+    words = Request(nodes=3).words(launch, name="x", names=("n4", "n7", "n9"))
+    assert "--nodelist=n4,n9" in words
