@@ -10,7 +10,7 @@ from phases.common.commands import trainer_launch
 from phases.common.measure import against, log_value
 from phases.common.own import contract_only
 from phases.common.rows import Row, RowPhase
-from phases.common.training import training_rows
+from phases.common.training import data_problems, training_rows
 from phases.limits import FLAKY_LAUNCHES, LOADER_FETCH
 from runbook.records import Launch, Reason
 from runbook.records.phase import PlanContext
@@ -90,9 +90,9 @@ def _loader(case: Case) -> Finding:
     end = ending(case.launch(_SMOKE))
     if end.code is not Reason.OK:
         return end
-    fallback = _fallback(case, _SMOKE)
-    if fallback:
-        return fallback
+    launch = case.launch(_SMOKE)
+    if problems := data_problems(launch, case.env(_SMOKE)):
+        return invalid(Reason.MISMATCH, "; ".join(problems), evidence=(launch.env_path,))
     log = case.log(_SMOKE)
     if "fetch_s" not in log.frame:
         raise missing(f"{log.path} has no column fetch_s", log.path)
@@ -101,23 +101,8 @@ def _loader(case: Case) -> Finding:
     return against(value, case.limit(LOADER_FETCH), f"slowest batch after {slowest:.2f} s")
 
 
-def _fallback(case: Case, name: str) -> Finding | None:
-    """Generated tokens in place of the data set make it no test of the data."""
-    notes = [str(note) for note in case.env(name).get("notes") or ()]
-    told = [note for note in notes if "synthetic data instead" in note.lower()]
-    if not told:
-        return None
-    path = case.launch(name).env_path
-    return invalid(
-        Reason.WRONG_ENVIRONMENT, f"this is not the dataset: {told[0]}", evidence=(path,)
-    )
-
-
 def _progress(case: Case) -> Finding:
     log = case.log(_TRAIN)
-    fallback = _fallback(case, _TRAIN)
-    if fallback:
-        return fallback
     losses = log.frame["loss"].to_numpy(dtype=float)
     part = max(len(losses) // 5, 1)
     first, last = float(losses[:part].mean()), float(losses[-part:].mean())

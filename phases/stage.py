@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from runbook.config.profile import Profile
 
 _RUN, _RESUMED = "run", "resumed"
+_ALWAYS = ("completed", "as_planned")
 _PerLaunch = Callable[[Case, str], Finding]
 _OverAll = Callable[[Case, Sequence[str]], Finding]
 
@@ -75,9 +76,11 @@ class TrainingStage(RowPhase, Made):
 
     def needed(self, profile: Profile) -> tuple[str, ...]:
         """The plan's checks without those that this machine cannot answer, or only shows."""
-        return tuple(
-            f"{self.name}.{what}" for what in self.stage.checks if _can_decide(what, profile)
-        )
+        return tuple(f"{self.name}.{what}" for what in self._has() if _can_decide(what, profile))
+
+    def _has(self) -> tuple[str, ...]:
+        """The checks that the plan names, after those without which no launch means anything."""
+        return tuple(dict.fromkeys((*_ALWAYS, *self.stage.checks)))
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The legs, each from the checkpoint of the one before, and the resumed launch if any."""
@@ -142,8 +145,8 @@ class TrainingStage(RowPhase, Made):
         return [name for name in super().names(case) if name != _RESUMED]
 
     def rows(self) -> Sequence[Row]:
-        """Those that the plan names, in the order of the kind."""
-        return [row for row in _catalog(self.names) if row.what in self.stage.checks]
+        """Those that it has, in the order of the kind."""
+        return [row for row in _catalog(self.names) if row.what in self._has()]
 
     def details(self, case: Case) -> Judgement:
         """Throughput of each launch, and the curves of the last one."""

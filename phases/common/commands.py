@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from runbook.records import ArmSchedule, Launch
+from runbook.records.launch import DATASET_FLAG
 from runbook.records.phase import PlanContext
 from runbook.stats.plans import balanced_rounds
 
@@ -93,7 +94,7 @@ def trainer_launch(
     argv = (
         *start,
         *("-m", profile.trainer, "--config", config),
-        *("--dataset", dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
+        *(DATASET_FLAG, dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
         *extra,
     )
     return Launch(

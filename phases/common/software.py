@@ -45,9 +45,15 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
 
 
 def _other_package(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
-    """The package under test is not the one that preflight saw; a commit's launch has its own."""
-    package = env.get("package") or {}
+    """The package under test is not the one that the run began with, or that preflight saw.
+
+    A commit's launch has its own.
+    """
+    package, began = env.get("package") or {}, case.context.package
     problems = []
+    ran = str(package.get("sha256") or "")[: len(began)]
+    if ran and ran != began and not launch.launch.commit:
+        problems.append(f"package.sha256: {began} as the run began, it ran {ran}: code was changed")
     for what, name in (("path", "package.path"), ("sha256", "package.sha256")):
         found, told = case.evidence.facts.get(name), package.get(what)
         if launch.launch.commit or found is None or None in (found.value, told):

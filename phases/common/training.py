@@ -35,6 +35,7 @@ from runbook.config.limits import IDLE_MFU
 from runbook.config.plan import stands_on_go
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.launch import DATASET_FLAG, option
 
 Names = Callable[[Case], Sequence[str]]
 
@@ -258,6 +259,7 @@ def _as_planned(case: Case, name: str) -> Finding:
     problems = [
         *_plan_problems(launch, env),
         *_workload_problems(case, env),
+        *data_problems(launch, env),
         *_model_problems(case, env),
         *other_software(case, launch, env),
     ]
@@ -310,6 +312,17 @@ def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
     if device != case.profile.hardware.device:
         problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
     return problems
+
+
+def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    """The launch trained on another data set than its command names, and why if it says so."""
+    asked = option(launch.launch.argv, DATASET_FLAG)
+    got = (env.get("effective") or {}).get("dataset")
+    if not asked or got == asked:
+        return []
+    said = [str(note) for note in env.get("notes") or () if asked in str(note)]
+    why = f" ({said[0]})" if said else ""
+    return [f"dataset: wanted {asked}, got {got}{why}"]
 
 
 def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
+from runbook.config.precedence import dropped
 from runbook.console import Console, printable
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimate, Estimator
@@ -29,9 +31,7 @@ Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
     """Print the plan; write and judge nothing, start nothing but what --measure asks for."""
-    from runbook.engine import plan_all
-
-    plan = plan_all(args.options)
+    plan = args.setup.plan()
     trial = measure_here(args.setup) if args.measure else Trial()
     if trial.interrupted:
         console.error(f"measuring was {trial.problem}")
@@ -59,18 +59,16 @@ def _measured(trial: Trial) -> dict[str, object]:
 
 
 def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator) -> None:
-    profile = args.setup.profile
+    profile, standing = args.setup.profile, args.setup.standing
     console.result("# dry run: nothing is started, nothing is judged")
     if args.measure:
         console.result(f"# but for {STEPS} steps of the baseline, to measure this machine")
     console.result(f"# profile  {profile.name} ({args.profile_reason})")
     if plan_note := profile.plan:
-        behind = f", behind {plan_note.go}" if plan_note.go else ""
-        console.result(f"# plan     {plan_note.name}{behind}")
+        console.result(f"# plan     {', '.join(filter(None, (plan_note.name, standing)))}")
     if caveats := departures(profile, args.setup.settings):
         console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
-    for text in args.told:
-        console.result(printable(f"# set      {text}"))
+    _print_settings(console, args.told)
     console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
@@ -96,6 +94,14 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
             _print_alike(console, alike, estimator.estimate(alike[0]), args.setup)
     console.result("")
     console.result(f"# total   {_total(plan, everything)}")
+
+
+def _print_settings(console: Console, told: Sequence[str]) -> None:
+    """What a person gave, and what of this shell no launch gets."""
+    for text in told:
+        console.result(printable(f"# set      {text}"))
+    if text := dropped(os.environ):
+        console.result(printable(f"# without  {text}"))
 
 
 def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:

@@ -379,7 +379,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
     from runbook.checkout import how_to_call
     from runbook.cli._observers import observer_for, print_summary
-    from runbook.engine import resume_run, run_plan
+    from runbook.config.precedence import dropped
+    from runbook.engine.run import resume_run, run_setup
 
     args.told = _tell_settings(args, console)
     if args.dry_run:
@@ -398,9 +399,13 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
             for text in args.told:
                 observer.note(f"set {text}")
+            if text := dropped(os.environ):
+                observer.note(f"not passed on: {text}")
             if called := how_to_call():
                 observer.note(called)
-            record = run_plan(args.options, observer=observer, until_s=args.until_s)
+            if standing := args.setup.standing:
+                observer.note(standing)
+            record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
         from runbook.cli._github import LogConsole, tell_github

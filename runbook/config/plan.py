@@ -35,7 +35,7 @@ _NAME = r"^[a-z][a-z0-9_]*$"
 FREE_KEYS = frozenset(
     {
         *("data.dataset", "data.local_path", "data.text_field", "data.loader_timeout_s"),
-        *("data.synthetic_on_fail", "train.steps", "train.out_dir", "train.log_every"),
+        *("train.steps", "train.out_dir", "train.log_every"),
         *("train.eval_every", "train.eval_batches", "train.save_every"),
     }
 )

@@ -15,9 +15,10 @@ from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
 from runbook.config.settings import (
-    NCCL_FAMILIES,
     Settings,
     is_passed_on,
+    is_variable,
+    may_be_set,
     variable_problems,
 )
 from runbook.errors import UsageError
@@ -43,7 +44,7 @@ class _Layer:
 def shell_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a shell that are settings of a run, sorted by name.
 
-    What a launch gets from its machine anyway (CUDA_VISIBLE_DEVICES, a network interface) is none,
+    What a launch gets from its machine anyway (CUDA_VISIBLE_DEVICES, HF_HOME) is none,
     and what has the name of a secret must not be written down.
     """
     return {
@@ -57,8 +58,24 @@ def shell_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_setting(name: str) -> bool:
-    families = (PREFIX, *NCCL_FAMILIES)
-    return name.startswith(families) or name in torch_env.TORCH_VARIABLES or name == CONFIG_VARIABLE
+    return name.startswith(PREFIX) or is_variable(name) or name == CONFIG_VARIABLE
+
+
+def dropped(environ: Mapping[str, str]) -> str:
+    """In one line, which variables of a shell no launch gets; empty if there are none.
+
+    Only those that a launch could use: of the families that a plan or a profile may set.
+    """
+    names = [
+        name
+        for name in sorted(environ)
+        if may_be_set(name)
+        and not is_passed_on(name)
+        and (not _is_setting(name) or is_secret_name(name))
+    ]
+    if not names:
+        return ""
+    return f"{', '.join(names)}: no launch gets them; a profile's env can set them"
 
 
 def gathered(

@@ -25,23 +25,26 @@ Scalar = str | int | float | bool
 # What a launch's environment may hold beside what the machine needs: never PATH, LD_* or PYTHON*.
 VARIABLE_FAMILIES = (
     "NSA_*", "NCCL_*", "TORCH_*", "TORCHELASTIC_*", "TORCHINDUCTOR_*", "PYTORCH_*", "CUDA_*",
-    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", CONFIG_VARIABLE,
+    "GLOO_*", "OMP_*", "MKL_*", "TRITON_*", "HF_*", "CUBLAS_*", "NVIDIA_TF32_OVERRIDE",
+    CONFIG_VARIABLE,
 )  # fmt: skip
 
 
 # Whose every name a run takes, beside those of torch that `nsa.torch_env` knows.
 NCCL_FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
-# What a process needs to run on this machine. Toggles are not among them: a launch gets exactly
-# the ones that its plan shows.
+# What NVIDIA's libraries read themselves and what changes numbers or speed.
+LIBRARY_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING")
+# What a process needs to run on this machine and to reach a data hub. Settings are not among them:
+# a launch gets exactly the ones that its plan shows.
 _FROM_MACHINE = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR",
     "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED",
     "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_*",
-    "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "HF_HOME", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TIKTOKEN_CACHE_DIR",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "HF_*", "TIKTOKEN_CACHE_DIR",
     "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
+    "http_proxy", "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
 
 
@@ -96,7 +99,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             problems.append(f"--set {name}: given twice")
         elif name == CONFIG_VARIABLE:
             config = value
-        elif name in TOGGLES or name in TORCH_VARIABLES or name.startswith(NCCL_FAMILIES):
+        elif is_variable(name):
             toggles[name] = value
         elif name in keys:
             overrides[name] = scalar(value)
@@ -109,9 +112,17 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
     return Settings(toggles=toggles, config_overrides=overrides, config=config)
 
 
+def is_variable(name: str) -> bool:
+    """May this variable be set with `--set`? What it changes a person has to see."""
+    known = name in TOGGLES or name in TORCH_VARIABLES or name in LIBRARY_VARIABLES
+    return known or name.startswith(NCCL_FAMILIES)
+
+
 def is_passed_on(name: str) -> bool:
     """Does a launch get this variable from the machine it runs on?"""
-    return any(fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
+    return name not in LIBRARY_VARIABLES and any(
+        fnmatchcase(name, pattern) for pattern in _FROM_MACHINE
+    )
 
 
 def word(value: Scalar) -> str:

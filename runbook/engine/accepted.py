@@ -169,12 +169,6 @@ def _accepted(
     )
 
 
-def check_whole(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
-    """Raise `DamagedRunError` unless record, journal and these launches' files are its own."""
-    _check_record(folder, record)
-    _check_files(folder, record, entries)
-
-
 def _check_record(folder: Path, record: RunRecord) -> None:
     """Raise `DamagedRunError` unless record and journal are those that the run wrote.
 

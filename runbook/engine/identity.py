@@ -26,6 +26,8 @@ from runbook.records import RunRecord
 
 # Under this name the record's environment keeps `code_digest`.
 CODE = "code"
+# And under this one the digest of the package under test, which every launch says of itself.
+PACKAGE = "package"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
@@ -34,6 +36,7 @@ _DIGITS = 12
 _WORDS = {
     "changes": "changes against the commit (digest)",
     CODE: "code of the packages (digest)",
+    PACKAGE: "package under test (digest)",
     "machine": "machine (digest)",
     "gpus": "GPUs (digest)",
     "packages": "packages that training computes with (digest)",
@@ -60,6 +63,7 @@ def identity() -> dict[str, str]:
         "commit": (state.sha if state else None) or _NONE,
         "changes": state.diff_sha256[:_DIGITS] if state else _NONE,
         CODE: code_digest(),
+        PACKAGE: package_under_test(),
         "machine": _digest(platform.node()),
         **_gpus(),
     }
@@ -68,6 +72,11 @@ def identity() -> dict[str, str]:
 def code_digest() -> str:
     """Digest of the Python files of our packages, as they are imported here."""
     return _digest("".join(map(package_digest, package_folders().values())))
+
+
+def package_under_test() -> str:
+    """Digest of the trainer's package, as the harness would import it."""
+    return package_digest(package_folders()["nsa"])[:_DIGITS]
 
 
 def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:

@@ -116,12 +116,12 @@ def profile_problems(record: RunRecord) -> list[str]:
     shipped = load_profile(record.profile).model_dump(mode="json")
     document = json.loads(json.dumps(record.profile_document))
     if document.get("plan"):
-        document, shipped = (_of_the_machine(one, shipped) for one in (document, shipped))
+        document, shipped = (of_the_machine(one, shipped) for one in (document, shipped))
     found = differing_fields(document, shipped)
     return [f"profile {record.profile} is not the shipped one: {text}" for text in found]
 
 
-def _of_the_machine(document: dict[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:
+def of_the_machine(document: Mapping[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:
     """What of a profile no plan and no --config has a say in."""
     free = ("plan", "required", "config", "config_single", "workload")
     kept = {name: value for name, value in document.items() if name not in free}

@@ -36,7 +36,9 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
     if not options.without_go:
         needing = needing_go(known, asked)
         phases = [known.phases[name] for name in needing]
-        found = find_standing(Path(options.out), profile, settings, phases)
+        found = find_standing(
+            Path(options.out), profile, settings, phases, steps_scale=options.steps_scale
+        )
         if not found.run_id and needing:
             given = replace(options, settings=words(settings))
             raise UsageError(_refusal(given, needing, asked, found))

@@ -19,6 +19,7 @@ from runbook.config import (
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.engine.commits import with_commits
+from runbook.engine.identity import PACKAGE, package_under_test
 from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
@@ -76,6 +77,7 @@ class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
     `planned` are their launches as far as they are known before anything ran, for estimates.
+    `package` is the digest of the package under test as the run began.
     """
 
     options: RunOptions
@@ -83,6 +85,7 @@ class Setup:
     settings: Settings
     phases: tuple[Phase, ...]
     planned: tuple[Launch, ...] = ()
+    package: str = ""
 
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
@@ -102,6 +105,7 @@ class Setup:
             reference=options.reference,
             head=options.head,
             nodes=options.nodes,
+            package=self.package,
             invocation=replace(options.invocation(), settings=words),
         )
 
@@ -109,6 +113,14 @@ class Setup:
     def stops(self) -> bool:
         """Does nothing start behind a phase that did not pass?"""
         return self.profile.plan is not None and self.profile.plan.stops
+
+    @property
+    def standing(self) -> str:
+        """Behind which run its plan starts, and that this one was looked at; empty if none."""
+        plan = self.profile.plan
+        if plan is None or not plan.go:
+            return ""
+        return f"behind {plan.go}: its files are those that it wrote, its numbers come out again"
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -137,6 +149,11 @@ class Setup:
             for check in phase.check_ids(self.context({}))
             if check not in phase.check_ids(alone)
         )
+
+    def plan(self) -> list[tuple[Phase, list[Launch]]]:
+        """Each phase with its launches, as far as they are known before anything ran."""
+        context = self.context({})
+        return [(phase, phase.plan(context)) for phase in self.phases]
 
     @property
     def exports(self) -> dict[str, str]:
@@ -212,7 +229,7 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     options = replace(options, settings=words(found["settings"]))
-    setup = Setup(options=options, **found)
+    setup = Setup(options=options, package=package_under_test(), **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
@@ -285,7 +302,13 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         raise UsageError(problems)
     settings = replace(parse_settings(options.settings), sources=record.given_by)
     profile = with_config(profile, settings.config)
-    return Setup(options=options, profile=profile, settings=settings, phases=phases)
+    return Setup(
+        options=options,
+        profile=profile,
+        settings=settings,
+        phases=phases,
+        package=record.environment.get(PACKAGE, ""),
+    )
 
 
 def setup_to_resume(record: RunRecord) -> Setup:
@@ -299,6 +322,4 @@ def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:
     A phase that uses another one's choice (the long run takes the best bucket) is shown with the
     profile's own value. Starts nothing, writes nothing. Raises `UsageError`.
     """
-    setup = prepare(options)
-    context = setup.context({})
-    return [(phase, phase.plan(context)) for phase in setup.phases]
+    return prepare(options).plan()

@@ -35,9 +35,11 @@ from runbook.engine.outputs import (
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.progress import Forecaster
+from runbook.engine.standing import require_standing
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
+from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
@@ -90,6 +92,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
     """`run_plan` with its options resolved already."""
     part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
+    _keep_configs(setup, run_root)
     with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
         journal.append(
@@ -135,8 +138,10 @@ def resume_run(
             extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
         setup = make_setup(record)
-        keep_aside(run_root, journal, setup.phases)
         done = _finished_phases(journal)
+        require_standing(setup, run_root.parent, done)
+        keep_aside(run_root, journal, setup.phases)
+        _keep_configs(setup, run_root)
         state = RunState(
             setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
         )
@@ -145,6 +150,11 @@ def resume_run(
         journal.append("run_resumed", sync=True)
         (run_root / MANIFEST_FILE).unlink(missing_ok=True)
         return _continue(state)
+
+
+def _keep_configs(setup: Setup, run_root: Path) -> None:
+    for name in dict.fromkeys(launch.config for launch in setup.planned if launch.config):
+        keep_config(run_root, name)
 
 
 def _refuse_if_pointless(record: RunRecord, journal: Journal, *, extended: bool) -> None:

@@ -7,6 +7,7 @@ arms are files in the run directory, torchrun is this Python on a free port, and
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -22,7 +23,7 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch.commits import folder_of
 from runbook.launch.own import own_words
-from runbook.read.documents import CONFIG_YAML, JUNIT_XML, OWN_FOLDER
+from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 
@@ -77,12 +78,17 @@ def pasteable(launch: Launch) -> Pasteable:
 
 
 def build_command(
-    launch: Launch, run_dir: Path, *, retry: bool = False, here: bool = True
+    launch: Launch,
+    run_dir: Path,
+    *,
+    retry: bool = False,
+    here: bool = True,
+    run_root: Path | None = None,
 ) -> Command:
     """Write the launch's input files into `run_dir` and return what to execute.
 
     What does not run `here` keeps the word torchrun: where its agents meet is said there.
-
+    The config is the copy that the run in `run_root` began with, if it has one.
     A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
     config cannot be found or changed as asked.
     """
@@ -93,7 +99,8 @@ def build_command(
         steps = launch.retry_steps
         argv = with_option(launch.argv, "--steps", str(steps))
         launch = launch.model_copy(update={"argv": tuple(argv)})
-    launch = completed(launch, must_exist=True)
+    kept = kept_config(run_root, _named_config(launch)) if run_root else None
+    launch = _with_config(launch, str(kept)) if kept else completed(launch, must_exist=True)
     launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
     if launch.resumes:
         before = run_dir.resolve().parent / launch.resumes
@@ -220,6 +227,36 @@ def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -
     text = yaml.safe_dump(document, sort_keys=False)
     target.write_text(f"# {source.name} with: {', '.join(sorted(overrides))}\n{text}", "utf-8")
     return target
+
+
+def keep_config(run_root: Path, name: str) -> None:
+    """Copy a trainer config into a run's folder, from which every launch of the run reads it.
+
+    What is edited while the run goes on then changes nothing; a copy that is there stays. A name
+    that is no config is left to the launch that needs it.
+    """
+    if kept_config(run_root, name):
+        return
+    try:
+        content = resolve_config(name).read_bytes()
+    except RunbookError:
+        return
+    copy = _copy_of(run_root, name)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(content)
+
+
+def kept_config(run_root: Path, name: str) -> Path | None:
+    """The run's own copy of the config of this name; None if it has none."""
+    copy = _copy_of(run_root, name)
+    return copy.resolve() if name and copy.is_file() else None
+
+
+def _copy_of(run_root: Path, name: str) -> Path:
+    """Two configs of one name in different folders have two copies."""
+    path = Path(name)
+    folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
+    return run_root / CONFIGS_FOLDER / folder / path.name
 
 
 def resolve_config(name: str) -> Path:

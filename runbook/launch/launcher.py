@@ -121,7 +121,8 @@ def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResu
             hint="runbook run --launcher slurm starts it as it was planned",
         )
     make_private_dir(run_dir)
-    command = build_command(launch, run_dir, retry=number > 1, here=here)
+    root = options.run_root
+    command = build_command(launch, run_dir, retry=number > 1, here=here, run_root=root)
     if launch.commit:
         try:
             folder = check_out(launch.commit, options.run_root, run_dir)

@@ -16,6 +16,7 @@ from runbook.records.own_trainer import OwnTrainer
 
 CONFIG_FLAG = "--config"
 RESUME_FLAG = "--resume"
+DATASET_FLAG = "--dataset"
 
 
 class ArmSchedule(Record):

@@ -24,7 +24,8 @@ class PlanContext:
     chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
     `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
     the run was asked for, for the commands that ask for it again. `reference` and `head` are the
-    commits of a phase that compares two, in full. The ranks are spread over `nodes`.
+    commits of a phase that compares two, in full. The ranks are spread over `nodes`. `package` is
+    the digest of the package under test as the run began; empty where that is not known.
     """
 
     profile: Profile
@@ -39,6 +40,7 @@ class PlanContext:
     reference: str = ""
     head: str = ""
     nodes: int = 1
+    package: str = ""
     invocation: Invocation | None = None
 
     @property

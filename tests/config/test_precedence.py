@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from runbook.config import load_profile, parse_settings
-from runbook.config.precedence import differing, gathered, shell_settings, told, with_config, words
+from runbook.config.precedence import (
+    differing,
+    dropped,
+    gathered,
+    shell_settings,
+    told,
+    with_config,
+    words,
+)
 from runbook.config.presets import load_preset
-from runbook.config.settings import Settings
+from runbook.config.settings import Settings, is_passed_on, may_be_set
 from runbook.errors import UsageError
 
 PROFILE = load_profile("a100x2_pcie4")
@@ -19,7 +27,7 @@ SHELL = {
     "NSA_DDP_BUCKET_MB": "50",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
-PASSED_ON = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "lo", "PATH": "/bin"}
+PASSED_ON = {"CUDA_VISIBLE_DEVICES": "0", "HF_ENDPOINT": "http://hub", "PATH": "/bin"}
 OTHERS = {"NSAFE": "1", "CONFIG_SHELL": "/bin/sh", "RUNBOOK_RUN_DIR": "/x", "OMP_NUM_THREADS": "3"}
 
 
@@ -31,6 +39,31 @@ def given(*typed: str, preset: str = "", **shell: str) -> Settings:
 def test_settings_of_a_shell_are_the_families_and_config() -> None:
     assert shell_settings(SHELL | PASSED_ON | OTHERS) == SHELL
     assert shell_settings({"CONFIG": ""}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING"),
+        *("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"),
+    ],
+)
+def test_what_changes_numbers_or_speed_is_a_setting_and_not_passed_on_unseen(name: str) -> None:
+    assert given(**{name: "1"}).sources == {name: "shell"}
+    assert not is_passed_on(name) and may_be_set(name)
+
+
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_TOKEN", "HF_HUB_CACHE", "ALL_PROXY"])
+def test_what_a_data_hub_needs_reaches_the_launches_unlisted(name: str) -> None:
+    assert is_passed_on(name) and not dropped({name: "x"}) and not shell_settings({name: "x"})
+
+
+def test_what_no_launch_gets_is_named_in_one_line() -> None:
+    told = dropped({"TRITON_DEBUG": "1", "CUDA_CACHE_PATH": "/c", "EDITOR": "vi", **PASSED_ON})
+    assert told == (
+        "CUDA_CACHE_PATH, TRITON_DEBUG: no launch gets them; a profile's env can set them"
+    )
+    assert dropped({**PASSED_ON, **SHELL}) == ""
 
 
 def test_a_later_layer_wins_and_is_named() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import runbook.engine
 from runbook.cli import main
 from runbook.config.precedence import shell_settings
 from runbook.engine import RunOptions, plan_all
+from runbook.engine import run as run_of_a_setup
 from runbook.engine.options import Setup, prepare, setup_of_record
 from runbook.engine.outputs import render
 from runbook.engine.run import run_setup
@@ -59,13 +59,13 @@ def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> No
 def test_a_run_lists_them_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(options: RunOptions, **_: object) -> None:
+    def refuse(setup: Setup, **_: object) -> None:
         assert "set NSA_OPT_FUSED=1 (shell)" in capsys.readouterr().err
         raise UsageError("the test stops here")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NSA_OPT_FUSED", "1")
-    monkeypatch.setattr(runbook.engine, "run_plan", refuse)
+    monkeypatch.setattr(run_of_a_setup, "run_setup", refuse)
     assert main(["run", *WORDS]) == 2
 
 
@@ -127,7 +127,7 @@ def test_two_runs_under_other_variables_are_not_alike() -> None:
 
 
 def test_what_a_shell_passes_on_anyway_is_no_setting() -> None:
-    assert shell_settings({"CUDA_VISIBLE_DEVICES": "0", "NCCL_SOCKET_IFNAME": "lo"}) == {}
+    assert shell_settings({"CUDA_VISIBLE_DEVICES": "0", "HF_ENDPOINT": "http://hub"}) == {}
 
 
 def test_without_anything_given_nothing_is_listed(tmp_path: Path) -> None:

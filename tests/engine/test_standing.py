@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runbook import registry
 from runbook.config import Profile, load_profile, parse_settings
 from runbook.config.plan import load_plan, with_plan
-from runbook.engine import standing
+from runbook.engine import validated
 from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
 from runbook.engine.options import RunOptions, prepare
+from runbook.engine.outputs import record_text, write_manifest
 from runbook.engine.scope import caveats_of
-from runbook.engine.standing import Standing, find_standing, ground_of
+from runbook.engine.standing import Standing, find_standing, require_standing
+from runbook.engine.validated import ground_of
 from runbook.errors import UsageError
-from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests.cli.shell import runbook
 from tests.engine.test_scope import phase, record
@@ -145,18 +149,116 @@ def test_another_machine_or_code_is_no_ground(
     go: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("machine", "commit", "torch"):
-        monkeypatch.setattr(standing, "identity", lambda name=name: {**identity(), name: "else"})
+        monkeypatch.setattr(validated, "identity", lambda name=name: {**identity(), name: "else"})
         assert f"{name} " in found(go).left_out[go[1]]
 
 
-def test_files_that_are_not_those_of_the_run_are_no_ground(
-    go: tuple[Path, str], tmp_path: Path
+HEARTBEATS = "baseline/run1/heartbeat_rank0.jsonl"
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def forged(run: Path) -> None:
+    """Another number in record and journal, with the manifest made anew."""
+    for name in ("run.json", "events.jsonl"):
+        path = run / name
+        path.write_text(path.read_text().replace("highest 5.", "highest 4."))
+    write_manifest(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda run: (run / "baseline/run1/heartbeat_rank0.jsonl").write_text(""),
+            "heartbeat_rank0",
+        ),
+        (lambda run: edited(run / "baseline/run1/env.json", dict.popitem), "env.json: changed"),
+        (lambda run: (run / "report.md").unlink(), "report.md: missing"),
+        (lambda run: (run / "baseline/run1/console.log").unlink(), "console.log: missing"),
+        (forged, "baseline.loss_finite"),
+    ],
+)
+def test_a_go_is_verified_before_anything_stands_on_it(
+    go: tuple[Path, str], tmp_path: Path, change: Callable[[Path], object], told: str
 ) -> None:
     shutil.copytree(go[0] / "runs", tmp_path / "runs")
-    path = tmp_path / "runs" / go[1] / "baseline" / "run1" / "env.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "started_at": "now"}))
-    assert "env.json is not the file of its" in found(go, out=tmp_path / "runs").left_out[go[1]]
+    run = tmp_path / "runs" / go[1]
+    change(run)
+    here = found(go, out=tmp_path / "runs")
+    assert not here.run_id and told in here.left_out[go[1]]
+
+
+def with_record(go: tuple[Path, str], out: Path, **changes: Any) -> None:
+    """The run that was GO, with another record that its manifest knows."""
+    shutil.copytree(go[0] / "runs", out, dirs_exist_ok=True)
+    run = out / go[1]
+    record = RunRecord.model_validate_json((run / "run.json").read_text())
+    (run / "run.json").write_text(record_text(record.model_copy(update=changes)))
+    write_manifest(run)
+
+
+def test_a_go_that_required_less_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
+    with_record(go, tmp_path, required=("baseline.completed",))
+    assert found(go, out=tmp_path).left_out[go[1]] == "it did not require baseline.loss_finite"
+
+
+def test_a_go_under_other_limits_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
+    document = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["profile_document"]
+    document["limits"]["drift"]["value"] = 99.0
+    with_record(go, tmp_path, profile_document=document)
+    assert found(go, out=tmp_path).left_out[go[1]].startswith("limits.drift.value 99.0 then, ")
+
+
+def test_a_go_of_fewer_steps_by_scale_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
+    options = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["options"]
+    with_record(go, tmp_path, options=options | {"steps_scale": 0.1})
+    assert found(go, out=tmp_path).left_out[go[1]] == "--steps-scale 0.1 then, 1 now"
+
+
+def newer_no_go(go: tuple[Path, str], out: Path) -> str:
+    name = "29990101T000000Z-nogit"
+    shutil.copytree(go[0] / "runs", out)
+    shutil.copytree(go[0] / "runs" / go[1], out / name)
+    record = RunRecord.model_validate_json((out / name / "run.json").read_text())
+    changed = record.model_copy(update={"run_id": name, "verdict": Verdict.NO_GO,
+                                        "reasons": ("baseline.completed is FAIL",)})  # fmt: skip
+    (out / name / "run.json").write_text(record_text(changed))
+    write_manifest(out / name)
+    return name
+
+
+def test_a_newer_no_go_of_the_same_configuration_leaves_no_ground(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    name = newer_no_go(go, tmp_path / "runs")
+    here = found(go, out=tmp_path / "runs")
+    assert here.run_id == "" and "baseline.completed is FAIL" in here.left_out[name]
+    env = tmp_path / "runs" / name / "baseline/run1/env.json"
+    edited(env, lambda document: document["config"]["train"].update(lr=9.0))
+    assert found(go, out=tmp_path / "runs").run_id == go[1], "that was another configuration"
+
+
+def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_path: Path) -> None:
+    folder, run = go
+    setup = prepare(
+        RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
+    )
+    require_standing(setup, folder / "runs", ())
+    require_standing(setup, tmp_path, {"production"})
+    with pytest.raises(UsageError, match=f"{run}, behind which this launch began, is none any"):
+        require_standing(setup, tmp_path, {"smoke"})
+
+
+def test_generated_tokens_in_place_of_documents_are_another_configuration(
+    go: tuple[Path, str],
+) -> None:
+    told = "data.synthetic_on_fail False then, True now"
+    assert found(go, "data.synthetic_on_fail=true").left_out[go[1]] == told
 
 
 @pytest.mark.parametrize(

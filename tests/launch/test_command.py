@@ -14,8 +14,9 @@ import yaml
 
 from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
+from runbook.files import data_path
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, free_port, pasteable
+from runbook.launch.command import build_command, free_port, keep_config, pasteable
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch
 from tests.launch.helpers import run, trainer
@@ -178,3 +179,17 @@ def test_a_pasted_test_run_collects_and_passes_the_same(
     assert done.returncode == 0, done.stdout
     assert f"{len(junit.cases)} passed" in done.stdout
     assert "warning" not in done.stdout
+
+
+def test_a_config_that_is_edited_while_a_run_goes_on_changes_nothing(tmp_path: Path) -> None:
+    mine, run = tmp_path / "mine.yaml", tmp_path / "run"
+    text = (data_path("configs") / "cpu_smoke.yaml").read_text()
+    mine.write_text(text)
+    launch = trainer("python", "-m", "nsa.train", "--config", str(mine))
+    keep_config(run, str(mine))
+    mine.write_text(text.replace("lr: ", "lr: 9"))
+    keep_config(run, str(mine))
+    argv = build_command(launch, run / "smoke" / "run", run_root=run).argv
+    read = Path(argv[argv.index("--config") + 1])
+    assert read.is_relative_to(run) and read.name == "mine.yaml" and read.read_text() == text
+    assert build_command(launch, run, run_root=tmp_path).argv[-1] == str(mine), "it has no copy"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 from tests.phases.answers import TOO_MUCH, WHERE, row, said
+from tests.phases.test_stage import instead
 
 NO_PACKAGE = spoil.ended(
     LaunchStatus.CONFIG_ERROR, cause="dataset fineweb_edu needs the package datasets"
@@ -33,11 +32,10 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
         ("loader", spoil.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
         (
             "loader",
-            lambda made: replace(
-                made, env={**(made.env or {}), "notes": ["SYNTHETIC DATA instead of fineweb_edu"]}
-            ),
-            (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+            instead,
+            (Outcome.INVALID, Reason.MISMATCH),
         ),
+        ("as_planned", instead, (Outcome.INVALID, Reason.MISMATCH)),
     ],
 )
 def test_fineweb_rows(

@@ -103,6 +103,40 @@ def test_a_launch_behind_a_go_trains_the_model_of_that_run(phase: str, apart: in
     assert f"parameters: {count + apart} in RUN, which was GO, got {count}" in found.reason
 
 
+def instead(made: LaunchEvidence) -> LaunchEvidence:
+    """Generated tokens where the plan wants documents, as `data.synthetic_on_fail` lets it."""
+    env = dict(made.env or {})
+    note = "SYNTHETIC DATA instead of fineweb_edu (--synthetic-on-fail): no network"
+    effective = {**env["effective"], "dataset": "synthetic"}
+    return replace(made, env={**env, "effective": effective, "notes": [note]})
+
+
+@pytest.mark.parametrize("phase", ["smoke", "extended", "production"])
+def test_a_phase_that_trained_on_other_data_than_planned_is_no_gate(phase: str) -> None:
+    found = checks(phase, instead)["as_planned"]
+    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead" in found.reason
+
+
+def test_every_phase_of_a_plan_asks_whether_it_ran_as_planned() -> None:
+    plan = load_plan("production", has_gpu=False)
+    least = plan.phases["smoke"].model_copy(update={"checks": ("loss_finite",)})
+    mine = plan.model_copy(update={"phases": {"smoke": least}})
+    profile = with_plan(load_profile("cpu"), mine, shipped=False)
+    assert profile.required == ("smoke.completed", "smoke.as_planned", "smoke.loss_finite")
+    made = registry.phases_of(profile.phases)["smoke"]
+    assert set(made.check_ids(PlanContext(profile=profile))) == set(profile.required)
+
+
+def test_code_that_was_changed_while_the_run_went_on_is_invalid() -> None:
+    package = (healthy(planned("smoke")[0], WHERE.profile).env or {})["package"]["sha256"][:12]
+    same = checks("smoke", where=replace(WHERE, package=package))["as_planned"]
+    assert same.outcome is Outcome.PASS, same.reason
+    other = checks("smoke", where=replace(WHERE, package="0" * 12))["as_planned"]
+    assert (other.outcome, other.code) == (Outcome.INVALID, Reason.MISMATCH)
+    assert f"run: package.sha256: {'0' * 12} as the run began, it ran {package}" in other.reason
+
+
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
 
 

@@ -27,6 +27,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     TrainingLog,
 )
+from runbook.records.launch import option
 from tests.phases import ceiling_files
 from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
 
@@ -144,7 +145,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "vocab_size": VOCABULARY,
             "dtype": work.dtype,
             "device": profile.hardware.device,
-            "dataset": "markov" if "markov" in launch.argv else "synthetic",
+            "dataset": option(launch.argv, "--dataset") or "synthetic",
             "gradient_checkpointing": False,
             "model_flops_per_token": 5e8,
             "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
