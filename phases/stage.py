@@ -109,7 +109,8 @@ class TrainingStage(RowPhase, Made):
                 name,
                 end,
                 f"steps {begin + 1} to {end} of {total} on {self.stage.dataset}",
-                extra=("--save",),
+                # Every leg follows one schedule, that of the run.
+                extra=("--save", "--run-steps", str(total)),
                 resumes=before,
                 after=begin,
             )

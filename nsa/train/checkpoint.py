@@ -8,7 +8,6 @@ rank has put its share on the disk, rank 0 adds digests and gives it its name.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import warnings
@@ -34,6 +33,7 @@ from nsa.train.engine import Engine
 from nsa.train.output import RecordWriteError, sync_folder, write_json
 from nsa.train.ranks import SAVING_GROUP
 from nsa.train.retention import Retention, prune
+from nsa.train.sound import identity_of, sha256_of
 
 # torch says so whenever one process saves or loads by itself.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -44,6 +44,7 @@ class Saved:
     """A checkpoint that is on the disk. `held_up_s`: how long training stood still for it."""
 
     path: Path
+    sha256: str
     seconds: float
     held_up_s: float
 
@@ -127,7 +128,12 @@ class Checkpoints:
             problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
             raise RecordWriteError(writing.temporary, problem) from None
         seconds = round(perf_counter() - writing.begin, 4)
-        return Saved(path=writing.final, seconds=seconds, held_up_s=round(writing.held_up_s, 4))
+        return Saved(
+            path=writing.final,
+            sha256=identity_of(writing.final),
+            seconds=seconds,
+            held_up_s=round(writing.held_up_s, 4),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,9 +238,3 @@ def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
 
 def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
     return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -25,6 +25,8 @@ _OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
     ("--log-every", "train", "log_every", "N", "steps between log lines"),
     ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
 )
+# The flag that has the last word on a key of the config.
+FLAGS = {f"{section}.{key}": flag for flag, section, key, _, _ in _OVERRIDES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Flags:
     save: bool
     arms: str | None
     profile_steps: int
+    run_steps: int
     settings: tuple[Override, ...]
     overrides: tuple[Override, ...]
     problems: tuple[str, ...]
@@ -70,6 +73,12 @@ def _parser() -> _Parser:
     add("--arms", metavar="FILE|JSON", help="schedule of toggles within this launch")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="as if the config said so")
     add("--profile-steps", metavar="N", default="0", help="steps under the profiler")
+    add(
+        "--run-steps",
+        metavar="N",
+        default="0",
+        help="steps of the whole run, of which this is a leg",
+    )
     return parser
 
 
@@ -85,10 +94,8 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     problems += _stray(unknown)
     if known.ddp not in ("0", "1", "auto"):
         problems.append(f"--ddp {known.ddp}: allowed is 0, 1 or auto")
-    profile = scalar(known.profile_steps)
-    if not isinstance(profile, int) or isinstance(profile, bool) or profile < 0:
-        problems.append(f"--profile-steps {known.profile_steps}: must be a whole number >= 0")
-        profile = 0
+    profile = _count("--profile-steps", known.profile_steps, problems)
+    run_steps = _count("--run-steps", known.run_steps, problems)
     settings = tuple(_settings(known.set, problems))
     return Flags(
         config=known.config or environ.get(CONFIG_VARIABLE) or None,
@@ -97,10 +104,19 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         save=known.save,
         arms=known.arms,
         profile_steps=profile,
+        run_steps=run_steps,
         settings=settings,
         overrides=tuple(_overrides(known)),
         problems=tuple(problems),
     )
+
+
+def _count(flag: str, text: str, problems: list[str]) -> int:
+    value = scalar(text)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        problems.append(f"{flag} {text}: must be a whole number >= 0")
+        return 0
+    return value
 
 
 def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> list[Override]:

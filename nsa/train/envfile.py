@@ -221,7 +221,7 @@ def write_env(
     """Write env.json atomically. attention: how its window and selected branches run, and the
     self-test.
 
-    resumed: path and step of the checkpoint that the launch went on from.
+    resumed: path, step and digest of the checkpoint that the launch went on from.
     """
     toggles = [row for row in plan.toggles.describe() if row["source"] != "default"]
     content = {

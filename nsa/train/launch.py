@@ -67,8 +67,11 @@ class LaunchPlan:
 
     @property
     def schedule_steps(self) -> int:
-        """Length of the learning-rate schedule: the config file's, never shorter than the run."""
-        return max(self.loaded.schedule_steps, self.total_steps)
+        """Length of the learning-rate schedule: the config file's, never shorter than the run.
+
+        The run is all of it: a leg tells by `--run-steps` how long that is.
+        """
+        return max(self.loaded.schedule_steps, self.flags.run_steps, self.total_steps)
 
     @property
     def per_rank_batch(self) -> int:

@@ -364,6 +364,7 @@ class Loop:
         self.heartbeat.write(
             Event.CHECKPOINT,
             path=str(done.path.relative_to(self.run_dir)),
+            sha256=done.sha256,
             seconds=done.seconds,
             held_up_s=done.held_up_s,
         )

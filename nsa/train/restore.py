@@ -22,11 +22,11 @@ from nsa.contract import (
     METADATA_FILE,
     NSAError,
     checkpoint_step,
-    shard_file,
 )
-from nsa.train.checkpoint import sha256_of, shared_state
+from nsa.train.checkpoint import shared_state
 from nsa.train.engine import Engine
 from nsa.train.retention import numbered
+from nsa.train.sound import damage, identity_of
 
 # All that the list of tensors of a checkpoint may name; torch itself would run whatever it names.
 _HARMLESS = {
@@ -60,6 +60,7 @@ class Restored:
 
     path: Path
     step: int
+    sha256: str
     position: dict[str, Any]
     refused: tuple[str, ...]
     evaluated: bool
@@ -93,21 +94,6 @@ def find_step(path: Path, rank: int) -> tuple[Path, list[str]]:
     raise CheckpointError(f"--resume {path}: no sound checkpoint{lines}")
 
 
-def damage(folder: Path, rank: int) -> str | None:
-    """What is wrong with a checkpoint, by its digests; None when it is sound."""
-    try:
-        listed: dict[str, str] = json.loads((folder / CHECKSUMS_JSON).read_bytes())["sha256"]
-        needed = {METADATA_FILE, shard_file(rank)}
-        if not needed <= set(listed):
-            return f"holds no {', '.join(sorted(needed - set(listed)))}"
-        for name, digest in listed.items():
-            if sha256_of(folder / name) != digest:
-                return f"{name} differs from its sha256"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"unreadable ({type(error).__name__}: {error})"
-    return None
-
-
 def load(path: Path, engine: Engine) -> Restored:
     """Restore model, optimizer, scaler and random states. A collective: ranks must agree."""
     rank = engine.ranks.rank
@@ -131,6 +117,7 @@ def load(path: Path, engine: Engine) -> Restored:
     return Restored(
         path=folder,
         step=int(facts["step"]),
+        sha256=identity_of(folder),
         position=position,
         refused=tuple(refused),
         evaluated=facts.get("val_loss") is not None,

@@ -266,7 +266,12 @@ class _Session:
             text = f"damaged checkpoint refused, the one before it is used: {line}"
             self.notes.append(text)
             say(f"[resume] {text}", rank=engine.ranks.rank)
-        self.resumed = {"path": str(restored.path), "step": restored.step}
+        self.resumed = {
+            "path": str(restored.path),
+            "step": restored.step,
+            "sha256": restored.sha256,
+            "refused": list(restored.refused),
+        }
         self.notes.append(f"resumed after step {restored.step} from {restored.path}")
         say(f"[resume] {restored.path} (step {restored.step})", rank=engine.ranks.rank)
         if restored.step >= self.plan.total_steps:

@@ -41,7 +41,7 @@ def gates(case: Case, *, name: str) -> Finding:
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
-    if gap := _unread(frame, launch.launch.after, asked, patience.value):
+    if gap := _unread(frame, launch.after, asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
     if wrong := _other_selection(launch):
         return failed(Reason.MISMATCH, wrong, evidence=(launch.gates_path, launch.env_path))

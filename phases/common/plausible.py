@@ -27,12 +27,17 @@ LOSS_WINDOW = 50
 def check_plausible(case: Case, name: str) -> Finding:
     """PASS if loss, tokens and times are possible, else INVALID with everything that is not."""
     log, launch, env = case.log(name), case.launch(name), case.env(name)
+    if other := other_checkpoint(launch, env):
+        # Its steps are others than planned, and that says nothing about the model.
+        reason = f"{name}: {other}"
+        paths = (log.path, launch.env_path)
+        return invalid(Reason.MISMATCH, reason, evidence=paths, topic="resume")
     effective = env.get("effective") or {}
     problems = [
-        *step_problems(log, after=launch.launch.after),
+        *step_problems(log, after=launch.after),
         *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
         *time_problems(log, launch.result.duration_s),
-        *loss_problems(log, effective, fresh=not launch.launch.after),
+        *loss_problems(log, effective, fresh=not launch.after),
     ]
     value = log_value(log, "loss_first", float(log.frame["loss"].iloc[0]), "nats", rows=(0, 0))
     paths = (log.path, launch.env_path)
@@ -45,10 +50,24 @@ def check_plausible(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value, evidence=paths)
 
 
+def other_checkpoint(launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
+    """How what it went on from is not the checkpoint that it was told; empty where it is."""
+    begun, found = launch.result.begun, env.get("resumed") or {}
+    if begun is None or found.get("sha256") == begun.sha256:
+        return ""
+    step, path = found.get("step"), str(found.get("path", "none")).rstrip("/")
+    text = (
+        f"it went on from step {step} ({'/'.join(path.split('/')[-3:])}), and not from the "
+        f"checkpoint of step {begun.step} that this run wrote ({begun.path})"
+    )
+    refused = [str(one) for one in found.get("refused") or ()]
+    return f"{text}; refused: {', '.join(refused)}" if refused else text
+
+
 def _planned(launch: LaunchEvidence) -> int:
     """Steps that the attempt that counts was asked for: a retry may be shorter."""
     asked = launch.result.steps
-    return (launch.launch.steps if asked is None else asked) - launch.launch.after
+    return (launch.launch.steps if asked is None else asked) - launch.after
 
 
 def _stopped_early(launch: LaunchEvidence) -> bool:

@@ -77,7 +77,7 @@ def resumed(case: Case, first: str, second: str) -> Finding:
     """
     before, after = case.log(first), case.log(second)
     both = before.frame.merge(after.frame, on="step", suffixes=("", "_again"))
-    begun = case.launch(second).launch.after
+    begun = case.launch(second).after
     wanted = list(range(begun + 1, case.launch(second).launch.steps + 1))
     if both["step"].tolist() != wanted or len(after.frame) != len(wanted):
         reason = f"{second} trained other steps than {wanted[0]} to {wanted[-1]} of {first}"

@@ -20,7 +20,7 @@ def heartbeats(case: Case, name: str) -> Finding:
     fault = case.fault_of(name)
     if not launch.ranks:
         raise missing(f"{name}: no rank wrote a heartbeat", launch.console_path, follows=fault)
-    planned = launch.launch.steps - launch.launch.after
+    planned = launch.launch.steps - launch.after
     problems = []
     for rank in launch.ranks:
         wanted = [Event.STEP_START, Event.STEP_END]

@@ -26,7 +26,7 @@ from phases.common.launches import first_problem
 from phases.common.measure import in_file, log_value, rank_value
 from phases.common.other_work import other_work
 from phases.common.own import own_accounts, own_plausible, own_ranks
-from phases.common.plausible import alike, check_plausible, mfu_of
+from phases.common.plausible import alike, check_plausible, mfu_of, other_checkpoint
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
 from phases.common.software import other_software
@@ -256,6 +256,9 @@ def _ranks_alive(case: Case, name: str) -> Finding:
 @once
 def _as_planned(case: Case, name: str) -> Finding:
     launch, env = case.launch(name), case.env(name)
+    if other := other_checkpoint(launch, env):
+        paths = (launch.env_path,)
+        return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
     problems = [
         *_plan_problems(launch, env),
         *_workload_problems(case, env),

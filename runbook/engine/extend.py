@@ -6,7 +6,7 @@ attempt's files are kept beside the new ones, so that a failure that went away i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from runbook.engine.journal import EVENTS_FILE, Event, Journal
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
 from runbook.errors import UsageError
-from runbook.records import Check, PhaseRecord, RunRecord
+from runbook.records import Check, LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
 from runbook.records.phase import Phase
 from runbook.records.run import Repeated
@@ -88,32 +88,67 @@ def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
 
 def failed_phases(record: RunRecord) -> list[str]:
     """Phases that began and of which a required check did not pass."""
-    required = set(record.required)
     return [
         phase.name
         for phase in record.phases
-        if phase.started_at and any(_open(check, required) for check in phase.checks)
+        if phase.started_at and any(_required_open(record, phase))
     ]
+
+
+# How a process or the machine failed, which says nothing against what is trained.
+_ACCIDENTS = (
+    LaunchStatus.CRASHED,
+    LaunchStatus.HUNG,
+    LaunchStatus.SILENT,
+    LaunchStatus.TIMED_OUT,
+    LaunchStatus.HARDWARE_ERROR,
+)
+
+
+def after_an_accident(record: RunRecord) -> list[str]:
+    """The phases of a plan that go on after a crash, a hang or a time limit; else none.
+
+    They are the one in which a launch ended so, and those that started nothing because of it.
+    """
+    failed = [phase for phase in record.phases if any(_required_open(record, phase))]
+    plan = record.profile_document.get("plan") or {}
+    if not plan.get("stops") or not failed:
+        return []
+    ends = [entry.result for entry in failed[0].launches if entry.result.attempts]
+    if not ends or ends[-1].status not in _ACCIDENTS:
+        return []
+    return [phase.name for phase in failed if phase.started_at]
+
+
+def _required_open(record: RunRecord, phase: PhaseRecord) -> Iterator[bool]:
+    required = set(record.required)
+    return (_open(check, required) for check in phase.checks)
 
 
 def _open(check: Check, required: set[str]) -> bool:
     return check.id in required and not satisfies(check)
 
 
-def repeat(journal: Journal, before: PhaseRecord) -> None:
-    """Write into the journal that a phase runs again, and how it ended before."""
+def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = False) -> None:
+    """Write into the journal that a phase runs again, and how it ended before.
+
+    `only_unfinished`: its launches that finished stay, and it goes on after them.
+    """
+    kept = [one.launch.name for one in before.launches if one.result.ok and only_unfinished]
+    ended = [one.launch for one in before.launches if one.result.attempts]
     worst = min(before.checks, key=lambda check: check.outcome.rank, default=None)
-    folder = journal.path.parent / before.name
+    folder = ended[-1].run_dir if kept else before.name
     number = 1 + sum(_of(event, before.name) for event in journal.events)
     journal.append(
         "phase_repeated",
         sync=True,
         phase=before.name,
+        kept=kept,
         repeated=Repeated(
             outcome=before.outcome,
             reason=f"{worst.id} is {worst.outcome}: {worst.reason}" if worst else "no check",
             started=any(entry.result.attempts for entry in before.launches),
-            folder=f"{folder.name}.{_WORD}{number}",
+            folder=f"{folder}.{_WORD}{number}",
         ).model_dump(mode="json"),
     )
 
@@ -123,7 +158,7 @@ def _of(event: Event, phase: str) -> bool:
 
 
 def keep_aside(run_root: Path, journal: Journal, phases: Sequence[Phase]) -> None:
-    """Move the files of every phase that is about to run again; what was moved before stays.
+    """Move the files of all that is about to run again; what was moved before stays.
 
     It may be called again after a crash, as long as the phase has not begun.
     """
@@ -136,8 +171,9 @@ def keep_aside(run_root: Path, journal: Journal, phases: Sequence[Phase]) -> Non
     collecting = {phase.name for phase in phases if phase.collects}
     for name, repeated in pending.items():
         aside = run_root / repeated.folder
-        if (run_root / name).is_dir() and not aside.exists():
-            (run_root / name).rename(aside)
+        left = run_root / repeated.folder.rpartition(".")[0]
+        if left.is_dir() and not aside.exists():
+            left.rename(aside)
         if name in collecting:
             _move_facts(run_root, aside)
 

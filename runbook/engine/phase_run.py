@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from runbook.engine.accepted import keep_accepted
+from runbook.engine.checkpoints import begin_at
 from runbook.engine.journal import Journal
 from runbook.engine.judge import (
     judge_phase,
@@ -25,6 +26,7 @@ from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
 from runbook.engine.where import launcher_of
+from runbook.errors import RunbookError
 from runbook.files import utc_text
 from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Observer
@@ -234,6 +236,15 @@ class PhaseRun:
             set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
         state.part.started_any = True
+        try:
+            begun = begin_at(state.run_root, launch) if launch.resumes else None
+        except RunbookError as error:
+            status = LaunchStatus.ENVIRONMENT_ERROR
+            return LaunchResult(status=status, attempts=0, cause=str(error))
+        for text in begun.refused if begun else ():
+            state.observer.note(f"{launch.name}: not used: {text}")
+        if begun is not None and begun.refused:
+            state.observer.note(f"{launch.name}: goes on from step {begun.step} ({begun.path})")
         return run_launch(
             launch,
             state.run_root,
@@ -242,6 +253,7 @@ class PhaseRun:
             enough=self._enough(launch),
             retry=state.setup.options.retry,
             launcher=state.launcher,
+            begun=begun,
         )
 
     def _enough(self, launch: Launch) -> Callable[[Path], bool] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE as CONFIG
+from nsa.settings import scalar
 from nsa.toggles import (
     NEEDS_CUDA,
     TOGGLES,
@@ -24,10 +25,12 @@ from nsa.toggles import (
     toggle_set,
     with_safe_mode,
 )
+from nsa.train.cli import FLAGS
 from runbook.config.precedence import PRESET, SHELL, TYPED
-from runbook.config.settings import torch_variable_problems
+from runbook.config.settings import torch_variable_problems, word
 from runbook.engine.planned_config import config_problems
 from runbook.records import Launch
+from runbook.records.launch import option
 from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def planned_problems(setup: Setup) -> list[str]:
     context = setup.context({})
     for phase in setup.phases:
         launches = phase.plan(context)
-        found = [*_not_honored(setup, phase, launches)]
+        found = [*_not_honored(setup, phase, launches), *_not_obeyed(setup, launches)]
         for launch in launches:
             if launch.kind == "trainer":
                 found += _launch_problems(setup, launch)
@@ -135,6 +138,22 @@ def _not_honored(setup: Setup, phase: Phase, launches: Sequence[Launch]) -> Iter
                 "have it (--phase)"
             )
             break
+
+
+def _not_obeyed(setup: Setup, launches: Sequence[Launch]) -> Iterator[str]:
+    """Config keys that a person gave, and a launch sets otherwise by a flag of its own."""
+    for key, value in setup.settings.config_overrides.items():
+        flag = FLAGS.get(key, "")
+        for launch in launches:
+            own = option(launch.argv, flag) if flag else ""
+            if own and scalar(own) != value:
+                source = setup.settings.sources.get(key, TYPED)
+                steps = "; --steps-scale shortens a run" if key == "train.steps" else ""
+                yield (
+                    f"{key}={word(value)} ({source}) cannot be had: a phase decides it itself "
+                    f"({flag} {own}); leave out --set {key}{steps}"
+                )
+                break
 
 
 def _says_nothing(name: str, launch: Launch) -> bool:

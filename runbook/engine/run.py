@@ -16,7 +16,7 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
-from runbook.engine.extend import Extension, extend, keep_aside, repeat
+from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
@@ -102,6 +102,8 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
             phases=[phase.name for phase in setup.phases],
             known=_known_phases(setup),
         )
+        # From here on it is found by its name, and goes on, wherever it is cut off.
+        write_atomic(run_root / RECORD_FILE, record_text(derive_record(journal.events)))
         return _continue(
             RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
         )
@@ -118,8 +120,9 @@ def resume_run(
     """Continue a run after an interruption, its time limit, or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
-    launches that had ended are not repeated. An `extension` adds phases, or runs those again that
-    did not pass, and a finished run goes on too; phases after one that ran are judged again.
+    launches that had ended are not repeated. A plan that ended with a crash, a hang or a time limit
+    goes on after its last launch that finished. An `extension` adds phases, or runs those again
+    that did not pass, and a finished run goes on too; phases after one that ran are judged again.
     Raises `UsageError` if there is nothing to continue, or if what is added would not be
     comparable: another version of the program, another commit, machine or software (`identity`);
     `RunbookError` if its journal is damaged.
@@ -132,11 +135,15 @@ def resume_run(
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
-        _refuse_if_pointless(record, journal, extended=extension is not None)
+        again = after_an_accident(record) if extension is None and _is_over(journal) else []
+        _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
         refuse_if_unlike(record, identity())
         if extension is not None:
             extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
+        for name in again:
+            before = next(phase for phase in record.phases if phase.name == name)
+            repeat(journal, before, only_unfinished=True)
         setup = make_setup(record)
         done = _finished_phases(journal)
         require_standing(setup, run_root.parent, done)
@@ -157,14 +164,17 @@ def _keep_configs(setup: Setup, run_root: Path) -> None:
         keep_config(run_root, name)
 
 
-def _refuse_if_pointless(record: RunRecord, journal: Journal, *, extended: bool) -> None:
-    if journal.events[-1]["event"] == "run_finished" and not extended:
-        raise UsageError(
-            f"{record.run_id} is finished: {record.verdict}",
-            hint="--until PHASE goes further with its plan"
-            if record.options.get("plan")
-            else "--phase NAME adds a phase to it, --failed runs again what did not pass",
-        )
+def _is_over(journal: Journal) -> bool:
+    return bool(journal.events[-1]["event"] == "run_finished")
+
+
+def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) -> None:
+    if _is_over(journal) and not goes_on:
+        hint = "--phase NAME adds a phase to it, --failed runs again what did not pass"
+        if record.options.get("plan"):
+            more = record.verdict is Verdict.PARTIAL
+            hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
+        raise UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
     if record.tool_version != __version__:
         raise UsageError(
             f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
@@ -189,7 +199,12 @@ def _finished_launches(
     found: dict[tuple[str, str], LaunchResult] = {}
     for event in journal.events:
         if event["event"] == "phase_repeated":
-            found = {key: result for key, result in found.items() if key[0] != event["phase"]}
+            kept = event.get("kept", ())
+            found = {
+                key: result
+                for key, result in found.items()
+                if key[0] != event["phase"] or key[1] in kept
+            }
         elif event["event"] == "launch_finished" and event["phase"] not in done:
             result = LaunchResult.model_validate(event["result"])
             if result.status not in _NOT_FINISHED:

@@ -90,8 +90,16 @@ def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, .
     flaky = [f"{phase.name}/{name}" for phase in phases for name in phase.flaky]
     if flaky:
         caveats.append(f"FLAKY ({', '.join(flaky)} needed a second attempt)")
-    if begun := record.options.get("cut_off"):
-        caveats.append(f"CUT OFF ({begun})")
+    lost = [
+        f"{entry.launch.id} went on from step {begun.step}: {', '.join(begun.refused)}"
+        for phase in phases
+        for entry in phase.launches
+        if (begun := entry.result.begun) and begun.refused
+    ]
+    if lost:
+        caveats.append(f"CHECKPOINT LOST ({'; '.join(lost)})")
+    if cut_off := record.options.get("cut_off"):
+        caveats.append(f"CUT OFF ({cut_off})")
     again = [_repeated(phase) for phase in phases if any(one.started for one in phase.repeated)]
     if again:
         caveats.append(f"REPEATED ({', '.join(again)})")

@@ -42,7 +42,7 @@ from runbook.read.documents import (
     read_console,
 )
 from runbook.read.redact import redact_variables
-from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
 _POLL_S = 0.1
 _TOKEN_BYTES = 16
@@ -66,6 +66,7 @@ class AttemptOptions:
     enough: Callable[[Path], bool] | None = None
     watch: Thresholds | None = None
     launcher: Launcher = field(default_factory=LocalLauncher)
+    begun: Begun | None = None
 
 
 class Attempt:
@@ -163,6 +164,7 @@ class Attempt:
             "env": redact_variables(self.command.env),
             "port": self.command.port,
             "steps": self.command.steps,
+            "begun": self.options.begun.model_dump() if self.options.begun else None,
             "run_token": self.token,
             "started_at": self.started_at,
         }

@@ -84,13 +84,15 @@ def build_command(
     retry: bool = False,
     here: bool = True,
     run_root: Path | None = None,
+    begin_at: Path | None = None,
 ) -> Command:
     """Write the launch's input files into `run_dir` and return what to execute.
 
     What does not run `here` keeps the word torchrun: where its agents meet is said there.
     The config is the copy that the run in `run_root` began with, if it has one.
-    A retry takes `launch.retry_steps` steps if the plan names them. Raises `RunbookError` if the
-    config cannot be found or changed as asked.
+    A retry takes `launch.retry_steps` steps if the plan names them. `begin_at`: the checkpoint that
+    a launch which resumes another one goes on from (default: the newest one). Raises `RunbookError`
+    if the config cannot be found or changed as asked.
     """
     if launch.own is not None:
         return _own_command(launch, run_dir)
@@ -103,7 +105,7 @@ def build_command(
     launch = _with_config(launch, str(kept)) if kept else completed(launch, must_exist=True)
     launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
     if launch.resumes:
-        before = run_dir.resolve().parent / launch.resumes
+        before = (begin_at or run_dir.parent / launch.resumes).resolve()
         argv = with_option(launch.argv, RESUME_FLAG, str(before))
         launch = launch.model_copy(update={"argv": tuple(argv)})
     words = list(launch.words())

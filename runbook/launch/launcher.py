@@ -24,7 +24,7 @@ from runbook.read.documents import (
     read_console,
     read_json_object,
 )
-from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.
 _DESCRIBED = frozenset({"argv", "attempt", "run_token", "started_at", "steps"})
@@ -43,6 +43,7 @@ def run_launch(
     machine: Mapping[str, str] | None = None,
     watch: Thresholds | None = None,
     launcher: Launcher | None = None,
+    begun: Begun | None = None,
 ) -> LaunchResult:
     """Run one launch to its end and say how it ended; nothing of it is alive afterwards.
 
@@ -51,7 +52,8 @@ def run_launch(
     first attempt are kept beside the run directory, under its name with `.attempt1`.
     `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
     the detectors of numbers; without it they run where the plan says that it is watched. `launcher`
-    is where it runs, this machine without one.
+    is where it runs, this machine without one. `begun` is the checkpoint that a launch which
+    resumes another one goes on from; without it, the trainer takes the newest one.
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
@@ -67,6 +69,7 @@ def run_launch(
         budgets=budgets,
         machine=machine,
         watch=watch,
+        begun=begun,
     )
     return _settled(launch, _attempt(launch, 1, options), options, retry=retry)
 
@@ -82,6 +85,7 @@ def _options(
     budgets: Budgets | None = None,
     machine: Mapping[str, str] | None = None,
     watch: Thresholds | None = None,
+    begun: Begun | None = None,
 ) -> AttemptOptions:
     if watch is None and launch.watched:
         watch = Thresholds.from_variables(launch.env)
@@ -94,6 +98,7 @@ def _options(
         enough=enough,
         watch=watch,
         launcher=launcher,
+        begun=begun,
     )
 
 
@@ -107,6 +112,8 @@ def _settled(
         options.observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
         result = _joined(first, _attempt(debugged, 2, options))
+    if options.begun is not None:
+        result = result.model_copy(update={"begun": options.begun})
     path = run_root / launch.run_dir / RESULT_JSON
     write_atomic(path, result.model_dump_json(indent=2) + "\n")
     return result
@@ -122,7 +129,10 @@ def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResu
         )
     make_private_dir(run_dir)
     root = options.run_root
-    command = build_command(launch, run_dir, retry=number > 1, here=here, run_root=root)
+    at = root / options.begun.path if options.begun else None
+    command = build_command(
+        launch, run_dir, retry=number > 1, here=here, run_root=root, begin_at=at
+    )
     if launch.commit:
         try:
             folder = check_out(launch.commit, options.run_root, run_dir)
@@ -159,8 +169,15 @@ def adopt_launch(
     described = document is not None and document.keys() >= _DESCRIBED
     if document is None or not described or (folder / RESULT_JSON).exists():
         return None
+    told = document.get("begun")
     options = _options(
-        launch, run_root, observer=observer, stop=stop, enough=enough, launcher=launcher
+        launch,
+        run_root,
+        observer=observer,
+        stop=stop,
+        enough=enough,
+        launcher=launcher,
+        begun=Begun.model_validate(told) if told else None,
     )
     attempt = Attempt.described(launch, document, options)
     with stop.deferred():

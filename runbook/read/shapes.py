@@ -207,6 +207,9 @@ ENV = Fields(
         "policies": Fields({}),
         "toggles": Items(Fields({"name": is_text})),
         "notes": Items(anything),
+        "resumed": Fields(
+            {"path": is_text, "step": is_count, "sha256": is_text, "refused": Items(is_text)}
+        ),
         "arms": Fields({"warmup_steps": is_count}),
     }
 )
@@ -323,7 +326,7 @@ EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
     Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
-    Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number}),
+    Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
     Event.NONFINITE: Fields({"step": is_count}),
     Event.HALT: Fields({"reason": is_text}),
     Event.EXIT: Fields(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runbook.records.launch import (
     ArmSchedule,
+    Begun,
     Kind,
     Launch,
     LaunchResult,
@@ -33,6 +34,7 @@ __all__ = [
     "THE_RUN",
     "ArmSchedule",
     "ArtifactRecord",
+    "Begun",
     "Check",
     "Comparator",
     "Compared",

@@ -163,6 +163,11 @@ class LaunchEvidence:
     halted: bool = False
     problems: tuple[str, ...] = ()
 
+    @property
+    def after(self) -> int:
+        """The step of the checkpoint that it was told to go on from; 0 for a new launch."""
+        return self.result.begun.step if self.result.begun else self.launch.after
+
     def effects(self, toggle: str, *, arm: str | None = None) -> tuple[Effect, ...]:
         """All ranks' effects of one toggle, of one arm if named."""
         return tuple(

@@ -228,12 +228,25 @@ class RankExit(Record):
     watched_s: float | None = None
 
 
+class Begun(Record):
+    """The checkpoint that a launch went on from: its path in the run's folder, step and digest.
+
+    `refused`: what was wrong with the ones that come before it.
+    """
+
+    path: str
+    step: int = Field(ge=0)
+    sha256: str
+    refused: tuple[str, ...] = ()
+
+
 class LaunchResult(Record):
     """How a launch ended, and which rank is to blame if it ended badly.
 
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
     `notes` are findings that did not end the launch, such as a rank that is always late. `follows`
-    says why one was not started, in the terms of `Check.follows`.
+    says why one was not started, in the terms of `Check.follows`. `begun`: the checkpoint that it
+    was told to go on from.
     """
 
     status: LaunchStatus
@@ -250,6 +263,15 @@ class LaunchResult(Record):
     run_token: str = ""
     steps: int | None = None
     notes: tuple[str, ...] = ()
+    begun: Begun | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A launch that went on from nothing says nothing of it."""
+        document: dict[str, Any] = dump(self)
+        if not document.get("begun"):
+            document.pop("begun", None)
+        return document
 
     @property
     def ok(self) -> bool:

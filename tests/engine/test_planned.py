@@ -248,3 +248,25 @@ def test_a_config_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").write_text("model: {dimm: 3}\n", encoding="utf-8")
     text = refusal(phases="baseline", from_shell={"CONFIG": str(tmp_path / "mine.yaml")})
     assert "model.dimm: no such key" in text and "train: missing" in text
+
+
+@pytest.mark.parametrize(
+    ("setting", "decided"),
+    [
+        ("train.steps=7", "(--steps "),
+        ("data.dataset=synthetic", "(--dataset markov)"),
+    ],
+)
+def test_a_config_key_that_a_flag_of_the_launch_overrides_is_refused(
+    setting: str, decided: str
+) -> None:
+    plan = {"plan": "production", "steps_scale": 0.02, "without_go": True}
+    text = refusal(setting, **plan)
+    assert f"{setting} (--set) cannot be had: a phase decides it itself {decided}" in text
+    assert f"leave out --set {setting.partition('=')[0]}" in text
+    assert setting in refusal(setting, phases="long_run")
+
+
+def test_a_config_key_that_a_launch_has_anyway_is_no_contradiction() -> None:
+    settings = ("data.dataset=synthetic",)
+    prepare(RunOptions(profile="cpu", phases="baseline", settings=settings))

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli.finished import find_run, load_run
 from runbook.config.profile import PlanNote
 from runbook.engine.extend import Extension
 from runbook.engine.not_started import known_end
 from runbook.engine.options import Setup
 from runbook.engine.run import resume_run, run_setup
+from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import (
+    Launch,
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
@@ -21,7 +24,9 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
+from runbook.records.phase import PlanContext
 from tests.engine import toys
+from tests.engine.test_interrupt_and_resume import digests
 from tests.engine.toys import Toy
 from tests.launch.helpers import fake_launch
 
@@ -100,3 +105,55 @@ def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:
         found = known_end(second, [entry])
         assert (found is None) is starts
     assert found is not None and "goes on from leg1" in found.cause
+
+
+class _Legs(Toy):
+    """Two launches, of which the second ends badly with these words."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__("bucket_sweep", count=2)
+        self.second = words
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        first, second = super().plan(context)
+        return [first, second.model_copy(update={"argv": (*second.argv, *self.second)})]
+
+
+def test_a_plan_goes_on_after_a_crash_with_what_had_not_finished(tmp_path: Path) -> None:
+    crashed, whole = _Legs("--fault", "exit7"), _Legs()
+    record = run_setup(setup(tmp_path, *three(crashed)), observer=Observer())
+    run = tmp_path / record.run_id
+    assert record.verdict is Verdict.NO_GO
+    kept = digests(run / "bucket_sweep/run1")
+
+    def make(_: RunRecord) -> Setup:
+        return setup(tmp_path, *three(whole))
+
+    again = resume_run(run, observer=Observer(), make_setup=make)
+    assert again.verdict is Verdict.GO, again.reasons
+    assert digests(run / "bucket_sweep/run1") == kept, "what had finished is not repeated"
+    assert (run / "bucket_sweep/run2.repeated1/result.json").is_file(), "the crash is kept"
+    assert any("REPEATED (bucket_sweep after FAIL" in text for text in again.caveats)
+    assert started(again, "long_run") == 1, "and the plan goes on behind it"
+    with pytest.raises(UsageError, match="is finished: GO"):
+        resume_run(run, observer=Observer(), make_setup=make)
+
+
+def test_a_plan_that_ended_with_a_finding_does_not_go_on(tmp_path: Path) -> None:
+    asked = setup(tmp_path, *three(Toy("bucket_sweep", words=("--fault", "nan"))))
+    record = run_setup(asked, observer=Observer())
+    ends = [one.result.status for one in record.phases[1].launches]
+    assert ends == [LaunchStatus.NON_FINITE]
+    with pytest.raises(UsageError, match="is finished: NO-GO"):
+        resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
+
+
+def test_a_run_can_be_found_before_its_first_phase_has_ended(tmp_path: Path) -> None:
+    seen: list[RunRecord] = []
+
+    class Looks(Observer):
+        def phase_started(self, name: str, title: str, launches: int) -> None:
+            seen.append(load_run(find_run(None, tmp_path)))
+
+    run_setup(setup(tmp_path, Toy("baseline")), observer=Looks())
+    assert [one.verdict for one in seen] == [Verdict.INCOMPLETE]

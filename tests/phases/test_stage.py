@@ -10,8 +10,9 @@ import pytest
 from runbook import registry
 from runbook.config import Profile, load_profile
 from runbook.config.plan import load_plan, with_plan
-from runbook.records import Check, Launch, Outcome, Reason, judge_run
+from runbook.records import Begun, Check, Launch, Outcome, Reason, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.launch import option
 from runbook.records.outcome import Verdict
 from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
@@ -216,6 +217,7 @@ def test_production_takes_a_leg_between_two_checkpoints() -> None:
     assert [leg.steps for leg in legs] == list(range(5000, 50_001, 5000))
     assert [leg.resumes for leg in legs] == ["", *(f"leg{n:02}" for n in range(1, 10))]
     assert all("--save" in leg.argv and leg.watched for leg in legs)
+    assert {option(leg.argv, "--run-steps") for leg in legs} == {"50000"}, "one schedule"
     assert legs[0].env["NSA_TB_DISABLE"] == "0"
 
 
@@ -237,3 +239,24 @@ def test_a_plan_asks_of_a_machine_only_what_it_can_answer() -> None:
     assert two - one == {f"{phase}.gpu_balance" for phase in ("smoke", "extended", "production")}
     assert {"smoke.throughput", "smoke.steady", "smoke.gpu_utilisation"} <= one - cpu
     assert {"extended.resumed", "extended.storage", "smoke.gates"} <= cpu
+
+
+@pytest.mark.parametrize("sha256", ["ab" * 32, "cd" * 32])
+def test_a_leg_that_went_on_from_another_checkpoint_than_its_own(sha256: str) -> None:
+    where = context("cpu", steps_scale=0.02)
+    begun = Begun(path="production/leg1/checkpoints/step_50", step=50, sha256="ab" * 32)
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        result = made.result.model_copy(update={"begun": begun})
+        found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": sha256}
+        return replace(made, result=result, env={**(made.env or {}), "resumed": found})
+
+    found = checks("production", change, only="leg2", where=where)
+    rows = (found["as_planned"], found["plausible"])
+    if sha256 == begun.sha256:
+        assert {row.outcome for row in rows} == {Outcome.PASS}, [row.reason for row in rows]
+        return
+    for row in rows:
+        assert (row.outcome, row.code) == (Outcome.INVALID, Reason.MISMATCH)
+        assert "from step 25 (leg1/checkpoints/step_25), and not from" in row.reason
+        assert "causal" not in row.remedy

@@ -135,6 +135,13 @@ def test_short_runs_follow_the_configs_schedule() -> None:
     assert plan("--steps", "500").schedule_steps == 500
 
 
+def test_every_leg_follows_the_schedule_of_the_whole_run() -> None:
+    legs = [plan("--steps", str(end), "--run-steps", "500") for end in (125, 250, 375, 500)]
+    assert {leg.schedule_steps for leg in legs} == {500}
+    assert [leg.total_steps for leg in legs] == [125, 250, 375, 500]
+    assert "--run-steps -1: must be a whole number" in refusal("--run-steps", "-1")
+
+
 def test_profile_needs_enough_steps() -> None:
     assert "needs at least 16 steps" in refusal("--profile-steps", "10", "--steps", "10")
 

@@ -10,8 +10,8 @@ import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 from nsa.train import restore
-from nsa.train.checkpoint import sha256_of
 from nsa.train.output import write_json
+from nsa.train.sound import sha256_of
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch, run
 
@@ -37,6 +37,7 @@ def test_the_damaged_checkpoint_is_refused_and_the_one_before_it_used(resumed: L
     notes = " ".join(env["notes"])
     assert f"step_{STEPS}: {shard_file(0)} differs from its sha256" in notes
     assert "resumed after step 12" in notes
+    assert env["resumed"]["sha256"] == sha256_of(Path(env["resumed"]["path"]) / CHECKSUMS_JSON)
     assert env["resumed"]["step"] == 12 and Path(env["resumed"]["path"]).name == "step_12"
     assert "damaged checkpoint refused" in resumed.text()
 
