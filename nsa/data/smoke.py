@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import queue
 import sys
+import threading
 from collections.abc import Sequence
 from time import perf_counter
 
 from nsa.contract import ExitCode, NSAError
 from nsa.data.open import open_source
-from nsa.data.source import DataStallError
+from nsa.data.source import DataStallError, Source
 from nsa.settings import DataSection, refusal
 from nsa.train.output import shout
 
@@ -30,7 +33,13 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--seq-len", metavar="N", type=int, default=1024, help="tokens per sequence (1024)")
     add("--batch", metavar="N", type=int, default=1, help="sequences per batch (1)")
-    add("--timeout", metavar="S", type=float, default=60.0, help="seconds for each batch (60)")
+    add(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=60.0,
+        help="seconds to open, and for each batch (60)",
+    )
     add("--batches", metavar="N", type=int, default=20, help="batches to read (20)")
     add("--tokenizer", choices=("byte", "gpt2"), default="gpt2", help="gpt2 or byte (gpt2)")
     add("--tokenizer-file", metavar="FILE", default="", help="GPT-2's table, r50k_base.tiktoken")
@@ -56,8 +65,8 @@ def read(args: argparse.Namespace) -> dict[str, object]:
     problems = [
         f"--{n.replace('_', '-')} {v}: must be 1 or more" for n, v in counts.items() if v < 1
     ]
-    if not args.timeout > 0:
-        problems.append(f"--timeout {args.timeout:g}: must be more than 0")
+    if not 0 < args.timeout < math.inf:
+        problems.append(f"--timeout {args.timeout:g}: must be a number of seconds above 0")
     if not 0 <= args.rank < args.world_size:
         problems.append(f"--rank {args.rank}: must be 0 to {args.world_size - 1} (--world-size)")
     if problems:
@@ -70,15 +79,7 @@ def read(args: argparse.Namespace) -> dict[str, object]:
         local_path=args.local_path,
         loader_timeout_s=args.timeout,
     )
-    source = open_source(
-        data,
-        dataset=args.dataset,
-        seq_len=args.seq_len,
-        batch_size=args.batch,
-        rank=args.rank,
-        world_size=args.world_size,
-        seed=0,
-    )
+    source = _opened(data, args)
     opened_s = perf_counter() - begin
     tokens = 0
     begin = perf_counter()
@@ -96,6 +97,37 @@ def read(args: argparse.Namespace) -> dict[str, object]:
         "where": source.where(),
         "loader": source.statistics(),
     }
+
+
+def _opened(data: DataSection, args: argparse.Namespace) -> Source:
+    """The source, opened within --timeout: without a network that alone may take long."""
+    done: queue.SimpleQueue[Source | Exception] = queue.SimpleQueue()
+
+    def opening() -> None:
+        try:
+            done.put(
+                open_source(
+                    data,
+                    dataset=args.dataset,
+                    seq_len=args.seq_len,
+                    batch_size=args.batch,
+                    rank=args.rank,
+                    world_size=args.world_size,
+                    seed=0,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - handed over to the waiting thread
+            done.put(error)
+
+    threading.Thread(target=opening, daemon=True, name="data-open").start()
+    try:
+        found = done.get(timeout=args.timeout)
+    except queue.Empty:
+        text = f"{args.dataset} was not open after {args.timeout:g} s (--timeout)"
+        raise DataStallError(text) from None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 if __name__ == "__main__":

@@ -72,12 +72,14 @@ class LocalCorpus:
                 yield from _paragraphs(file)
 
     def _jsonl(self, file: Path) -> Iterator[str]:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
                 try:
-                    record = json.loads(line)
+                    record = json.loads(line.decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{file}:{number}: not UTF-8 ({error.reason})") from error
                 except json.JSONDecodeError as error:
                     raise DataError(f"{file}:{number}: not JSON ({error.msg})") from error
                 text = record.get(self.text_field) if isinstance(record, dict) else None
@@ -89,12 +91,18 @@ class LocalCorpus:
 
     def _parquet(self, file: Path) -> Iterator[str]:
         try:
-            import pyarrow.parquet as parquet
+            import pyarrow
+            from pyarrow import parquet
         except ImportError as error:
             raise DataError(
                 f"{file}: parquet needs the package pyarrow: pip install 'nsa-runbook[parquet]'"
             ) from error
-        table = parquet.ParquetFile(file)
+        try:
+            yield from self._column(file, parquet.ParquetFile(file))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{file}: cannot be read as parquet ({error})") from error
+
+    def _column(self, file: Path, table: Any) -> Iterator[str]:
         if self.text_field not in table.schema_arrow.names:
             raise DataError(
                 f"{file}: no column {self.text_field!r} (it has "
@@ -152,7 +160,7 @@ class FinewebCorpus:
         except ImportError as error:
             raise DataError(
                 "dataset fineweb_edu needs the package datasets: pip install "
-                "'nsa-runbook[fineweb]', or use --dataset local or synthetic"
+                "'nsa-runbook[fineweb]', or read files (data.dataset local, data.local_path)"
             ) from error
         try:
             stream = datasets.load_dataset(
@@ -190,6 +198,5 @@ def _innermost(state: Place) -> Place:
 def _unreachable(error: Exception) -> DataError:
     return DataError(
         f"dataset fineweb_edu could not be reached ({type(error).__name__}: {error}); check the "
-        "network and HF_ENDPOINT, or use --dataset local --local-path PATH, or --dataset "
-        "synthetic; --synthetic-on-fail goes on with synthetic data and says so in env.json"
+        "network and HF_ENDPOINT, or read files (data.dataset local, data.local_path)"
     )

@@ -18,6 +18,7 @@ from runbook.config import (
 )
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
+from runbook.config.settings import torch_variable_problems
 from runbook.engine.commits import with_commits
 from runbook.engine.identity import PACKAGE, package_under_test
 from runbook.engine.planned import planned_problems
@@ -199,7 +200,7 @@ def prepare(options: RunOptions) -> Setup:
             problems.extend(f"{t}; {error.hint}" if error.hint else t for t in error.problems)
 
     resolve("profile", lambda: load_profile(options.profile if named else detect_profile()[0]))
-    resolve("settings", lambda: parse_settings(options.settings))
+    resolve("settings", lambda: _known(parse_settings(options.settings)))
     resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
     preset = found.pop("preset", None)
     if {"profile", "settings"} <= found.keys():
@@ -233,6 +234,13 @@ def prepare(options: RunOptions) -> Setup:
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
+
+
+def _known(settings: Settings) -> Settings:
+    """The settings, if torch reads every name: said before a plan asks for a GO of them."""
+    if problems := torch_variable_problems(settings.toggles):
+        raise UsageError([f"--set {text}" for text in problems])
+    return settings
 
 
 def _with_plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
 from itertools import islice, product
 from pathlib import Path
 
@@ -68,6 +69,7 @@ def test_another_table_is_refused(table: Path, documents: Path) -> None:
     [
         (["--dataset", "local"], "needs --local-path"),
         (["--dataset", "local", "--batch", "0", "--timeout", "0"], "--batch 0: must be 1 or more"),
+        (["--timeout", "inf"], "--timeout inf: must be a number of seconds"),
         (["--rank", "2", "--world-size", "2"], "--rank 2: must be 0 to 1"),
     ],
 )
@@ -76,3 +78,22 @@ def test_what_cannot_be_read_is_said(
 ) -> None:
     assert smoke.main([*words, "--tokenizer", "byte"]) == 2
     assert said in capfd.readouterr().err
+
+
+def test_opening_counts_against_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(smoke, "open_source", lambda *_, **__: never.wait(30))
+    assert smoke.main(["--tokenizer", "byte", "--timeout", "0.1"]) == 1
+    assert "fineweb_edu was not open after 0.1 s (--timeout)" in capfd.readouterr().err
+    never.set()
+
+
+def test_a_broken_file_is_told_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'{"text": "\xff"}\n')
+    words = ["--tokenizer", "byte", "--dataset", "local", "--local-path", str(path)]
+    assert smoke.main(words) == 2
+    said = capfd.readouterr().err
+    assert f"{path}:1: not UTF-8" in said and "Traceback" not in said

@@ -164,6 +164,13 @@ def test_bad_jsonl_names_file_and_line(tmp_path: Path, line: str) -> None:
         texts(LocalCorpus(str(path)))
 
 
+def test_jsonl_that_is_not_utf_8_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + '{"text": "caf\u00e9"}\n'.encode("latin-1"))
+    with pytest.raises(DataError, match=r"d\.jsonl:2: not UTF-8"):
+        texts(LocalCorpus(str(path)))
+
+
 def test_other_text_fields(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "x"}\n')
@@ -180,6 +187,10 @@ def test_parquet_is_read_or_its_package_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"pyarrow.*nsa-runbook\[parquet\]"):
             texts(LocalCorpus(str(path)))
         return
+    for broken in (b"PAR1", b"", b"PAR1" + b"x" * 40 + b"PAR1"):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"d\.parquet: cannot be read as parquet \("):
+            texts(LocalCorpus(str(path)))
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "b"]}), path)
     assert texts(LocalCorpus(str(path)), {"document": 1}) == ["b"]
     with pytest.raises(DataError, match="no column 'body'"):

@@ -270,3 +270,18 @@ def test_a_config_key_that_a_flag_of_the_launch_overrides_is_refused(
 def test_a_config_key_that_a_launch_has_anyway_is_no_contradiction() -> None:
     settings = ("data.dataset=synthetic",)
     prepare(RunOptions(profile="cpu", phases="baseline", settings=settings))
+
+
+def test_a_plan_names_a_typo_before_it_asks_for_a_go(tmp_path: Path) -> None:
+    text = refusal("TORCH_NCCL_FOO=1", plan="production", out=str(tmp_path))
+    assert "TORCH_NCCL_FOO: the installed torch reads no such variable" in text
+    assert "validate it first" not in text
+
+
+def test_a_plan_has_no_phases_to_choose() -> None:
+    setting = "NSA_DISABLE_CSV_LOGS=1"
+    assert "leave out --set NSA_DISABLE_CSV_LOGS" in refusal(
+        setting, plan="production", without_go=True
+    )
+    assert "(--phase)" not in refusal(setting, plan="production", without_go=True)
+    assert "(--phase)" in refusal(setting, phases="baseline")
