@@ -57,8 +57,9 @@ def _add_arguments(parser: CommandParser) -> None:
     group.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with a launch that was cut off: its folder or id; what had finished is not "
-        "repeated, and a leg begins again at the checkpoint before it (default: begin a new one)",
+        help="go on with a launch that was cut off, or ended with a crash or a hang: its folder or "
+        "id; what had finished is not repeated, and a leg begins again at the checkpoint before it "
+        "(default: begin a new one)",
     )
     group.add_argument(
         "--without-go",
