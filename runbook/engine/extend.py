@@ -6,7 +6,7 @@ attempt's files are kept beside the new ones, so that a failure that went away i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +111,8 @@ def after_an_accident(record: RunRecord) -> list[str]:
     They are the one in which a launch ended so, and those that started nothing because of it.
     """
     failed = [phase for phase in record.phases if any(_required_open(record, phase))]
-    plan = record.profile_document.get("plan") or {}
-    if not plan.get("stops") or not failed:
+    plan = record.profile_document.get("plan")
+    if not isinstance(plan, Mapping) or not plan.get("stops") or not failed:
         return []
     ends = [entry.result for entry in failed[0].launches if entry.result.attempts]
     if not ends or ends[-1].status not in _ACCIDENTS:
