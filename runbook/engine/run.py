@@ -141,12 +141,13 @@ def resume_run(
         if extension is not None:
             extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
+        setup = make_setup(record)
+        # Before anything is written, so that a refusal leaves the run as it was.
+        require_standing(setup, run_root.parent, _finished_phases(journal).keys() - set(again))
         for name in again:
             before = next(phase for phase in record.phases if phase.name == name)
             repeat(journal, before, only_unfinished=True)
-        setup = make_setup(record)
         done = _finished_phases(journal)
-        require_standing(setup, run_root.parent, done)
         keep_aside(run_root, journal, setup.phases)
         _keep_configs(setup, run_root)
         state = RunState(
