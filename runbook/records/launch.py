@@ -265,14 +265,6 @@ class LaunchResult(Record):
     notes: tuple[str, ...] = ()
     begun: Begun | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A launch that went on from nothing says nothing of it."""
-        document: dict[str, Any] = dump(self)
-        if not document.get("begun"):
-            document.pop("begun", None)
-        return document
-
     @property
     def ok(self) -> bool:
         """True if the launch finished."""
