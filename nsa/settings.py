@@ -95,6 +95,23 @@ CONFIG_TOGGLES = {
     "NSA_BATCH_SIZE": "train.batch_size",
 }
 
+# The trainer's flag, section and key of the config that it overrides, and its help.
+OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
+    ("--dataset", "data", "dataset", "NAME", "synthetic, markov, local or fineweb_edu"),
+    ("--local-path", "data", "local_path", "PATH", "file or folder for --dataset local"),
+    ("--loader-timeout", "data", "loader_timeout_s", "S", "seconds to wait for a batch"),
+    ("--steps", "train", "steps", "N", "optimizer steps"),
+    ("--seq-len", "train", "seq_len", "N", "tokens per sequence"),
+    ("--batch-size", "train", "batch_size", "N", "global batch, sequences"),
+    ("--accum", "train", "accumulate_grad_batches", "N", "micro-batches per optimizer step"),
+    ("--out-dir", "train", "out_dir", "DIR", "folder for run directories"),
+    ("--seed", "train", "seed", "N", "seed of weights and data"),
+    ("--log-every", "train", "log_every", "N", "steps between log lines"),
+    ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
+)
+# The flag that has the last word on a key of the config.
+FLAGS = {f"{section}.{key}": flag for flag, section, key, _, _ in OVERRIDES}
+
 Whole = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

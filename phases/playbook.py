@@ -208,8 +208,8 @@ _TRAINING: dict[str, Remedy] = {
     "self_test": (
         "attention.self_test in env.json has the errors by tensor",
         gpu(
-            "check the GPU (ECC, Xid), the driver and torch's build; NSA_WINDOW=masked trains "
-            "without that kernel, and says so"
+            "check the GPU (ECC, Xid), the driver and torch's build; NSA_WINDOW=masked instead of "
+            "varlen, NSA_USE_TRITON_SEL=0 instead of triton trains without that kernel, and says so"
         ),
     ),
     "untested": gpu(

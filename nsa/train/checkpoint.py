@@ -29,11 +29,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
+from nsa.sound import identity_of, sha256_of
 from nsa.train.engine import Engine
 from nsa.train.output import RecordWriteError, sync_folder, write_json
 from nsa.train.ranks import SAVING_GROUP
 from nsa.train.retention import Retention, prune
-from nsa.train.sound import identity_of, sha256_of
 
 # torch says so whenever one process saves or loads by itself.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")

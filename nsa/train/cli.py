@@ -9,24 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
-from nsa.settings import CONFIG_TOGGLES, Override, is_text, scalar
-
-# Flag, section and key of the config that it overrides, and its help.
-_OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
-    ("--dataset", "data", "dataset", "NAME", "synthetic, markov, local or fineweb_edu"),
-    ("--local-path", "data", "local_path", "PATH", "file or folder for --dataset local"),
-    ("--loader-timeout", "data", "loader_timeout_s", "S", "seconds to wait for a batch"),
-    ("--steps", "train", "steps", "N", "optimizer steps"),
-    ("--seq-len", "train", "seq_len", "N", "tokens per sequence"),
-    ("--batch-size", "train", "batch_size", "N", "global batch, sequences"),
-    ("--accum", "train", "accumulate_grad_batches", "N", "micro-batches per optimizer step"),
-    ("--out-dir", "train", "out_dir", "DIR", "folder for run directories"),
-    ("--seed", "train", "seed", "N", "seed of weights and data"),
-    ("--log-every", "train", "log_every", "N", "steps between log lines"),
-    ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
-)
-# The flag that has the last word on a key of the config.
-FLAGS = {f"{section}.{key}": flag for flag, section, key, _, _ in _OVERRIDES}
+from nsa.settings import CONFIG_TOGGLES, OVERRIDES, Override, is_text, scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +47,7 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
-    for flag, _, _, metavar, text in _OVERRIDES:
+    for flag, _, _, metavar, text in OVERRIDES:
         add(flag, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
     add("--resume", metavar="PATH", help="run directory, latest or checkpoint to go on from")
@@ -162,7 +145,7 @@ def _settings(words: Sequence[str], problems: list[str]) -> list[Override]:
 
 def _overrides(known: argparse.Namespace) -> list[Override]:
     found = []
-    for flag, section, key, _, _ in _OVERRIDES:
+    for flag, section, key, _, _ in OVERRIDES:
         text = getattr(known, flag[2:].replace("-", "_"))
         if text is not None:
             value = text if is_text(section, key) else scalar(text)

@@ -23,10 +23,10 @@ from nsa.contract import (
     NSAError,
     checkpoint_step,
 )
+from nsa.sound import damage, identity_of
 from nsa.train.checkpoint import shared_state
 from nsa.train.engine import Engine
 from nsa.train.retention import numbered
-from nsa.train.sound import damage, identity_of
 
 # All that the list of tensors of a checkpoint may name; torch itself would run whatever it names.
 _HARMLESS = {

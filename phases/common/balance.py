@@ -101,6 +101,13 @@ def _attention(case: Case, name: str) -> Mapping[str, Any]:
     return found
 
 
+def _ways(case: Case, name: str) -> tuple[str | None, str | None]:
+    """How the window and the selected branch ran, as env.json says; None where it does not."""
+    attention = _attention(case, name)
+    window, selected = ((attention.get(branch) or {}) for branch in ("window", "selected"))
+    return window.get("value"), selected.get("value")
+
+
 def _self_test(case: Case, name: str) -> Mapping[str, Any]:
     """The kernels that the trainer tested on its device, by name."""
     found: Mapping[str, Any] = (_attention(case, name).get("self_test") or {}).get("paths") or {}
@@ -128,12 +135,14 @@ def _not_tested(case: Case, name: str) -> Finding | None:
 def _untested(case: Case, name: str) -> str:
     """In what the self-test is not that of what was trained, or an empty string."""
     tested = _attention(case, name).get("self_test") or {}
-    ran = (_attention(case, name).get("window") or {}).get("value")
+    window, selected = _ways(case, name)
     work = case.profile.workload
     if not tested.get("ran"):
         return f"no self-test on the GPU ({tested.get('reason') or 'env.json tells of none'})"
-    if ran not in _self_test(case, name):
-        return f"the self-test tells nothing of {ran or 'the window branch'}, which ran"
+    # Torch's own kernels run the selected branch in every one of its tests.
+    for ran in (window, selected) if selected not in (None, "sdpa") else (window,):
+        if ran not in _self_test(case, name):
+            return f"the self-test tells nothing of {ran or 'the window branch'}, which ran"
     trained = (work.seq_len, _TORCH_TYPES.get(work.dtype, work.dtype))
     if (tested.get("seq_len"), tested.get("dtype")) != trained:
         tried = f"S={tested.get('seq_len')}, {tested.get('dtype')}"
@@ -154,12 +163,12 @@ def _self_tested(case: Case, name: str) -> Finding | None:
     }
     if not bad:
         return _not_tested(case, name)
-    ran = ((case.env(name).get("attention") or {}).get("window") or {}).get("value")
+    ran = " and ".join(way for way in _ways(case, name) if way and way not in bad)
     told = "; ".join(
         f"{kind}: {', '.join((found.get('problems') or ('no reason given',))[:3])}"
         for kind, found in bad.items()
     )
-    reason = f"{name}: the self-test rejected {told}; {ran} ran instead"
+    reason = f"{name}: the self-test rejected {told}; {ran or 'nothing else'} ran instead"
     paths = (case.launch(name).env_path,)
     if all(found.get("refused") for found in bad.values()):
         return warned(reason, evidence=paths, topic="self_test")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE as CONFIG
-from nsa.settings import scalar
+from nsa.settings import FLAGS, scalar
 from nsa.toggles import (
     NEEDS_CUDA,
     TOGGLES,
@@ -25,7 +25,6 @@ from nsa.toggles import (
     toggle_set,
     with_safe_mode,
 )
-from nsa.train.cli import FLAGS
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.settings import torch_variable_problems, word
 from runbook.engine.planned_config import config_problems

@@ -205,13 +205,36 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
             assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
 
 
+def test_a_kernel_of_ours_that_disagrees_is_seen_beside_the_window_that_agrees() -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        attention = (made.env or {})["attention"]
+        paths = {"varlen": _AGREES, "triton": _DISAGREES}
+        changed = {
+            "window": {"value": "varlen", "reason": "auto"},
+            "selected": {"value": "sdpa", "reason": "triton was rejected"},
+            "self_test": {**attention["self_test"], "paths": paths},
+        }
+        return replace(made, env={**(made.env or {}), "attention": changed})
+
+    where = builder.context()
+    check = builder.row(
+        "baseline", "oracle", builder.evidence("baseline", where, change=change), where
+    )
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "rejected triton" in check.reason and "varlen and sdpa ran instead" in check.reason
+    assert "NSA_USE_TRITON_SEL=0" in check.remedy
+
+
 def _not_tested(**self_test: Any) -> spoil.Change:
     """As healthy, but for these words of the self-test; None takes all of it away."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         attention = (made.env or {})["attention"]
-        tested = {**attention["self_test"], **self_test} if self_test else None
+        told = {word: value for word, value in self_test.items() if word != "selected"}
+        tested = {**attention["self_test"], **told} if told else None
         changed = {**attention, "self_test": tested}
+        if "selected" in self_test:
+            changed["selected"] = {"value": self_test["selected"], "reason": "asked for"}
         return replace(made, env={**(made.env or {}), "attention": changed})
 
     return change
@@ -225,6 +248,10 @@ UNTESTED = {
     "missing": ({}, "no self-test on the GPU (env.json tells of none)"),
     "another way": ({"paths": {"masked": _AGREES}}, "tells nothing of varlen, which ran"),
     "no way": ({"paths": {}}, "tells nothing of varlen, which ran"),
+    "no kernel of its own": (
+        {"paths": {"varlen": _AGREES}, "selected": "triton"},
+        "tells nothing of triton, which ran",
+    ),
     "shorter": ({"seq_len": 128}, "was of S=128, bfloat16; trained was S=2048, bfloat16"),
     "another type": ({"dtype": "float32"}, "was of S=2048, float32; trained"),
 }
