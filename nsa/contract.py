@@ -327,7 +327,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
     ),
     Event.EVAL: ("loss", "seconds"),
-    Event.CHECKPOINT: ("path", "seconds", "held_up_s"),
+    Event.CHECKPOINT: ("path", "sha256", "seconds", "held_up_s"),
     Event.MEMORY_DUMP: ("path",),
     Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from nsa import torch_env
-from nsa.contract import CONFIG_VARIABLE, NSAError
+from nsa.contract import CONFIG_VARIABLE, NSAError, is_secret_name
 from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
@@ -119,10 +119,10 @@ def is_variable(name: str) -> bool:
 
 
 def is_passed_on(name: str) -> bool:
-    """Does a launch get this variable from the machine it runs on?"""
-    return name not in LIBRARY_VARIABLES and any(
-        fnmatchcase(name, pattern) for pattern in _FROM_MACHINE
-    )
+    """Does a launch get this variable from the machine it runs on? No secret is passed on."""
+    if name in LIBRARY_VARIABLES or is_secret_name(name):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
 
 
 def word(value: Scalar) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
-from runbook.files import data_path
+from runbook.files import data_path, make_private_dir
 from runbook.launch.commits import folder_of
 from runbook.launch.own import own_words
 from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
@@ -244,7 +244,8 @@ def keep_config(run_root: Path, name: str) -> None:
     except RunbookError:
         return
     copy = _copy_of(run_root, name)
-    copy.parent.mkdir(parents=True, exist_ok=True)
+    if not copy.parent.is_dir():
+        make_private_dir(copy.parent)
     copy.write_bytes(content)
 
 

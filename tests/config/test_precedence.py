@@ -53,9 +53,15 @@ def test_what_changes_numbers_or_speed_is_a_setting_and_not_passed_on_unseen(nam
     assert not is_passed_on(name) and may_be_set(name)
 
 
-@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_TOKEN", "HF_HUB_CACHE", "ALL_PROXY"])
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_HUB_CACHE", "ALL_PROXY"])
 def test_what_a_data_hub_needs_reaches_the_launches_unlisted(name: str) -> None:
     assert is_passed_on(name) and not dropped({name: "x"}) and not shell_settings({name: "x"})
+
+
+def test_no_secret_of_a_data_hub_reaches_a_launch_and_the_line_names_it() -> None:
+    assert not is_passed_on("HF_TOKEN")
+    told = dropped({"HF_TOKEN": "hf_0123456789"})
+    assert told.startswith("HF_TOKEN: ") and "hf_0123456789" not in told
 
 
 def test_what_no_launch_gets_is_named_in_one_line() -> None:

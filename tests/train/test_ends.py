@@ -174,7 +174,7 @@ def test_without_a_network_it_says_what_to_do(singles: dict[str, Launch]) -> Non
     launch = singles["offline"]
     assert launch.process.returncode == 2
     assert "fineweb_edu" in launch.exit()["reason"]
-    assert "--dataset local" in launch.text()
+    assert "data.dataset local" in launch.text()
 
 
 def test_synthetic_on_fail_is_visible(singles: dict[str, Launch]) -> None:

@@ -91,7 +91,9 @@ def test_an_evaluation_that_an_end_left_out_is_made_up_for(tmp_path: Path, owed:
 def test_a_checkpoint_knows_whether_its_step_was_evaluated(
     tmp_path: Path, step: int, every: int, evaluated: bool, owes: bool
 ) -> None:
-    restored = Restored(path=tmp_path, step=step, position={}, refused=(), evaluated=evaluated)
+    restored = Restored(
+        path=tmp_path, step=step, position={}, refused=(), sha256="00", evaluated=evaluated
+    )
     assert restored.owes_evaluation(every) is owes
 
 
