@@ -188,7 +188,10 @@ def start_ranks(options: argparse.Namespace) -> int:
                 sys.stdout.flush()
                 for peer in children:
                     peer.send_signal(signal.SIGTERM)
-                time.sleep(30 if options.deaf else 0.2)
+                # A peer may be in a step: torchrun too waits before it kills.
+                over = time.monotonic() + (30 if options.deaf else 1)
+                while time.monotonic() < over and any(peer.poll() is None for peer in children):
+                    time.sleep(0.01)
                 for peer in children:
                     peer.kill()
                 return 1
