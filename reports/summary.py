@@ -18,9 +18,9 @@ from runbook.records.measurement import plain_number
 from runbook.records.run import Invocation
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
+_TILES = 4
 # So many variables have a line each; of more, as many as fit stand in one.
 _EXPORTS_EACH, _EXPORT_WIDTH = 8, 100
-_TILES = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,23 +154,18 @@ def select(text: str, settings: Mapping[str, PhaseSettings] | None = None) -> li
 def known_checks(profile: Profile) -> tuple[str, ...]:
     """Ids of all checks that the phases of this profile can give."""
     context = PlanContext(profile=profile)
-    return tuple(
-        check
-        for name, phase in phases_of(profile.phases).items()
-        if name in profile.phases
-        for check in phase.check_ids(context)
-    )
+    return tuple(check for phase in _phases_in(profile) for check in phase.check_ids(context))
 
 
 def own_checks(profile: Profile) -> tuple[str, ...]:
     """Ids of the checks that this profile's own trainer can answer."""
     context = PlanContext(profile=profile)
-    return tuple(
-        check
-        for name, phase in phases_of(profile.phases).items()
-        if name in profile.phases
-        for check in phase.own_checks(context)
-    )
+    return tuple(check for phase in _phases_in(profile) for check in phase.own_checks(context))
+
+
+def _phases_in(profile: Profile) -> list[Phase]:
+    """The phases for which the profile has settings."""
+    return [phase for name, phase in phases_of(profile.phases).items() if name in profile.phases]
 
 
 def known_limits(

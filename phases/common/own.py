@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from phases.common.case import (
@@ -25,16 +24,13 @@ from phases.common.case import (
 )
 from phases.common.measure import (
     against,
-    decided,
     derived,
-    estimated,
     in_file,
     log_value,
     rank_value,
-    shown_only,
-    with_limit,
 )
-from phases.limits import DRIFT, MEMORY, STALL_SHARE
+from phases.common.stability import MIB_PER_GIB, projected_plateau, steadiness_of
+from phases.limits import MEMORY
 from runbook.records import Launch, Measurement, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -51,8 +47,6 @@ S = TypeVar("S")
 _FEWEST = 8
 # So many standard errors are no noise.
 _ERRORS = 4.0
-_MIB_PER_GIB = 1024.0
-_UNLIMITED_MIB = 1e12
 
 
 def own_of(case: Case) -> OwnTrainer:
@@ -231,39 +225,18 @@ def own_learns(case: Case, *, name: str) -> Finding:
 
 def own_steady(case: Case, *, name: str) -> Finding:
     """As `stability.steadiness`, by the times at which the log grew."""
-    from runbook.stats import steady
-
     log = case.log(name)
-    drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
-    decision = steady(_step_times(log), tolerance=drift.value, stall_limit=stall.value)
-    value = estimated(
-        log_value(log, "dt_s", 0.0, "s"), decision, name="step_time_change", unit="share"
-    )
-    if not case.gates_throughput(drift, stall):
-        return shown_only(value, drift, decision.reason)
-    return with_limit(decided(decision, value), value, drift)
+    return steadiness_of(case, log, _step_times(log))
 
 
 def own_memory_plateau(case: Case, *, name: str) -> Finding:
     """Of the resident memory of all its processes together."""
-    from runbook.stats import memory_plateau
-
-    launch, limit = case.completed(name), case.limit(MEMORY)
+    launch = case.completed(name)
     samples = _processes(launch)
     sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
     total = sums[sums["step"] > 0].groupby("step")["mib"].max()
-    most = limit.value * _MIB_PER_GIB * launch.launch.nproc
-    decision = memory_plateau(
-        total.index.to_numpy(dtype=float),
-        total.to_numpy(dtype=float),
-        float(case.profile.workload.production_steps),
-        most if limit.gated else _UNLIMITED_MIB,
-    )
-    value = estimated(_memory(launch, 0.0), decision, name="memory_projected", unit="MiB projected")
-    found = decided(decision, value)
-    grows = found.code is Reason.BELOW_LIMIT
-    code, topic = (Reason.LEAK, "leak") if grows else (found.code, "")
-    return replace(found, code=code, topic=topic, reason=f"all processes: {found.reason}")
+    ranks = launch.launch.nproc
+    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
 
 
 def own_memory_limit(case: Case, *, name: str) -> Finding:
@@ -273,7 +246,7 @@ def own_memory_limit(case: Case, *, name: str) -> Finding:
     launch = case.completed(name)
     peak = float(_processes(launch)["rss_mib"].max())
     text = f"the largest process had {peak:.0f} MiB"
-    return against(_memory(launch, peak / _MIB_PER_GIB), case.limit(MEMORY), text)
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
 
 
 def _memory(launch: LaunchEvidence, gib: float) -> Measurement:

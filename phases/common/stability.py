@@ -17,10 +17,12 @@ from phases.common.measure import (
     with_limit,
 )
 from phases.limits import DRIFT, MEMORY, STALL_SHARE
-from runbook.records import Reason
-from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 MIB_PER_GIB = 1024.0
@@ -43,11 +45,18 @@ def no_halt(case: Case, name: str) -> Finding:
 
 
 def steadiness(case: Case, name: str) -> Finding:
-    from runbook.stats import steady, step_times
+    from runbook.stats import step_times
 
     log = case.log(name)
+    return steadiness_of(case, log, step_times(log))
+
+
+def steadiness_of(case: Case, log: TrainingLog, seconds: npt.NDArray[np.float64]) -> Finding:
+    """Of a log whose steps took so many seconds each."""
+    from runbook.stats import steady
+
     drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
-    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
+    decision = steady(seconds, tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
     if not case.gates_throughput(drift, stall):
@@ -78,23 +87,31 @@ def memory_plateau(case: Case, name: str) -> Finding:
 
 
 def plateau_of(case: Case, rank: RankLog) -> Finding:
+    rows = _readings(rank).set_index("step")["mem_mib"]
+    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
+    return projected_plateau(case, rows, readings, who=f"rank {rank.rank}")
+
+
+def projected_plateau(
+    case: Case, mib: pd.Series[float], readings: Measurement, *, who: str, ranks: int = 1
+) -> Finding:
+    """Of readings by step, of `ranks` together, each of which has the profile's limit."""
+    import numpy as np
+
     from runbook.stats import memory_plateau as projected
 
-    rows = _readings(rank)
     limit = case.limit(MEMORY)
     decision = projected(
-        rows["step"].to_numpy(dtype=float),
-        rows["mem_mib"].to_numpy(dtype=float),
+        mib.index.to_numpy(dtype=float),
+        np.asarray(mib, dtype=np.float64),
         float(case.profile.workload.production_steps),
-        limit.value * MIB_PER_GIB if limit.gated else _UNLIMITED_MIB,
+        limit.value * MIB_PER_GIB * ranks if limit.gated else _UNLIMITED_MIB,
     )
-    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
     value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
     finding = decided(decision, value)
     grows = finding.code is Reason.BELOW_LIMIT
     code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
-    reason = f"rank {rank.rank}: {finding.reason}"
-    return replace(finding, code=code, reason=reason, topic=topic)
+    return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic)
 
 
 def memory_limit(case: Case, name: str) -> Finding:

@@ -11,6 +11,7 @@ from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
 from runbook.console import Console, printable
+from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimate, Estimator
 from runbook.engine.scope import departures
@@ -18,7 +19,6 @@ from runbook.engine.where import request_of
 from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable
 from runbook.records.measurement import duration_text
-from runbook.records.run import DEFAULT_LAUNCHER
 
 if TYPE_CHECKING:
     from runbook.engine.options import Setup

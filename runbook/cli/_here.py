@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from runbook.cli._parser import DEFAULT_OUT
 from runbook.console import Console, in_one_line, verdict_text
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 _RECORD, _JOURNAL = "run.json", "events.jsonl"

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError, did_you_mean
 
-DEFAULT_OUT = "artifacts"
-DEFAULT_PLAN = "production"
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
 _COLUMNS = 100

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import DEFAULT_OUT, SIGNALS, Command, CommandParser, number_type
+from runbook.cli._parser import SIGNALS, Command, CommandParser, number_type
 from runbook.console import Console, printable
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from runbook.cli._here import is_run
-from runbook.cli._parser import DEFAULT_OUT, Command, CommandParser
+from runbook.cli._parser import Command, CommandParser
 from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError
 
 SHELLS = ("bash", "zsh", "fish")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import DEFAULT_OUT, Command, CommandParser, whole_type
+from runbook.cli._parser import Command, CommandParser, whole_type
 from runbook.console import Console, printable
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from runbook.cli._parser import DEFAULT_PLAN, Command, CommandParser
-from runbook.cli._webhook import add_webhook
-from runbook.cli.run import (
-    RUN,
+from runbook.cli._parser import Command, CommandParser
+from runbook.cli._run_options import (
     add_dry_run,
     add_machine,
     add_place,
@@ -16,13 +14,16 @@ from runbook.cli.run import (
     add_telling,
     add_until_s,
 )
+from runbook.cli._webhook import add_webhook
+from runbook.cli.run import RUN
+from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
 
 # What `runbook run` has besides, as it is where nobody asks for it.
 _NOT_HERE = {
     "phase": None,
     "failed": None,
-    "protocol": "blocks",
+    "protocol": DEFAULT_PROTOCOL,
     "aa": False,
     "seed": 0,
     "reference": "",

@@ -26,6 +26,11 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
     Raises UsageError for a plan or a config that does not fit, and where a phase that needs a GO is
     asked for and none is found.
     """
+    if own := profile.own_trainer:
+        raise UsageError(
+            f"plan {options.plan}: {own.name} is a trainer of your own; a plan needs the trainer's "
+            "contract, by which a phase goes on from the one before"
+        )
     if settings.config:
         profile = _with_workload(profile, settings.config)
     plan = load_plan(options.plan, has_gpu=profile.has_gpu)

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from runbook.launch.slurm.files import (
     NODES,
     last_state,
 )
-from runbook.read.documents import LAUNCH_JSON, file_sha256
+from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON, file_sha256
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES
@@ -46,7 +47,7 @@ COMPARED = (
     *("cpu.count", "memory.total_gib", "disk.free_gib", "disk.write_mib_s", "clock.offset_s"),
 )
 _CLOCK = "clock.json"
-_OF_THE_AGENT = ("console.log", NODE_JSONL, ASKS_JSONL, FACTS_FILE)
+_OF_THE_AGENT = (CONSOLE_LOG, NODE_JSONL, ASKS_JSONL, FACTS_FILE)
 _TIMEOUT_S = 300.0
 
 
@@ -63,7 +64,7 @@ def collect_on_nodes(
         phase="preflight",
         kind="collect",
         argv=("python", "-m", "runbook.engine.on_nodes", profile.branch or "", profile.trainer),
-        env={k: v for k, v in setup.exports.items() if k.startswith("CUDA_")},
+        env=setup.cuda_exports,
         run_dir="preflight/nodes",
         nproc=setup.options.nodes,
         nodes=setup.options.nodes,
@@ -128,14 +129,7 @@ def _of_node(run_root: Path, folder: Path) -> dict[str, Fact]:
     for name, fact in read_facts(folder).items():
         if name in COMPARED:
             own = f"{name}@{folder.name}"
-            found[own] = Fact(
-                name=own,
-                value=fact.value,
-                unit=fact.unit,
-                path=f"{below}/{fact.path}",
-                sha256=fact.sha256,
-                note=fact.note,
-            )
+            found[own] = replace(fact, name=own, path=f"{below}/{fact.path}")
     return found
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -19,6 +18,7 @@ from runbook.config import (
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.config.settings import torch_variable_problems
+from runbook.defaults import DEFAULT_LAUNCHER, PROTOCOLS
 from runbook.engine.commits import with_commits
 from runbook.engine.identity import PACKAGE, package_under_test
 from runbook.engine.planned import planned_problems
@@ -26,7 +26,7 @@ from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
 from runbook.records.phase import Phase, PlanContext
-from runbook.records.run import DEFAULT_LAUNCHER, PROTOCOLS, Invocation, lasting
+from runbook.records.run import Invocation, lasting
 from runbook.registry import select
 
 if TYPE_CHECKING:
@@ -157,6 +157,11 @@ class Setup:
         return [(phase, phase.plan(context)) for phase in self.phases]
 
     @property
+    def cuda_exports(self) -> dict[str, str]:
+        """What launches set for CUDA itself, such as the visible devices."""
+        return {name: text for name, text in self.exports.items() if name.startswith("CUDA_")}
+
+    @property
     def exports(self) -> dict[str, str]:
         """The variables that every launch which can use them gets."""
         return self.profile.variables | dict(self.settings.toggles)
@@ -253,23 +258,12 @@ def _with_plan(
 
     if not {"profile", "settings"} <= found.keys():
         return options
-    if own := found["profile"].own_trainer:
-        problem = UsageError(
-            f"plan {options.plan}: {own.name} is a trainer of your own; a plan needs the trainer's "
-            "contract, by which a phase goes on from the one before"
-        )
-        resolve("phases", partial(_refuse, problem))
-        return options
     resolve("profile", lambda: planned_profile(options, found["profile"], found["settings"]))
     if found["profile"].plan is None:
         return options
     names = asked_for(found["profile"], options.until)
     resolve("phases", lambda: tuple(select(",".join(names), found["profile"].phases)))
     return replace(options, phases=",".join(names))
-
-
-def _refuse(problem: UsageError) -> None:
-    raise problem
 
 
 def with_launches(setup: Setup) -> Setup:

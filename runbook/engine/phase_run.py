@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.accepted import keep_accepted
 from runbook.engine.checkpoints import begin_at
 from runbook.engine.journal import Journal
@@ -44,7 +45,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase
-from runbook.records.run import DEFAULT_LAUNCHER, Ran
+from runbook.records.run import Ran
 
 
 @dataclass(kw_only=True)
@@ -179,7 +180,7 @@ class PhaseRun:
             note=state.observer.note,
             trainer=profile.trainer,
             # What launches set for CUDA itself, such as the visible devices.
-            variables={k: v for k, v in state.setup.exports.items() if k.startswith("CUDA_")},
+            variables=state.setup.cuda_exports,
         )
 
     def _launch(self, launch: Launch) -> None:

@@ -76,7 +76,8 @@ def compared(
         }
         differ += _differences(theirs, mine, without=FREE_VARIABLES)
         configs = [
-            _differences(_flat(env.get("config")), one.config, without=FREE_KEYS) for env in envs
+            _differences(_leaves(env.get("config") or {}), one.config, without=FREE_KEYS)
+            for env in envs
         ]
         differ += [] if [] in configs else configs[0] if configs else []
         counts |= {
@@ -135,7 +136,7 @@ def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None)
         raise UsageError([f"{profile.config}: {text}" for text in error.problems]) from error
     variables = {name: one.value for name, one in phase.env.items()} if phase else {}
     return Wanted(
-        config=_flat(loaded.config.model_dump()),
+        config=_leaves(loaded.config.model_dump()),
         variables={**profile.variables, **variables, **settings.toggles},
         given=frozenset(settings.toggles),
     )
@@ -160,13 +161,3 @@ def _leaves(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{name}"] = one
     return found
-
-
-def _flat(config: object) -> dict[str, Any]:
-    sections = config if isinstance(config, Mapping) else {}
-    return {
-        f"{name}.{key}": value
-        for name, one in sections.items()
-        if isinstance(one, Mapping)
-        for key, value in one.items()
-    }

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook.defaults import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S, LAUNCHERS
 from runbook.errors import did_you_mean
 from runbook.launch.local import LocalLauncher
 from runbook.launch.place import Launcher
-from runbook.records.run import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S, LAUNCHERS
 
 if TYPE_CHECKING:
     from runbook.config import Profile

@@ -242,6 +242,14 @@ def said_by_watchdog(console: Sequence[str], rank: int | None) -> str:
     return ""
 
 
+def killed_for_memory(name: str | None, oom: tuple[int | None, int | None]) -> str:
+    """Words for the kernel's kill, where its counter rose before and after; else empty."""
+    before, after = oom
+    if name != "SIGKILL" or before is None or after is None or after <= before:
+        return ""
+    return f"the kernel killed it for memory (oom_kill {before} -> {after})"
+
+
 def _ended_by_signal(
     culprit: RankExit, oom: tuple[int | None, int | None], console: Sequence[str]
 ) -> End:
@@ -250,16 +258,15 @@ def _ended_by_signal(
     if watchdog:
         cause = f"{rank}, by NCCL's watchdog: {watchdog}"
         return End(status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit.rank)
-    before, after = oom
-    if culprit.signal == "SIGKILL" and before is not None and after is not None and after > before:
+    if killed := killed_for_memory(culprit.signal, oom):
         return End(
             status=LaunchStatus.OUT_OF_MEMORY,
-            cause=f"{rank}: the kernel killed it for memory (oom_kill {before} -> {after})",
+            cause=f"{rank}: {killed}",
             culprit_rank=culprit.rank,
             kind=Kind.HOST_MEMORY,
         )
     if culprit.signal == "SIGKILL":
-        known = "not for memory" if after is not None else "the kernel's counter is unreadable"
+        known = "not for memory" if oom[1] is not None else "the kernel's counter is unreadable"
         rank = f"{rank}, cause unknown ({known})"
     return End(status=LaunchStatus.CRASHED, cause=rank, culprit_rank=culprit.rank)
 

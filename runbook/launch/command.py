@@ -118,8 +118,8 @@ def build_command(
 def _own_command(launch: Launch, run_dir: Path) -> Command:
     """As it is typed, but for `python` and `torchrun`, which are those that run this program."""
     words = own_words(launch.argv, str((run_dir / OWN_FOLDER).resolve()))
-    port = free_port() if words[0] == "torchrun" and not _meets_elsewhere(words) else None
-    if words[0] == "torchrun" and port is None:
+    port = free_port() if words[0] == TORCHRUN and not _meets_elsewhere(words) else None
+    if words[0] == TORCHRUN and port is None:
         argv = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     elif words[0] in _OURS:
         argv = _executable([word for word in words if word != "--standalone"], port)
@@ -198,13 +198,16 @@ def _pytest_options() -> tuple[str, ...]:
     )
 
 
+def on_loopback(words: Sequence[str], port: int) -> list[str]:
+    """torchrun by this Python with these words, whose ranks meet on the loopback interface."""
+    rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    return [sys.executable, "-m", "nsa.loopback", *rendezvous, *words]
+
+
 def _executable(words: list[str], port: int | None) -> list[str]:
     first, rest = words[0], words[1:]
-    if first == TORCHRUN and port is None:
-        return words
     if first == TORCHRUN:
-        rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
-        return [sys.executable, "-m", "nsa.loopback", *rendezvous, *rest]
+        return words if port is None else on_loopback(rest, port)
     if first in _OURS:
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")

@@ -24,11 +24,6 @@ class LocalRun:
         self._host = Host(start.run_dir, start.environment, token=start.token)
         self._host.start(start.command.argv, cwd=start.command.folder)
 
-    @property
-    def child(self) -> object:
-        """The process of the command."""
-        return self._host.child
-
     def wait(self, within_s: float) -> None:
         """As in `Running`."""
         child = self._host.child

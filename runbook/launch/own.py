@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.contract import Phase
-from runbook.launch.classify import End, last_error, signal_name, told_by_parent
+from runbook.launch.classify import (
+    End,
+    killed_for_memory,
+    last_error,
+    signal_name,
+    told_by_parent,
+)
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import carriers
 from runbook.launch.refusals import said_by_machine
@@ -242,9 +248,8 @@ def classify_own(
     who = "the trainer" if culprit is None else f"rank {culprit}"
     word = last_error(console)
     name = signal_name(code)
-    before, after = oom
-    if name == "SIGKILL" and before is not None and after is not None and after > before:
-        cause = f"{who}: the kernel killed it for memory (oom_kill {before} -> {after})"
+    if killed := killed_for_memory(name, oom):
+        cause = f"{who}: {killed}"
         return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
     if any(_OUT_OF_MEMORY.search(line) for line in console):
         cause = f"{who} ran out of memory: {word}"

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV, name_below
+from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, name_below
 from runbook.read.heartbeats import whole_number
 from runbook.read.rows import RowSpec, read_rows
 from runbook.records.evidence import RankLog, TrainingLog
@@ -56,7 +56,7 @@ class RowReader:
     def __init__(self, log: LogMap) -> None:
         self._log, self._count = log, 0
         self._pattern = re.compile(log.pattern) if log.pattern else None
-        self._is_table = log.path.endswith(".csv")
+        self._is_table, self._tells_step = log.path.endswith(".csv"), "step" in log.names
         self._header: tuple[str, ...] = ()
 
     def take(self, line: bytes) -> Row | None:
@@ -65,13 +65,10 @@ class RowReader:
             return None
         found = self._fields(line.decode("utf-8", "replace").strip("\ufeff"))
         row = {name: value for name in COLUMNS if (value := _number(found.get(name))) is not None}
-        stepped = "step" in self._log.columns or (
-            self._pattern is not None and "step" in self._pattern.groupindex
-        )
-        if "loss" not in row or (stepped and "step" not in row):
+        if "loss" not in row or (self._tells_step and "step" not in row):
             return None
         self._count += 1
-        return row if stepped else {**row, "step": float(self._count * self._log.every)}
+        return row if self._tells_step else {**row, "step": float(self._count * self._log.every)}
 
     def _fields(self, line: str) -> Mapping[str, Any]:
         if self._pattern is not None:
@@ -259,6 +256,3 @@ def heartbeat_step(line: bytes, trainer: OwnTrainer) -> int | None:
     """The step that a line of a rank's own heartbeats tells."""
     found = _document(line.decode("utf-8", "replace"))
     return whole_number(found.get(trainer.heartbeats.step)) if trainer.heartbeats else None
-
-
-__all__ = ["ARRIVALS", "PROCESSES", "PROCESSES_CSV", "RowReader", "log_path", "read_own_log"]

@@ -19,7 +19,8 @@ CONSOLE = "console"
 OUT, STEPS, RANKS = "{out}", "{steps}", "{ranks}"
 # What a column map may name: the first is needed, of the next three at most one is.
 COLUMNS = ("loss", "dt_s", "dt_ms", "toks_per_s", "step", "lr", "grad_norm")
-_PACE = frozenset({"dt_s", "dt_ms", "toks_per_s"})
+# How a trainer may tell its own pace, in one of these columns.
+PACE = ("dt_s", "dt_ms", "toks_per_s")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _OURS = ("RUNBOOK_", "NSA_", "LD_")
 # Its pace and ours differ by what happens between its steps, which it may leave out; a wrong unit,
@@ -43,6 +44,11 @@ class LogMap(Record):
     columns: dict[str, str] = Field(default_factory=dict)
     every: int = Field(default=1, ge=1)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of our columns that it names. Raises re.error for a pattern that is none."""
+        return tuple(re.compile(self.pattern).groupindex if self.pattern else self.columns)
+
     @model_validator(mode="after")
     def _whole(self) -> LogMap:
         if self.path != CONSOLE and not self.path.startswith(f"{OUT}/"):
@@ -54,15 +60,15 @@ class LogMap(Record):
         if self.pattern and (self.path != CONSOLE or self.columns):
             raise ValueError(f"pattern is for path {CONSOLE!r}, and takes the place of columns")
         try:
-            known = list(re.compile(self.pattern).groupindex) if self.pattern else [*self.columns]
+            known = self.names
         except re.error as error:
             raise ValueError(f"pattern is no regular expression: {error}") from error
         if odd := [name for name in known if name not in COLUMNS]:
             raise ValueError(f"columns: unknown {', '.join(odd)}; known are {', '.join(COLUMNS)}")
         if "loss" not in known:
             raise ValueError("columns: loss is missing; without it there is nothing to watch")
-        if len(_PACE & set(known)) > 1:
-            raise ValueError(f"columns: only one of {', '.join(sorted(_PACE))}")
+        if len(set(PACE) & set(known)) > 1:
+            raise ValueError(f"columns: only one of {', '.join(sorted(PACE))}")
         return self
 
 

@@ -16,6 +16,13 @@ from typing import Literal
 from pydantic import Field
 
 from runbook.console import verdict_text
+from runbook.defaults import (
+    DEFAULT_LAUNCHER,
+    DEFAULT_OUT,
+    DEFAULT_PLAN,
+    DEFAULT_PROTOCOL,
+    DEFAULT_QUEUE_S,
+)
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
@@ -188,19 +195,9 @@ class Report:
         return self.render(record, screen or Screen())
 
 
-DEFAULT_OUT = "artifacts"
-DEFAULT_PLAN = "production"
-# How arms are compared; the first is the default.
-PROTOCOLS = ("blocks", "launches", "single")
-DEFAULT_PROTOCOL = PROTOCOLS[0]
-# Where launches run; the first is the default.
-LAUNCHERS = ("local", "slurm")
-DEFAULT_LAUNCHER = LAUNCHERS[0]
 _OF_A_CLUSTER = ("launcher", "nodes", "partition", "account", "queue_s")
 # The fact that has the nodes of a run by name, with a comma between.
 NODE_NAMES = "nodes.names"
-# How long a job may wait for its nodes.
-DEFAULT_QUEUE_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from runbook.errors import UsageError
 from runbook.read.documents import CONSOLE_LOG, OWN_FOLDER
 from runbook.read.own_log import Row, lines_of, named_fields, rows_of
-from runbook.records.own_trainer import CONSOLE, OUT, RANKS, STEPS, LogMap
+from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
 
 # What columns are called elsewhere; the first that is there is taken.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -101,7 +101,7 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
         if any(b["step"] <= a["step"] for a, b in pairwise(rows)):
             looked[-1] += ", but its steps do not rise (does every rank write them?)"
             continue
-        every = 1 if _tells_step(log) else max(1, round(steps / len(rows)))
+        every = 1 if "step" in log.names else max(1, round(steps / len(rows)))
         log = log.model_copy(update={"every": every})
         return Guess(log=log, rows=tuple(rows_of(log, lines)), said=looked[-1])
     raise UsageError(
@@ -109,10 +109,6 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
         hint=f"let it write a .csv or .jsonl with step and loss below {OUT}, or print such lines; "
         "docs/your-trainer.md has an adapter of 30 lines",
     )
-
-
-def _tells_step(log: LogMap) -> bool:
-    return "step" in log.columns or "step" in re.compile(log.pattern).groupindex
 
 
 def _candidates(run_dir: Path) -> Iterator[tuple[LogMap, Path]]:
@@ -136,9 +132,8 @@ def _candidates(run_dir: Path) -> Iterator[tuple[LogMap, Path]]:
 def _mapped(path: str, fields: Sequence[str]) -> LogMap | None:
     columns: dict[str, str] = {}
     for ours, theirs in _NAMES.items():
-        pace = ours in ("dt_s", "dt_ms", "toks_per_s")
         named = next((name for name in theirs if name in fields), None)
-        if named and not (pace and {"dt_s", "dt_ms", "toks_per_s"} & columns.keys()):
+        if named and not (ours in PACE and set(PACE) & columns.keys()):
             columns[ours] = named
     return LogMap(path=path, columns=columns) if "loss" in columns else None
 

@@ -21,11 +21,10 @@ from runbook.read.documents import CONSOLE_LOG, read_console
 from runbook.read.launch import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.own_trainer import OWN_PACE_TOLERANCE, RANKS, LogMap, OwnTrainer
+from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE, RANKS, LogMap, OwnTrainer
 from runbook.tools.guess import Guess, guess
 
 _LEAST = {"baseline": (60, 8.0), "single_gpu": (60, 8.0), "long_run": (200, 30.0)}
-_PACE = ("dt_s", "dt_ms", "toks_per_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ def _measured(found: Guess, evidence: LaunchEvidence) -> Probe:
     rows = log.frame.iloc[1:]
     seconds, told_s = float(rows["dt_s"].sum()), float(rows["told_s"].sum())
     notes = [f"log: {found.said}"]
-    told = next((name for name in _PACE if name in _named(trainer.log)), "")
+    told = next((name for name in PACE if name in trainer.log.names), "")
     if told and not abs(told_s / seconds - 1.0) <= OWN_PACE_TOLERANCE:
         said = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
         notes.append(f"left out: its {told}, {said}")
@@ -109,10 +108,6 @@ def _measured(found: Guess, evidence: LaunchEvidence) -> Probe:
         ranks_seen=tuple(sorted(rank for rank in ranks if rank >= 0)),
         notes=tuple(notes),
     )
-
-
-def _named(log: LogMap) -> Mapping[str, str]:
-    return log.columns or dict.fromkeys(re.compile(log.pattern).groupindex, "its time")
 
 
 def _without(log: LogMap, name: str) -> LogMap:
@@ -168,7 +163,7 @@ def _phases(probe: Probe, below: Mapping[str, Any]) -> dict[str, Any]:
 def _required(profile: Profile, probe: Probe, below: Sequence[str], ranks: int) -> list[str]:
     """What the base requires and this trainer can answer, by what the probe showed."""
     answered = set(registry.own_checks(profile))
-    told = any(name in _named(probe.trainer.log) for name in _PACE)
+    told = any(name in probe.trainer.log.names for name in PACE)
     unknown = set()
     if not told:
         unknown |= {name for name in answered if name.endswith(".accounts")}

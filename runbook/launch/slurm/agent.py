@@ -17,7 +17,7 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
-from runbook.launch.command import free_port
+from runbook.launch.command import free_port, on_loopback
 from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
 from runbook.launch.reaper import signal_owned
@@ -179,8 +179,7 @@ class Agent:
         if not self.job.torchrun:
             return list(self.job.argv)
         if self.job.nodes == 1:
-            words = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--local-addr=127.0.0.1"]
-            return [sys.executable, "-m", "nsa.loopback", *words, *self.job.argv]
+            return on_loopback(self.job.argv, free_port())
         meet = self._meet(address)
         host = self.state.index == 0
         words = [

@@ -27,16 +27,12 @@ class SlurmError(RefusedError):
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """A job as Slurm sees it. `code` is the exit code of the batch script, `nodes` an expression.
-
-    `completing`: it has ended, but Slurm waits for processes or nodes.
-    """
+    """A job as Slurm sees it: `code` is its batch script's exit code, `nodes` an expression."""
 
     state: str
     reason: str = ""
     nodes: str = ""
     code: int = 0
-    completing: bool = False
 
     @property
     def waits(self) -> bool:
@@ -45,8 +41,8 @@ class JobState:
 
     @property
     def over(self) -> bool:
-        """True once nothing of it can run any more."""
-        return self.state in OVER
+        """True once nothing of it can run any more, or Slurm only waits for what ran."""
+        return self.state in (*OVER, "COMPLETING")
 
 
 def missing_tools() -> list[str]:
@@ -78,15 +74,13 @@ def job_state(job_id: int) -> JobState | None:
 def parse_job(text: str) -> JobState:
     """What `scontrol --oneliner show job` printed."""
     words = dict(_WORD.findall(text))
-    state = words.get("JobState", "")
     code = words.get("ExitCode", "0:0").split(":")[0]
     nodes = words.get("NodeList", "")
     return JobState(
-        state=state,
+        state=words.get("JobState", ""),
         reason=words.get("Reason", ""),
         nodes="" if nodes == "(null)" else nodes,
         code=int(code) if code.isdigit() else 0,
-        completing=state == "COMPLETING",
     )
 
 

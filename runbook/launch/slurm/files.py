@@ -11,10 +11,8 @@ at once on another machine, while a new name in a folder may take half a minute.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
@@ -144,15 +142,6 @@ def last_state(folder: Path) -> NodeState | None:
     lines = path.read_bytes().splitlines() if path.is_file() else []
     said = (parse_record(line, NodeState) for line in reversed(lines))
     return next((state for state in said if state is not None), None)
-
-
-def read_object(path: Path) -> Mapping[str, Any]:
-    """The JSON object in the file; empty if there is none."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def node_folders(run_dir: Path) -> list[Path]:

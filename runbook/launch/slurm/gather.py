@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.files import write_atomic
-from runbook.launch.slurm.files import last_state, node_folders, read_object
+from runbook.launch.slurm.files import last_state, node_folders
 from runbook.read.documents import (
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
@@ -20,6 +20,7 @@ from runbook.read.documents import (
     GPU_SAMPLES_CSV,
     KERNEL_LOG_JSON,
     LOAD_JSON,
+    read_json_object,
 )
 from runbook.read.kernel_lines import KernelLine, parse_line
 from runbook.read.load import Load, load_of
@@ -51,7 +52,7 @@ def _index(folder: Path) -> tuple[int, str]:
 
 
 def _named(folders: Sequence[Path], name: str) -> list[tuple[str, Mapping[str, Any]]]:
-    found = [(folder.name, read_object(folder / name)) for folder in folders]
+    found = [(folder.name, read_json_object(folder / name, [])[0]) for folder in folders]
     return [(node, document) for node, document in found if document]
 
 
@@ -69,12 +70,15 @@ def _console(run_dir: Path, folders: Sequence[Path]) -> None:
             stream.write(text if not text or text.endswith(b"\n") else text + b"\n")
 
 
-def _same(texts: Sequence[tuple[str, str]]) -> str:
-    """What all nodes say, or what each of them does."""
-    said = {text for _, text in texts}
-    if len(said) == 1:
-        return texts[0][1]
-    return "; ".join(f"{node}: {text}" for node, text in texts if text)
+def _told(documents: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> dict[str, str]:
+    """By key what all nodes say, or what each of them does."""
+    found = {}
+    for key in keys:
+        texts = [(node, str(one.get(key, ""))) for node, one in documents]
+        alike = len({text for _, text in texts}) == 1
+        each = "; ".join(f"{node}: {text}" for node, text in texts if text)
+        found[key] = texts[0][1] if alike else each
+    return found
 
 
 def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -88,8 +92,7 @@ def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, An
             {**gpu, "index": first + place, "node": node}
             for place, gpu in enumerate(document.get("gpus", ()))
         ]
-    texts = ("source", "problem", "driver")
-    told = {key: _same([(node, str(one.get(key, ""))) for node, one in documents]) for key in texts}
+    told = _told(documents, "source", "problem", "driver")
     first_document = documents[0][1]
     return {**first_document, **told, "gpus": gpus, "nodes": [node for node, _ in documents]}
 
@@ -117,13 +120,9 @@ def _samples(run_dir: Path, folders: Sequence[Path]) -> None:
 def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     if not documents:
         return {}
-    told = {
-        key: _same([(node, str(one.get(key, ""))) for node, one in documents])
-        for key in ("source", "problem")
-    }
     return {
         **documents[0][1],
-        **told,
+        **_told(documents, "source", "problem"),
         "lost": any(one.get("lost") for _, one in documents),
         "others": sum(int(one.get("others", 0)) for _, one in documents),
         "left_out": sum(int(one.get("left_out", 0)) for _, one in documents),

@@ -119,7 +119,7 @@ class SlurmRun:
             self._note(f"{self._start.launch.name}: {self.name} {text}")
 
     def _is_over(self) -> bool:
-        return self._gone or self.state.over or self.state.state == "COMPLETING"
+        return self._gone or self.state.over
 
     def poll(self) -> int | None:
         """The exit code once the command has ended on each node, or was killed on one."""

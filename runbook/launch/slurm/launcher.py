@@ -24,12 +24,12 @@ from runbook.launch.slurm.files import (
     job_name,
     last_state,
     node_folders,
-    read_object,
     read_record,
     write_record,
 )
 from runbook.launch.slurm.job import SlurmRun
 from runbook.launch.slurm.script import Request, agent_script
+from runbook.read.documents import read_json_object
 
 NODES_FILE = "slurm_nodes.json"
 
@@ -49,7 +49,7 @@ class SlurmLauncher:
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes on which this run began; empty before."""
-        return tuple(read_object(self.run_root / NODES_FILE).get("nodes", ()))
+        return tuple((read_json_object(self.run_root / NODES_FILE, [])[0] or {}).get("nodes", ()))
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`. Raises SlurmError."""

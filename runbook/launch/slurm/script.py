@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.command import completed
+from runbook.launch.command import TORCHRUN, completed
 from runbook.launch.slurm.files import job_name
 from runbook.records import Launch
 
@@ -71,7 +71,7 @@ def printed_script(launch: Launch, request: Request) -> str:
     lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]
     start = [*_SRUN]
-    if words[0] == "torchrun" and launch.nodes > 1:
+    if words[0] == TORCHRUN and launch.nodes > 1:
         lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
         meet = [
             "--rdzv-backend=c10d",
