@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -32,7 +32,7 @@ from runbook.launch import counters, kernel_log, launcher, local
 from runbook.launch import host as hosts
 from runbook.launch.observer import Observer
 from runbook.read.documents import GPU_SAMPLES
-from runbook.records import Check, Outcome, RunRecord, Verdict, satisfies
+from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 
@@ -41,7 +41,7 @@ _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 class Judged:
     """What became of a machine. `stopped_by`: required rows that are not PASS, the worst first.
 
-    started: launches that were started.
+    started: launches that were started. broken: what failed in the runbook itself, by row.
     """
 
     machine: Machine
@@ -50,6 +50,7 @@ class Judged:
     reasons: Mapping[str, str]
     started: int
     seconds: float
+    broken: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -58,7 +59,12 @@ class Judged:
 
     @property
     def as_expected(self) -> bool:
-        """A healthy machine is GO; a sick one is not, by the rows that should stop it."""
+        """A healthy machine is GO; a sick one is not, by the rows that should stop it.
+
+        A row that the runbook's own failure left open stops every machine and proves nothing.
+        """
+        if self.broken:
+            return False
         if not self.machine.stopped_by:
             return self.verdict == Verdict.GO
         return self.verdict != Verdict.GO and not self.missed
@@ -98,6 +104,7 @@ def _judged(machine: Machine, record: RunRecord, started: int, seconds: float) -
         reasons={check.id: f"{check.outcome}: {check.reason}" for check in open_rows},
         started=started,
         seconds=seconds,
+        broken={row.id: row.reason for row in open_rows if row.code is Reason.HARNESS_ERROR},
     )
 
 
@@ -221,7 +228,7 @@ class _Stage:
             place: local.LocalRun
 
             def _watch_until_end(self) -> None:
-                child: Any = self.place.child
+                child: Any = self.place._host.child
                 child.returncode = self._ended_with = stage.run(self, child)
                 self.watch.update()
                 self._tell()

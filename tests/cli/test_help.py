@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from nsa.toggles import TOGGLES
-from runbook.cli import COMMANDS, _parser
+from runbook.cli import COMMANDS
 from runbook.cli._parser import CommandParser, number_type, parse_all
 from runbook.cli.guide import overview
-from runbook.records import run
+from runbook.defaults import DEFAULT_OUT, DEFAULT_PLAN
 from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
@@ -111,7 +111,8 @@ def test_defaults_in_the_help_are_those_of_their_owners() -> None:
 
 
 def test_the_default_plan_and_folder_are_those_that_printed_lines_leave_out() -> None:
-    assert (_parser.DEFAULT_OUT, _parser.DEFAULT_PLAN) == (run.DEFAULT_OUT, run.DEFAULT_PLAN)
+    assert COMMANDS["run"].parser().get_default("out") == Path(DEFAULT_OUT)
+    assert COMMANDS["launch"].parser().get_default("plan") == DEFAULT_PLAN
 
 
 def help_of(command: str, option: str) -> str:

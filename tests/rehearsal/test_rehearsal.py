@@ -19,6 +19,7 @@ from benchmarks.rehearsal.judged import Judged, judge
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.table import BEGIN, END, into_page, page_table, should, stops
 from runbook.config import load_profile
+from runbook.launch.local import LocalRun
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
@@ -80,6 +81,18 @@ def test_an_expectation_that_is_not_met_is_told_and_costs_the_exit_code(
     out = capsys.readouterr().out
     assert "BAD disk_full" in out and "should be: preflight.pcie" in out
     assert "nothing in it was measured" in out
+
+
+def test_a_failure_of_the_runbook_itself_is_never_what_should_stop_a_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(self: LocalRun, start: object) -> None:
+        raise AttributeError("planted")
+
+    monkeypatch.setattr(LocalRun, "__init__", lost)
+    result = judge(BY_NAME["xid_79"])
+    assert set(result.machine.stopped_by) <= set(result.stopped_by)
+    assert result.broken and not result.as_expected
 
 
 def test_a_machine_that_nobody_described_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
