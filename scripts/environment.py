@@ -113,7 +113,9 @@ def create(folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / UNFINISHED).touch()
     command = [sys.executable, *VENV, str(folder)]
-    if importlib.util.find_spec("torch") is not None:
+    # What an active environment has is out of reach: shared are the packages of its base.
+    is_base = sys.prefix == sys.base_prefix
+    if is_base and importlib.util.find_spec("torch") is not None:
         print(f"the environment shares the packages of {sys.executable}, which has a torch")
         command.append("--system-site-packages")
     if subprocess.run(command, check=False).returncode != 0:

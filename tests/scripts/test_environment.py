@@ -122,8 +122,18 @@ def test_a_torch_that_is_there_is_shared(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
+    monkeypatch.setattr(script.sys, "prefix", sys.base_prefix)
     assert script.main([str(tmp_path / "venv")]) == 0
     assert "include-system-site-packages = true" in (tmp_path / "venv/pyvenv.cfg").read_text()
+
+
+def test_what_an_active_environment_has_is_not_shared_and_what_is_below_it_neither(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
+    monkeypatch.setattr(script.sys, "prefix", str(tmp_path / "active"))
+    assert script.main([str(tmp_path / "venv")]) == 0
+    assert "include-system-site-packages = false" in (tmp_path / "venv/pyvenv.cfg").read_text()
 
 
 def test_make_says_it_before_anything_else(tmp_path: Path) -> None:
