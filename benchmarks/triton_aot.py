@@ -1,20 +1,19 @@
-"""The Triton kernels of the selected branch, compiled for GPUs that are not here.
+"""The Triton kernels, compiled for GPUs that are not here.
 
     python -m benchmarks.triton_aot [--capability 80 90 100] [--width 64 128] [--type bf16 fp16]
-    python -m benchmarks.triton_aot --roofline
+        [--part selected ...]
 
-The first compiles every kernel as `nsa.attention.triton.tiles` cuts the production shape (12 query
-heads, 2 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills,
-shared memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1
-where a kernel spills, does not fit, has no such instruction or an atomic one.
-
-The second counts products and bytes over the launch grid, and what follows for the time: computed,
-not measured. Needs the package triton, and no GPU.
+Compiles every kernel of `benchmarks.grids` as it is cut for the production shape (12 query heads, 2
+groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
+memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
+a kernel spills, does not fit, has no such instruction or an atomic one. Needs the package triton,
+and no GPU. What follows for the time: `benchmarks.triton_roofline`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import subprocess
 import sys
@@ -22,13 +21,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from nsa.attention.triton.tiles import Cut, Tile, choose_cut, expected_union, padded
+from benchmarks.grids import Kernel, parts
 from nsa.config import NSAConfig
 
-LENGTHS = tuple(1 << n for n in range(10, 18))
 SHORT, LONG = 2048, 131_072
+# Batch of 2 x 2 kv groups.
+PAIRS = 4
 # By compute capability: bytes of shared memory that a program may take and that a multiprocessor
 # has, programs and warps on a multiprocessor. CUDA C++ Programming Guide, technical specifications.
 LIMITS = {
@@ -42,26 +41,8 @@ _RESERVED = 1024
 TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
 # Loads and stores of a thread's own memory; a stack that nothing touches is the assembler's habit.
 _SPILLS = re.compile(r"\b(LDL|STL)\b")
-# Products in bf16 without sparsity, TFLOP/s, and memory, GB/s: data sheets.
-GPUS = {"A100 SXM": (312, 2039), "H200": (989, 4800)}
-_POINTERS = {
-    "bits": "i32", "lse": "fp32", "delta": "fp32", "parts": "fp32", "ranges": "i64",
-    "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32",
-}  # fmt: skip
-_TENSORS = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
-_ALIGNED = re.compile(r"[qkv]_[btgh]")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """A kernel as it is compiled: its function, its constants, its options."""
-
-    name: str
-    function: Any
-    constants: dict[str, int]
-    warps: int
-    stages: int
-    dots: bool = True
+# Strides.
+_ALIGNED = re.compile(r"\w+_[btghn]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,40 +89,6 @@ class Compiled:
         return found
 
 
-def kernels(cfg: NSAConfig, seq_len: int, pairs: int = 4) -> Iterator[Kernel]:
-    """Every kernel, as a call of this shape would launch it."""
-    from nsa.attention.triton import columns, index, launch, rows
-
-    cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
-    walk = {"EVERY": cut.every}
-    block, l_sel = cfg.n_blocks(seq_len), {"L_SEL": cfg.l_sel}
-    yield Kernel(
-        name="pack", function=index.pack_kernel, warps=4, stages=1, dots=False,
-        constants={**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length(),
-                   "TOKENS": launch.TOKENS},
-    )  # fmt: skip
-    for fill in (False, True):
-        yield Kernel(
-            name=f"list{' (fill)' * fill}", function=index.list_kernel, warps=4, stages=1,
-            dots=False, constants={**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST, "FILL": fill},
-        )  # fmt: skip
-    tiles: tuple[tuple[str, Any, Tile, dict[str, int]], ...] = (
-        ("forward", rows.forward_kernel, cut.forward, walk),
-        ("dq", rows.query_gradient_kernel, cut.query_gradient, walk),
-        ("dk, dv", columns.piece_kernel, cut.key_gradient,
-         {"PIECE": cut.piece, "BLOCKS": 1 << (block - 1).bit_length()}),
-    )  # fmt: skip
-    for name, function, tile, more in tiles:
-        yield Kernel(
-            name=f"{name}, {tile.rows} rows{', every block' * bool(more.get('EVERY'))}",
-            function=function, warps=tile.warps, stages=tile.stages,
-            constants={**shape, **more, "ROWS": tile.rows},
-        )  # fmt: skip
-    rest = {name: value for name, value in shape.items() if name != "HEADS"}
-    yield Kernel(name="sum", function=columns.sum_kernel, constants=rest, warps=4, stages=3,
-                 dots=False)  # fmt: skip
-
-
 def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     """Compile one kernel, and read the assembler's result."""
     import triton
@@ -149,7 +96,7 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     from triton.compiler import ASTSource
 
     names = kernel.function.arg_names
-    signature = {name: _type(name, kernel, dtype) for name in names}
+    signature = {name: kernel.type_of(name, dtype) for name in names}
     aligned = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
@@ -174,16 +121,6 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     )
 
 
-def _type(name: str, kernel: Kernel, dtype: str) -> str:
-    if name in kernel.constants:
-        return "constexpr"
-    if name in _TENSORS:
-        return f"*{dtype}"
-    if name in _POINTERS:
-        return f"*{_POINTERS[name]}"
-    return "fp32" if name.endswith("scale") else "i32"
-
-
 def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
     """Resources by name, and the assembly, by the tools that come with triton."""
     import triton
@@ -200,91 +137,6 @@ def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
     return dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)), assembly
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """Of one layer and sequence: products in FLOPs, bytes at least and without any cache."""
-
-    flops: float
-    least: float
-    most: float
-
-    def seconds(self, gpu: str) -> tuple[float, float]:
-        """Roofline, with the least and with the most bytes."""
-        tera, giga = GPUS[gpu]
-        products = self.flops / (tera * 1e12)
-        return tuple(max(products, n / (giga * 1e9)) for n in (self.least, self.most))  # type: ignore[return-value]
-
-
-def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> tuple[Work, Work]:
-    """Forward and backward, over the launch grid; size: bytes of a number."""
-    cut = choose_cut(cfg, seq_len, cfg.n_kv_groups)
-    width = padded(cfg.d_k) + padded(cfg.d_v)
-    block = padded(cfg.l_sel)
-    queries, keys = (
-        seq_len * n * (cfg.d_k + cfg.d_v) * size for n in (cfg.n_heads, cfg.n_kv_groups)
-    )
-    bits = cfg.n_kv_groups * -(-cfg.n_blocks(seq_len) // 32) * seq_len * 4
-    sums = seq_len * cfg.n_heads * 4
-    walked, walked_dq = (_walked(cfg, seq_len, t, cut) for t in (cut.forward, cut.query_gradient))
-    forward = Work(
-        flops=walked * cut.forward.rows * block * width * 2,
-        least=queries + keys + bits + sums,
-        most=queries + bits + sums + walked * block * width * size,
-    )
-    read = cfg.n_kv_groups * _read(cfg, seq_len)
-    parts = cfg.n_kv_groups * min(cut.n_pieces, cfg.n_blocks(seq_len) + read / cut.piece) * block
-    pieces = parts * width * 4 * 2 + 2 * keys + read * 4 * 2
-    of_dq = walked_dq * cut.query_gradient.rows * block * (2 * padded(cfg.d_k) + padded(cfg.d_v))
-    gathered = read * cfg.heads_per_group
-    backward = Work(
-        flops=2 * (of_dq + gathered * block * 2 * width),
-        least=3 * queries + 2 * keys + 3 * bits + 4 * sums + pieces,
-        most=3 * queries + 3 * bits + 4 * sums + pieces + walked_dq * block * width * size
-        + gathered * (width * size + 8),
-    )  # fmt: skip
-    return forward, backward
-
-
-def _walked(cfg: NSAConfig, seq_len: int, tile: Tile, cut: Cut) -> float:
-    """Blocks that all tiles walk over; tokens that draw their own blocks, as the cost model has."""
-    total = 0.0
-    tiles = -(-seq_len * cfg.heads_per_group // tile.rows)
-    for number in range(tiles):
-        last = min(((number + 1) * tile.rows - 1) // cfg.heads_per_group, seq_len - 1)
-        first = number * tile.rows // cfg.heads_per_group
-        visible = cfg.n_blocks(last + 1)
-        total += visible if cut.every else expected_union(cfg, last + 1, last - first + 1)
-    return total * cfg.n_kv_groups
-
-
-def _read(cfg: NSAConfig, seq_len: int) -> int:
-    """Blocks that the tokens of a group read, one by one."""
-    return sum(min(cfg.n_sel, t // cfg.l_sel + 1) for t in range(seq_len))
-
-
-def roofline_rows() -> Iterator[str]:
-    """The table of the documentation."""
-    yield (
-        "| S | rows, walk | GFLOP | GB, least to no cache | "
-        + " | ".join(f"{gpu}, ms" for gpu in GPUS)
-        + " |"
-    )
-    yield "|---" * (4 + len(GPUS)) + "|"
-    cfg = NSAConfig()
-    for seq_len in LENGTHS:
-        cut = choose_cut(cfg, seq_len, cfg.n_kv_groups)
-        both = work(cfg, seq_len)
-        cells = []
-        for gpu in GPUS:
-            times = [" to ".join(f"{1e3 * s:.2g}" for s in one.seconds(gpu)) for one in both]
-            cells.append(f"{times[0]}; {times[1]}")
-        walk = "every block" if cut.every else "union"
-        gflop = "; ".join(f"{one.flops / 1e9:,.0f}" for one in both)
-        moved = "; ".join(f"{one.least / 1e9:.2g} to {one.most / 1e9:.2g}" for one in both)
-        what = f"{cut.forward.rows}, {walk}"
-        yield f"| {seq_len:,} | {what} | {gflop} | {moved} | {' | '.join(cells)} |"
-
-
 def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
     """The table of what was compiled; each with the head's width."""
     yield "| kernel | width | capability | warps | registers | spilled | shared | occupancy | " \
@@ -299,20 +151,19 @@ def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
 
 
 def compile_all(
-    capabilities: Sequence[int], widths: Sequence[int], types: Sequence[str]
+    capabilities: Sequence[int], widths: Sequence[int], types: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[int, Compiled]]:
-    """Every kernel that differs, once for each type."""
-    for width in widths:
+    """Every kernel of the parts `names` that differs, once for each type."""
+    for width, part in itertools.product(widths, names):
         cfg = NSAConfig(d_k=width, d_v=width)
-        known = []
+        known: list[Kernel] = []
         for seq_len in (SHORT, LONG):
-            for kernel in kernels(cfg, seq_len):
+            for kernel in parts()[part].kernels(cfg, seq_len, PAIRS):
                 if kernel in known:
                     continue
                 known.append(kernel)
-                for capability in capabilities:
-                    for dtype in types:
-                        yield width, compile_kernel(kernel, capability, dtype)
+                for capability, dtype in itertools.product(capabilities, types):
+                    yield width, compile_kernel(kernel, capability, dtype)
 
 
 def main(words: Sequence[str]) -> int:
@@ -321,12 +172,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=LIMITS)
     parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--type", nargs="+", default=["bf16"], choices=("bf16", "fp16", "fp32"))
-    parser.add_argument("--roofline", action="store_true")
+    parser.add_argument("--part", nargs="+", default=list(parts()), choices=parts())
     args = parser.parse_args(words)
-    if args.roofline:
-        print(*roofline_rows(), sep="\n")
-        return 0
-    found = list(compile_all(args.capability, args.width, args.type))
+    found = list(compile_all(args.capability, args.width, args.type, args.part))
     print(*compiled_rows(found), sep="\n")
     wrong = [
         f"{one.kernel.name}, width {width}, {one.capability}: {text}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,8 +17,8 @@ from nsa.attention import choose_selected, nsa_attention
 from nsa.attention.triton import tiles
 from nsa.contract import NSAError
 from tests.attention.triton_mutants import MUTANTS
+from tests.attention.triton_process import ROOT, found, interpreted, needs_triton
 
-ROOT = Path(__file__).resolve().parents[2]
 CFG = nsa.NSAConfig()
 PROOFS = (
     "values",
@@ -32,9 +31,7 @@ PROOFS = (
     "trainer",
     "far_apart",
 )
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
-)
+INTERPRETED = "triton_in_interpreter"
 
 
 @pytest.fixture
@@ -47,31 +44,11 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
 
 
-def interpreted(*names: str) -> subprocess.CompletedProcess[str]:
-    """Proofs in a process of its own: the interpreter is chosen when triton is imported."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.attention.triton_in_interpreter", *names],
-        cwd=ROOT, capture_output=True, text=True, timeout=500,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
-def found(*names: str) -> dict[str, list[str]]:
-    """What is wrong, by proof."""
-    ran = interpreted(*names)
-    assert ran.returncode == 0, ran.stderr
-    told: dict[str, list[str]] = {}
-    for line in ran.stdout.splitlines():
-        told |= json.loads(line)
-    assert set(told) == set(names)
-    return told
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:6], PROOFS[6:]], ids="-".join)
 def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
-    assert found(*names) == {name: [] for name in names}
+    assert found(*names, of=INTERPRETED) == {name: [] for name in names}
 
 
 @needs_triton
@@ -80,7 +57,7 @@ def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
 def test_planted_defects_of_kernels_are_seen(path: str) -> None:
     """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
     names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
-    told = found(*names)
+    told = found(*names, of=INTERPRETED)
     assert {name for name, problems in told.items() if not problems} == {"control"} & set(names)
     # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
     for name in {"another_head", "pieces_in_one_place"} & set(names):
@@ -91,7 +68,7 @@ def test_planted_defects_of_kernels_are_seen(path: str) -> None:
 @pytest.mark.slow
 def test_offsets_of_32_bits_are_seen() -> None:
     """They wrap around: other numbers are read, or nobody's."""
-    ran = interpreted("far_apart_in_32_bits")
+    ran = interpreted("far_apart_in_32_bits", of=INTERPRETED)
     assert ran.returncode < 0 or json.loads(ran.stdout)["far_apart_in_32_bits"], ran.stderr
 
 
@@ -103,7 +80,7 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
     from benchmarks.triton_aot import compile_all
 
-    made = list(compile_all([capability], [64], ["bf16"]))
+    made = list(compile_all([capability], [64], ["bf16"], ["selected"]))
     assert len(made) >= 8
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
@@ -115,9 +92,10 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_assembler_is_believed(tmp_path: Path) -> None:
     """Made to fail on purpose: a tile too large for its registers, an atomic store."""
-    from benchmarks.triton_aot import compile_kernel, kernels
+    from benchmarks.grids.selected import kernels
+    from benchmarks.triton_aot import compile_kernel
 
-    forward = next(one for one in kernels(CFG, 2048) if one.name.startswith("forward"))
+    forward = next(one for one in kernels(CFG, 2048, 4) if one.name.startswith("forward"))
     greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
     huge = replace(greedy, spilled=0, shared=200_000)
@@ -130,20 +108,23 @@ def test_the_assembler_is_believed(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    total = next(one for one in kernels(CFG, 2048) if one.name == "sum")
+    total = next(one for one in kernels(CFG, 2048, 4) if one.name == "sum")
     made = compile_kernel(replace(total, function=module.sum_kernel), 90, "fp32")
     assert made.problems == ["1 atomic operations"]
 
 
 def test_work_counted_over_the_grid() -> None:
     """By hand: at S=2048 a tile of 128 rows walks over all blocks up to its last token's."""
-    from benchmarks.triton_aot import work
+    from benchmarks.grids.selected import work
 
-    forward, backward = work(CFG, 2048)
+    forward, *backward = work(CFG, 2048)
     walked = sum(min((128 * (n + 1) - 1) // 6, 2047) // 64 + 1 for n in range(96)) * 2
     assert forward.flops == walked * 128 * 64 * 128 * 2
-    assert 2 * forward.flops < backward.flops < 4 * forward.flops
-    assert forward.least < forward.most and backward.least < backward.most
+    assert 2 * forward.flops < sum(one.flops for one in backward) < 4 * forward.flops
+    assert all(one.least < one.most and one.needed < one.flops for one in (forward, *backward))
+    # Token t reads 16 blocks: all that it sees up to 1,024, then 15 and what is left of its own.
+    read = sum(t + 1 if t < 1024 else 15 * 64 + t % 64 + 1 for t in range(2048))
+    assert forward.needed == 12 * read * 2 * 128
     # Of dense causal attention, 64 wide: what no choice of blocks could go below by its tiles.
     assert forward.flops >= 12 * 2048 * 2048 / 2 * 2 * 128
 

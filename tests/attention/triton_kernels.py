@@ -200,8 +200,10 @@ def written_once(problems: list[str]) -> Iterator[None]:
         yield
 
 
-def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
-    """A copy of the kernels' package in which `old` is `new`, imported as `name`."""
+def planted(
+    folder: Path, name: str, path: str, old: str, new: str, launcher: str = "launch"
+) -> ModuleType:
+    """The `launcher` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
     copy.mkdir()
     seen = 0
@@ -215,4 +217,4 @@ def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleTyp
         raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return importlib.import_module(f"{name}.launch")
+    return importlib.import_module(f"{name}.{launcher}")
