@@ -1,5 +1,6 @@
-"""The selected branch by Triton kernels; nothing here is imported before somebody asks for them.
+"""Attention by Triton kernels; nothing here is imported before somebody asks for them.
 
-`tiles` says which shapes they take and how they are cut, `index`, `rows` and `columns` hold the
-kernels, `launch` starts them, `operators` is what torch sees.
+`tiles` says which shapes they take and how the selected branch is cut, `index`, `rows` and
+`columns` hold its kernels, `launch` starts them, `operators` is what torch sees. The compressed
+branch has the same modules with `compressed_` before their names, and `top` chooses the blocks.
 """

@@ -26,7 +26,7 @@ def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
     by_pair = ranges.transpose(1, 2).contiguous()
     words = -(-cfg.n_blocks(seq_len) // 32)
     bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
-    with _on(ranges):
+    with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
             by_pair, bits, seq_len, words, L_SEL=cfg.l_sel, N_SEL=n,
             PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
@@ -37,14 +37,14 @@ def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
 def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
     batch, seq_len, groups, heads = q.shape[:4]
-    q, k, v = (_inner(x) for x in (q, k, v))
+    q, k, v = (inner(x) for x in (q, k, v))
     out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
     cut = choose_cut(cfg, seq_len, batch * groups)
-    with _on(q):
+    with device_of(q):
         forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], _scale(cfg),
-            *_strides(q, k, v), **shape_constants(cfg), EVERY=cut.every, **_how(cut.forward),
+            q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], scale_of(cfg),
+            *strides_of(q, k, v), **shape_constants(cfg), EVERY=cut.every, **how(cut.forward),
         )  # fmt: skip
     return out, lse
 
@@ -56,7 +56,7 @@ def backward(
     """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
     batch, seq_len, groups, heads = q.shape[:4]
     pairs, n_blocks = batch * groups, cfg.n_blocks(seq_len)
-    q, k, v = (_inner(x) for x in (q, k, v))
+    q, k, v = (inner(x) for x in (q, k, v))
     grad, out = grad.contiguous(), out.contiguous()
     cut = choose_cut(cfg, seq_len, pairs)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
@@ -64,19 +64,19 @@ def backward(
     # Padded to tiles, not to what is inside: that much is written.
     parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
-    strides, shape, scale = _strides(q, k, v), shape_constants(cfg), _scale(cfg)
-    with _on(q):
+    strides, shape, scale = strides_of(q, k, v), shape_constants(cfg), scale_of(cfg)
+    with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
         query_gradient_kernel[rows, pairs](
             q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
-            cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **_how(cut.query_gradient),
+            cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
         )  # fmt: skip
         readers, counts, offsets = _readers(bits, seq_len, cfg)
         ends = ((counts + (cut.piece - 1)) // cut.piece).cumsum(-1, dtype=torch.int32)
         piece_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, readers, counts, offsets, ends, parts,
             seq_len, groups, n_blocks, cut.n_pieces, readers.shape[1], scale, *strides, **shape,
-            PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks), **_how(cut.key_gradient),
+            PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks), **how(cut.key_gradient),
         )  # fmt: skip
         sum_kernel[n_blocks, pairs](
             parts, ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
@@ -103,12 +103,13 @@ def _readers(bits: Tensor, seq_len: int, cfg: NSAConfig) -> tuple[Tensor, Tensor
     return readers, counts, offsets
 
 
-def _inner(x: Tensor) -> Tensor:
+def inner(x: Tensor) -> Tensor:
     """Kernels step through the last dimension by one; the others lie as they are."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _strides(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+def strides_of(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
+    """Of q [B,S,G,h,Dk] and of k, v [B,T,G,D], the last dimensions' left out."""
     return [*q.stride()[:4], *k.stride()[:3], *v.stride()[:3]]
 
 
@@ -125,14 +126,16 @@ def shape_constants(cfg: NSAConfig) -> dict[str, int]:
     }
 
 
-def _how(tile: Tile) -> dict[str, int]:
+def how(tile: Tile) -> dict[str, int]:
+    """A tile as a kernel is told of it."""
     return {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def _scale(cfg: NSAConfig) -> float:
+def scale_of(cfg: NSAConfig) -> float:
     """Scores to the base 2."""
     return float(cfg.d_k**-0.5 * _LOG2_E)
 
 
-def _on(x: Tensor) -> AbstractContextManager[Any]:
+def device_of(x: Tensor) -> AbstractContextManager[Any]:
+    """Kernels start on the current device: make it the tensor's."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

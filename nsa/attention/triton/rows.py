@@ -57,24 +57,30 @@ def visible(words, token, block, L_SEL: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _attend(
-    best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One block more in the running softmax: largest score, sum and output of each row."""
-    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    scores = tl.where(visible(words, token, block, L_SEL, BLOCK), scores, NOTHING)
+def absorb(best, total, acc, scores, values):
+    """Scores [ROWS, KEYS] in the running softmax: largest score, sum and output of each row."""
     higher = tl.maximum(best, tl.max(scores, 1))
     # Rows that have seen nothing yet: minus infinity less itself is no number.
     shift = tl.where(higher == NOTHING, 0.0, higher)
     p = tl.exp2(scores - shift[:, None])
     keep = tl.exp2(best - shift)
-    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
     return higher, total * keep + tl.sum(p, 1), acc
+
+
+@triton.jit
+def _attend(
+    best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block more in the running softmax."""
+    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.where(visible(words, token, block, L_SEL, BLOCK), scores, NOTHING)
+    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+    return absorb(best, total, acc, scores, values)
 
 
 @triton.jit

@@ -14,6 +14,8 @@ from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 # The least that tensor cores multiply at once.
 LEAST = 16
 WIDEST_HEAD, WIDEST_BLOCK, MOST_HEADS, MOST_BLOCKS = 128, 128, 16, 4096
+# The best blocks so far are kept sorted in registers.
+MOST_SELECTED = 64
 _ROWS = (128, 64, 32, 16)
 # With so many rows, a block is multiplied for as long as it takes to load it from the second-level
 # cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
@@ -60,6 +62,8 @@ def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
         return f"{cfg.heads_per_group} heads in a group: the kernels take up to {MOST_HEADS}"
     if cfg.l_sel > WIDEST_BLOCK:
         return f"l_sel={cfg.l_sel}: the kernels take up to {WIDEST_BLOCK}"
+    if cfg.n_sel > MOST_SELECTED:
+        return f"n_sel={cfg.n_sel}: the kernels take up to {MOST_SELECTED}"
     if seq_len is not None and cfg.n_blocks(seq_len) > MOST_BLOCKS:
         return f"S={seq_len} is {cfg.n_blocks(seq_len)} blocks: the kernels take {MOST_BLOCKS}"
     return None

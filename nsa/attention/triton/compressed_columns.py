@@ -1,0 +1,104 @@
+"""Kernels of the compressed branch that own keys: their gradients, without an atomic operation.
+
+A compressed key is seen by every token after it. The tokens are cut into pieces: a program adds up
+one piece for a tile of keys, and a second kernel adds the pieces in order. Every number has one
+program that writes it, so that equal inputs give equal bits.
+"""
+
+import triton
+import triton.language as tl
+
+from nsa.attention.triton.compressed_rows import seen_keys
+from nsa.attention.triton.rows import NOTHING, load_block
+
+
+@triton.jit
+def exact_dot_of_keys(keys, queries, PIECES: tl.constexpr):
+    """Scores [KEYS, ROWS] of float32 keys [KEYS, WIDTH], as `exact_dot` has them."""
+    part = keys.to(queries.dtype)
+    scores = tl.dot(part, tl.trans(queries), input_precision="ieee")
+    for _ in tl.static_range(PIECES - 1):
+        keys = keys - part.to(tl.float32)
+        part = keys.to(queries.dtype)
+        scores = tl.dot(part, tl.trans(queries), scores, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def compressed_piece_kernel(
+    q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V]."""
+    piece, tile = tl.program_id(0), tl.program_id(1)
+    pair = tl.program_id(2).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    # No token before the end of the first key sees one of them.
+    start = tl.maximum(piece * PIECE, tile * KEYS * STRIDE + L - 1)
+    stop = tl.minimum(piece * PIECE + PIECE, seq_len)
+    if start < stop:
+        k += batch * k_b + group * k_g
+        v += batch * v_b + group * v_g
+        keys = load_block(k, k_t, tile, n_keys, KEYS, KEYS, D_K, WIDTH_K)
+        values = load_block(v, v_t, tile, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+        inner, dim_k, dim_v = tl.arange(0, KEYS), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+        dk = tl.zeros((KEYS, WIDTH_K), tl.float32)
+        dv = tl.zeros((KEYS, WIDTH_V), tl.float32)
+        for first in range(start * HEADS, stop * HEADS, ROWS):
+            row = first + tl.arange(0, ROWS)
+            inside = row < stop * HEADS
+            # Rows beyond the piece have gradients and delta 0: they add nothing.
+            token, head = row // HEADS, row % HEADS
+            far = token.to(tl.int64)
+            of_k = inside[:, None] & (dim_k < D_K)[None, :]
+            of_v = inside[:, None] & (dim_v < D_V)[None, :]
+            at = q + batch * q_b + group * q_g + far * q_t + head * q_h
+            queries = tl.load(at[:, None] + dim_k[None, :], of_k, 0.0)
+            flat = ((batch * seq_len + far) * groups + group) * HEADS + head
+            grads = tl.load(grad + (flat * D_V)[:, None] + dim_v[None, :], of_v, 0.0)
+            grads = grads.to(queries.dtype)
+            in_pair = pair * seq_len * HEADS + row
+            sums = tl.load(lse + in_pair, inside, 0.0)
+            theirs = tl.load(delta + in_pair, inside, 0.0)
+            seen = tl.trans(seen_keys(token, tile * KEYS + inner, L, STRIDE))
+            scores = exact_dot_of_keys(keys, queries, PIECES) * scale
+            p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
+            dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
+            dp = tl.dot(values.to(grads.dtype), tl.trans(grads), input_precision="ieee")
+            ds = p * (dp - theirs[None, :])
+            dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
+        of_tile = (pair * tl.num_programs(1) + tile) * n_pieces + piece
+        to = parts + of_tile * KEYS * (WIDTH_K + WIDTH_V) + inner[:, None] * (WIDTH_K + WIDTH_V)
+        tl.store(to + dim_k[None, :], dk)
+        tl.store(to + WIDTH_K + dim_v[None, :], dv)
+
+
+@triton.jit
+def compressed_sum_kernel(
+    parts, dk, dv, groups, n_keys, n_pieces, n_tiles, dk_scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, PIECE: tl.constexpr,
+    FEW: tl.constexpr,
+):  # fmt: skip
+    """dk [B,N,G,D_K] and dv [B,N,G,D_V] of FEW keys: the sum over the pieces, in order."""
+    key = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    tile = tl.program_id(0) * FEW // KEYS
+    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+    total_k = tl.zeros((FEW, WIDTH_K), tl.float32)
+    total_v = tl.zeros((FEW, WIDTH_V), tl.float32)
+    for piece in range((tile * KEYS * STRIDE + L - 1) // PIECE, n_pieces):
+        at = parts + ((pair * n_tiles + tile) * n_pieces + piece) * KEYS * (WIDTH_K + WIDTH_V)
+        at += (key - tile * KEYS)[:, None] * (WIDTH_K + WIDTH_V)
+        total_k += tl.load(at + dim_k[None, :])
+        total_v += tl.load(at + WIDTH_K + dim_v[None, :])
+    inside = (key < n_keys)[:, None]
+    flat = (batch * n_keys + key.to(tl.int64)) * groups + group
+    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
+    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
+    tl.store(to_k, total_k * dk_scale, inside & (dim_k < D_K)[None, :])
+    tl.store(to_v, total_v, inside & (dim_v < D_V)[None, :])

@@ -1,0 +1,117 @@
+"""Starts the kernels of the compressed branch; never asks the device for a number."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa.attention.triton.compressed_columns import compressed_piece_kernel, compressed_sum_kernel
+from nsa.attention.triton.compressed_rows import compressed_kernel, compressed_query_gradient_kernel
+from nsa.attention.triton.compressed_tiles import (
+    FEW,
+    PIECES,
+    choose_compressed_cut,
+    places,
+)
+from nsa.attention.triton.launch import device_of, how, inner, scale_of, strides_of
+from nsa.attention.triton.tiles import padded
+from nsa.attention.triton.top import top_kernel
+from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
+
+    k [B,N,G,Dk] and v [B,N,G,Dv]: compressed, float32.
+    """
+    batch, seq_len, groups, heads = q.shape[:4]
+    q, k, v = (inner(x) for x in (q, k, v))
+    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=k.dtype, device=q.device)
+    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    cut = choose_compressed_cut(cfg, seq_len, batch * groups)
+    with device_of(q):
+        compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
+            q, k, v, out, lse, seq_len, groups, k.shape[1], scale_of(cfg), *strides_of(q, k, v),
+            **compressed_constants(cfg, q.dtype), KEYS=cut.keys, **how(cut.forward),
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q [B,S,G,h,Dk], k [B,N,G,Dk] and v [B,N,G,Dv]; equal bits for equal inputs."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, n_keys = batch * groups, k.shape[1]
+    q, k, v = (inner(x) for x in (q, k, v))
+    grad, out = grad.contiguous(), out.contiguous()
+    cut = choose_compressed_cut(cfg, seq_len, pairs)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
+    parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
+    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
+    strides, shape, scale = strides_of(q, k, v), compressed_constants(cfg, q.dtype), scale_of(cfg)
+    with device_of(q):
+        rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
+        compressed_query_gradient_kernel[rows, pairs](
+            q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, cfg.d_k**-0.5,
+            *strides, **shape, KEYS=cut.keys, **how(cut.query_gradient),
+        )  # fmt: skip
+        if n_keys:
+            compressed_piece_kernel[n_pieces, n_tiles, pairs](
+                q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
+                *strides, **shape, KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
+            )  # fmt: skip
+            sums = {name: shape[name] for name in shape if name not in ("HEADS", "PIECES")}
+            compressed_sum_kernel[triton.cdiv(n_keys, FEW), pairs](
+                parts, dk, dv, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
+                **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=FEW,
+            )  # fmt: skip
+    return dq, dk, dv
+
+
+def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk]."""
+    batch, seq_len, groups = q.shape[:3]
+    q, k = inner(q), inner(k)
+    shape = (batch, seq_len, groups, cfg.n_sel)
+    blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
+    cut = choose_compressed_cut(cfg, seq_len, batch * groups)
+    tile = how(cut.top)
+    with device_of(q):
+        top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
+            q, k, lse, blocks, seq_len, groups, k.shape[1], scale_of(cfg),
+            *q.stride()[:4], *k.stride()[:3], **top_constants(cfg, q.dtype),
+            TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
+        )  # fmt: skip
+    return blocks
+
+
+def compressed_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
+    """What the kernels of attention are compiled for, beside how they are cut."""
+    return {
+        "HEADS": cfg.heads_per_group,
+        "D_K": cfg.d_k,
+        "D_V": cfg.d_v,
+        "WIDTH_K": padded(cfg.d_k),
+        "WIDTH_V": padded(cfg.d_v),
+        "L": cfg.l,
+        "STRIDE": cfg.d,
+        "PIECES": PIECES[str(dtype).removeprefix("torch.")],
+    }
+
+
+def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
+    """What the selection is compiled for, beside how it is cut."""
+    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE", "PIECES")
+    shape = compressed_constants(cfg, dtype)
+    return {name: shape[name] for name in names} | {
+        "STEP": cfg.l_sel // cfg.d,
+        "L_SEL": cfg.l_sel,
+        "N_SEL": cfg.n_sel,
+        "PLACES": places(cfg),
+        "INITIAL": FORCED_INITIAL_BLOCKS,
+        "LOCAL": FORCED_LOCAL_BLOCKS,
+    }

@@ -1,0 +1,148 @@
+"""What the Triton kernels of the compressed branch compute, held against float64 and NumPy.
+
+Runs where Triton's interpreter does. `core` takes the launching module as an argument, so that a
+copy with a planted defect is judged like it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention.triton import compressed_launch as LAUNCH
+from nsa.attention.triton.compressed_tiles import CompressedCut
+from nsa.attention.triton.tiles import Tile
+from tests.attention.equations import Shape, select
+from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
+
+# Where the last block taken and the first one left out are nearer, rounding may choose.
+TIE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """A shape, and how its work is cut: of CompressedCut."""
+
+    seq_len: int
+    heads: int
+    groups: int = 1
+    batch: int = 1
+    d_k: int = 16
+    d_v: int = 16
+    l: int = 4  # noqa: E741 - the paper's letter
+    d: int = 2
+    l_sel: int = 4
+    n_sel: int = 4
+    dtype: torch.dtype = torch.float32
+    rows: int = 32
+    keys: int = 16
+    owned: int = 16
+    piece: int = 24
+    tokens: int = 32
+    blocks: int = 16
+
+    def config(self) -> nsa.NSAConfig:
+        """The package's config for it."""
+        return nsa.NSAConfig(
+            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
+            d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel,
+        )  # fmt: skip
+
+    def cut(self) -> CompressedCut:
+        """As asked, whatever a device would like."""
+        tile = Tile(rows=self.rows, warps=1, stages=1)
+        return CompressedCut(
+            forward=tile, query_gradient=tile, key_gradient=tile,
+            top=Tile(rows=self.tokens, warps=1, stages=1),
+            keys=self.keys, owned=self.owned, piece=self.piece, blocks=self.blocks,
+        )  # fmt: skip
+
+
+# Between them: no compressed key at all, heads that fill no tile, a tile of one token and of many,
+# keys of several tiles, pieces that begin before a tile's first token, three strides in a block,
+# more blocks than are scored at once, float16 whose keys are sums of two.
+CORE = (
+    Compressed(seq_len=7, heads=1, batch=2, l=8, d=4, l_sel=8, d_k=3, d_v=5, rows=16),
+    Compressed(seq_len=60, heads=3, l=6, l_sel=8, dtype=torch.float16, rows=64, piece=32),
+    Compressed(seq_len=40, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=64),
+)
+
+
+def inputs(case: Compressed) -> list[Tensor]:
+    """q [B,S,G,h,Dk] of a type, k, v [B,N,G,D] and a gradient in float32; not contiguous."""
+    generator = torch.Generator().manual_seed(case.seq_len)
+    g, h, n = case.groups, case.heads, case.config().n_compressed(case.seq_len)
+
+    def normal(*shape: int) -> Tensor:
+        wide = torch.randn(case.batch, *shape[:-1], shape[-1] + 3, generator=generator)
+        return wide[..., 1:-2]
+
+    q = (1.5 * normal(case.seq_len, g, h, case.d_k)).to(case.dtype)
+    grad = normal(case.seq_len, g, h, case.d_v)
+    return [q, normal(n, g, case.d_k), normal(n, g, case.d_v), grad]
+
+
+def right(case: Compressed, tensors: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """Everything in float64 with the mask written out; and probabilities [B,G,S,h,N]."""
+    q, k, v = leaves = [x.double().requires_grad_() for x in tensors[:3]]
+    last = torch.arange(k.shape[1]) * case.d + case.l - 1
+    seen = (last <= torch.arange(case.seq_len)[:, None])[:, None]
+    scores = torch.einsum("bsghd,bngd->bgshn", q, k) * case.d_k**-0.5
+    p = torch.nan_to_num(scores.masked_fill(~seen, -torch.inf).softmax(-1)) * seen
+    out = torch.einsum("bgshn,bngd->bsghd", p, v)
+    grads = torch.autograd.grad(out, leaves, tensors[3].double())
+    lse = scores.detach().masked_fill(~seen, -torch.inf).logsumexp(-1) * np.log2(np.e)
+    truth = {"out": out.detach(), "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    return truth, p.detach()
+
+
+def wrong_blocks(case: Compressed, blocks: Tensor, p: Tensor) -> list[str]:
+    """Tokens [B,S,G] whose blocks are not those of the equations; near ties aside."""
+    shape = Shape(groups=case.groups, heads=case.heads, d_k=case.d_k, d_v=case.d_v, l=case.l,
+                  d=case.d, lp=case.l_sel, n=case.n_sel, w=1)  # fmt: skip
+    found, compared = [], 0
+    for b, t, g in np.ndindex(case.batch, case.seq_len, case.groups):
+        taken, margin = select(p[b, g, t].numpy(), t, shape)
+        wanted = taken + [-1] * (case.n_sel - len(taken))
+        compared += margin >= TIE
+        if margin >= TIE and blocks[b, t, g].tolist() != wanted:
+            found.append(f"blocks of token {t}: {blocks[b, t, g].tolist()}, not {wanted}")
+    few = compared < case.batch * case.seq_len * case.groups * 0.9
+    return found[:3] + ["too many ties"] * few
+
+
+def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dict[str, Any]:
+    """The same by the kernels, and the blocks."""
+    cfg = case.config()
+    q, k, v, grad = tensors
+    with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
+        out, lse = launch.forward(q, k, v, cfg)
+        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, cfg)
+        blocks = launch.top_blocks(q, k, lse, cfg)
+    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads)
+    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv, "blocks": blocks}
+
+
+def core(launch: ModuleType = LAUNCH, cases: tuple[Compressed, ...] = CORE) -> list[str]:
+    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
+    problems: list[str] = []
+    for case in cases:
+        tensors = inputs(case)
+        with written_once(problems), poisoned():
+            mine = found_by(launch, case, tensors)
+        truth, p = right(case, tensors)
+        for name, value in truth.items():
+            # lse chooses blocks: as exact as float32, whatever the type of the queries.
+            bound = BOUND[torch.float32 if name == "lse" else case.dtype]
+            problems += compare(f"{name} of {case}", mine[name].double(), value, bound)
+        problems += wrong_blocks(case, mine["blocks"], p)
+        if problems:
+            break
+    return problems

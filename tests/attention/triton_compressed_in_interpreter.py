@@ -1,0 +1,203 @@
+"""Proofs of the compressed branch's kernels in Triton's interpreter, as `triton_in_interpreter`.
+
+TRITON_INTERPRET=1 python -m tests.attention.triton_compressed_in_interpreter NAME ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nsa.attention.triton import compressed_launch as launch
+from nsa.attention.triton import compressed_operators as operators
+from tests.attention.triton_compressed import (
+    CORE,
+    Compressed,
+    core,
+    found_by,
+    inputs,
+    right,
+    wrong_blocks,
+)
+from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS
+from tests.attention.triton_kernels import planted
+
+LAUNCH = "compressed_launch"
+
+
+def compressed_values() -> list[str]:
+    """Outputs, log-sum-exp, gradients and blocks, written once and everywhere."""
+    return core()
+
+
+def compressed_tuned() -> list[str]:
+    """The production's heads, widths and blocks in float16; 128 wide with 16 heads, three pieces.
+
+    A key of bf16 is a sum of three: the same code, here with numbers of float16.
+    """
+    half = torch.float16
+    production = Compressed(
+        seq_len=230, heads=6, d_k=64, d_v=64, l=32, d=16, l_sel=64, n_sel=3, dtype=half, rows=128,
+        keys=32, owned=64, piece=64, tokens=64, blocks=32,
+    )  # fmt: skip
+    wide = Compressed(seq_len=40, heads=16, d_k=128, d_v=128, dtype=half, rows=128)
+    problems = core(launch, (production,))
+    whole = dict(launch.PIECES)
+    launch.PIECES["float16"] = 3
+    try:
+        return problems + core(launch, (wide,))
+    finally:
+        launch.PIECES.update(whole)
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> Compressed:
+    d = draw(st.sampled_from((1, 2, 3, 4)))
+    return Compressed(
+        seq_len=draw(st.integers(1, 48)), heads=draw(st.sampled_from((1, 2, 5, 16))),
+        groups=draw(st.integers(1, 2)), batch=draw(st.integers(1, 2)),
+        d_k=draw(st.sampled_from((1, 3, 8, 17))), d_v=draw(st.sampled_from((1, 5, 16))),
+        l=d * draw(st.integers(1, 3)), d=d, l_sel=d * draw(st.sampled_from((1, 2, 4))),
+        n_sel=draw(st.sampled_from((3, 4, 7, 16))), piece=draw(st.sampled_from((7, 32))),
+        rows=draw(st.sampled_from((16, 64))), keys=draw(st.sampled_from((16, 32))),
+        owned=draw(st.sampled_from((16, 32))),
+        tokens=32, blocks=draw(st.sampled_from((16, 32))),
+    )  # fmt: skip
+
+
+def compressed_shapes() -> list[str]:
+    """Any allowed shape, gradients and blocks too, against float64 and NumPy."""
+    problems: list[str] = []
+
+    @settings(
+        max_examples=8, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(_cases())
+    def run(case: Compressed) -> None:
+        problems.extend(core(launch, (case,)))
+
+    run()
+    return problems
+
+
+def ties() -> list[str]:
+    """Keys that are all the same: every block scores the same, and the first ones are taken."""
+    case = Compressed(seq_len=64, heads=3, rows=64, tokens=64)
+    q, k, *rest = inputs(case)
+    same = [q, torch.ones_like(k), *rest]
+    blocks = found_by(launch, case, same)["blocks"]
+    taken = {tuple(blocks[0, t, 0].tolist()) for t in range(60, 64)}
+    problems = [] if taken == {(0, 1, 14, 15)} else [f"not the first ones: {taken}"]
+    # And by the equations, which call exact ties no tie.
+    return problems + wrong_blocks(case, blocks, right(case, same)[1].float().double())
+
+
+def compressed_same_bits() -> list[str]:
+    """Twice the same, and what comes later changes nothing before: bit by bit."""
+    case = Compressed(seq_len=40, heads=3)
+    given_ = inputs(case)
+    first, second = (found_by(launch, case, given_) for _ in range(2))
+    problems = [name for name in first if not torch.equal(first[name], second[name])]
+    # Keys of blocks that end at token 29 or later.
+    at, key = 29, -(-(29 - case.l + 1) // case.d)
+    later = [x.clone() for x in given_]
+    later[0][:, at:] += 1
+    for x in later[1:3]:
+        x[:, key:] += 1
+    third = found_by(launch, case, later)
+    same = {
+        name: torch.equal(first[name][:, :at], third[name][:, :at]) for name in ("out", "blocks")
+    }
+    same["lse"] = torch.equal(first["lse"][:, :, :at], third["lse"][:, :, :at])
+    return problems + [f"the future changes {name}" for name, equal in same.items() if not equal]
+
+
+def compressed_operator() -> list[str]:
+    """torch's own checks of each operator, and one graph for torch.compile, both ways."""
+    case = Compressed(seq_len=24, heads=2, groups=2)
+    cfg = case.config()
+    q, k, v, grad = (x.contiguous() for x in inputs(case))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = operators.compressed(*leaves, cfg.l, cfg.d)
+    kept = [x.detach() for x in (grad, *leaves, out, lse)]
+    numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+    problems = []
+    for one, args in (
+        (operators.compressed, (*leaves, cfg.l, cfg.d)),
+        (operators.compressed_backward, (*kept, cfg.l, cfg.d)),
+        (operators.top_blocks, (q.detach(), k.detach(), lse.detach(), *numbers)),
+    ):
+        said = torch.library.opcheck(one, args, raise_exception=False)
+        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+
+    def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
+        out, sums = operators.attend_compressed_by_triton(*given_, cfg)
+        return out, operators.blocks_by_triton(given_[0], given_[1], sums, cfg)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    pairs = []
+    for run in (call, compiled):
+        result = run(*leaves)
+        pairs.append([*result, *torch.autograd.grad(result[0], leaves, grad)])
+    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def compressed_far_apart(module: object = launch) -> list[str]:
+    """Offsets beyond 32 bits: queries and keys 2^27 numbers apart in a file with holes."""
+    case = Compressed(seq_len=40, heads=1, dtype=torch.float16, tokens=64)
+    given_ = inputs(case)
+    far = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, x in enumerate(given_[:3]):
+            path, apart = Path(folder) / f"{number}", 1 << 27
+            size = x.shape[1] * apart
+            with path.open("wb") as file:
+                file.truncate(x.element_size() * size)
+            flat = torch.from_file(str(path), shared=True, size=size, dtype=x.dtype)
+            wide = flat.as_strided(x.shape, [0, apart, *([16] * (x.dim() - 3)), 1])
+            far.append(wide.copy_(x))
+        mine = found_by(module, case, [*far, given_[3]])  # type: ignore[arg-type]
+    near = found_by(launch, case, given_)
+    return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
+
+
+def in_32_bits(name: str) -> list[str]:
+    """The same with a planted defect; where it does not die of a wild address, it is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compressed_far_apart(planted(Path(folder), name, *IN_32_BITS[name], launcher=LAUNCH))
+
+
+def mutant(name: str) -> list[str]:
+    """What is seen of a planted defect."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return core(planted(Path(folder), name, *MUTANTS[name], launcher=LAUNCH), CORE[1:])
+
+
+PROOFS: dict[str, Callable[[], list[str]]] = (
+    {
+        one.__name__: one
+        for one in (
+            compressed_values, compressed_tuned, compressed_shapes, ties, compressed_same_bits,
+            compressed_operator, compressed_far_apart,
+        )
+    }
+    | {name: partial(mutant, name) for name in MUTANTS}
+    | {name: partial(in_32_bits, name) for name in IN_32_BITS}
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
