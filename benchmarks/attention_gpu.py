@@ -4,7 +4,7 @@
         [--device cuda|cpu] [--left-s 480]
 
 The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,
-bfloat16 on a GPU and float32 on a CPU; on a GPU with the selected branch by masks, and by Triton.
+bfloat16 on a GPU and float32 on a CPU; on a GPU with masks, and by Triton.
 First what is computed: outputs and gradients against the written-out reference in float64, up to
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward, or CPU time of

@@ -34,16 +34,6 @@ PROOFS = (
 INTERPRETED = "triton_in_interpreter"
 
 
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that was compiled before; products and sums in one instruction, as ever.
-
-    Triton 3.9 warns where the latter is left to its default, and here a warning is an error.
-    """
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:6], PROOFS[6:]], ids="-".join)
@@ -78,10 +68,11 @@ def test_offsets_of_32_bits_are_seen() -> None:
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
+    from benchmarks.grids import parts
     from benchmarks.triton_aot import compile_all
 
-    made = list(compile_all([capability], [64], ["bf16"], ["selected"]))
-    assert len(made) >= 8
+    made = list(compile_all([capability], [64], ["bf16"], list(parts())))
+    assert len(made) >= 13
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
     assert cores == ({"HMMA"} if capability == 80 else {"HGMMA"})
