@@ -11,7 +11,8 @@ from nsa.contract import NSAError, did_you_mean, raise_problems
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
 Ranges = Literal["v1", "v2"]
-# How the selected branch runs off the CPU: torch's SDPA with masks, or this package's kernels.
+# How the selected branch runs off the CPU: torch's SDPA with masks, or this package's kernels,
+# which run the compressed branch and choose the blocks, too.
 Selected = Literal["sdpa", "triton"]
 # How the window branch runs where attention goes through SDPA.
 Window = Literal["masked", "varlen"]

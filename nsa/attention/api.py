@@ -122,7 +122,7 @@ def nsa_attention(
     vectorized. use_flash: False avoids fused kernels. window: how the window branch runs off the
     CPU, "masked" (anywhere) or "varlen" (torch's attention with windows, see `choose_window`).
     selected: how the selected branch runs off the CPU, "sdpa" (anywhere) or "triton" (kernels of
-    this package, see `choose_selected`).
+    this package, see `choose_selected`; they also run the compressed branch and choose the blocks).
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go
@@ -228,7 +228,7 @@ def choose_selected(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PathChoice:
-    """Say how the selected branch should run where attention goes through SDPA, and why.
+    """Say how compressed and selected branch should run where attention goes through SDPA, and why.
 
     asked: "1" (the Triton kernels), "0" (SDPA) or "auto", the kernels where they can run. Whether
     the device computes them rightly is for a test on the device to say. Raises NSAError where they

@@ -1,10 +1,10 @@
 """Batched prefill on any device, with few and large operators.
 
-The selected branch is one masked scaled_dot_product_attention or this package's Triton kernels
-(`nsa.attention.triton`), the window another one or torch's
-attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Where
-all queries' masks exceed the budget of bytes, queries are cut into chunks whose masks are built
-again in the backward pass, so that nothing of size S x S is kept.
+The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
+attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Or this
+package's Triton kernels (`nsa.attention.triton`) run the compressed branch, the choice of blocks
+and the selected branch. Where all queries' masks exceed the budget of bytes, queries are cut into
+chunks whose masks are built again in the backward pass, so that nothing of size S x S is kept.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
+from nsa.attention.triton.compressed_operators import attend_compressed_by_triton, blocks_by_triton
 from nsa.attention.triton.operators import attend_selected
 from nsa.attention.window import Attend, masked_window, varlen_window
 from nsa.config import NSAConfig, Ranges, Selected, Window
-from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
+from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -100,6 +101,19 @@ def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
 
     with saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _compressed(
+    q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, selected: Selected
+) -> tuple[Tensor, Tensor]:
+    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,N,G,D]; blocks [B,S,G,n_sel]."""
+    if selected == "triton":
+        with profile_range(CMP_RANGE):
+            out, lse = attend_compressed_by_triton(q, k, v, cfg)
+        with profile_range(SCORES_RANGE):
+            return out, blocks_by_triton(q, k, lse, cfg)
+    out, blocks = attend_compressed(*(x.transpose(1, 2) for x in (q, k, v)), cfg)
+    return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 
 def _selected(
@@ -192,14 +206,13 @@ def batched_sdpa(
         k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
     else:
         k, v = compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
-    o_cmp, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
-    blocks = blocks.transpose(1, 2).contiguous()
+    o_cmp, blocks = _compressed(q, k, v, cfg, selected)
     o_sel = _selected(q, x, blocks, cfg, version, attend, selected)
     o_win = _window(q, x, cfg, attend, window)
     with profile_range(GATE_RANGE):
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         out = cast(
             "Tensor",
-            _Mix.apply(o_cmp.transpose(1, 2), o_sel, o_win, gates),  # type: ignore[no-untyped-call]
+            _Mix.apply(o_cmp, o_sel, o_win, gates),  # type: ignore[no-untyped-call]
         )
     return out.flatten(2, 3), blocks

@@ -17,7 +17,7 @@ def other_kernels(toggles: ToggleSet) -> bool:
 
 
 def triton_asked(toggles: ToggleSet, by_config: bool) -> str:
-    """1, 0 or auto: are the Triton kernels of the selected branch wanted? by_config: its value."""
+    """1, 0 or auto: are the package's Triton kernels wanted? by_config: its value."""
     given = toggles.values["NSA_USE_TRITON_SEL"]
     return str(int(by_config)) if given is None else str(given)
 

@@ -33,7 +33,7 @@ class SelfTestError(RuntimeError):
 @dataclass(kw_only=True)
 class SelfTest:
     """What was tested, or why nothing was; `paths` by the way that the window branch runs, and
-    "triton" for the kernels of the selected branch, beside the window that will run.
+    "triton" for the kernels of the compressed and selected branch, beside the window that will run.
 
     elsewhere: why a path that agrees on this rank was rejected; env.json, of rank 0, has to say it.
     """
@@ -155,7 +155,7 @@ def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: st
 
 
 def _wants_triton(engine: Engine) -> bool:
-    """Does a block want the kernels of the selected branch, and could they run?"""
+    """Does a block want the Triton kernels, and could they run?"""
     for block in engine.plan.blocks:
         try:
             if engine.selected(block.toggles, tested=False).value == _TRITON:
@@ -199,7 +199,7 @@ def _name_of_masked(engine: Engine) -> str:
 
 def _measure(engine: Engine, name: str) -> Agreement:
     cfg, toggles = engine.model.cfg, engine.plan.toggles
-    # With the kernels of the selected branch runs the window that was found to agree.
+    # With the Triton kernels runs the window that was found to agree.
     window = engine.window(toggles).value if name == _TRITON else name
     run = partial(
         attend,
