@@ -16,7 +16,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "compressed_first_group": (_ROWS, "k += batch * k_b + group * k_g", "k += batch * k_b"),
     "compressed_pieces_in_one_place": (_COLUMNS, "* n_pieces + piece\n", "* n_pieces\n"),
     "first_token_lost": (_COLUMNS, "* STRIDE + L - 1)\n", "* STRIDE + L)\n"),
-    "keys_of_columns_rounded": (_COLUMNS, "tl.static_range(PIECES - 1)", "tl.static_range(0)"),
+    "keys_of_columns_twice": (_COLUMNS, "keys - part.to", "keys + part.to"),
     "delta_left_out_of_compressed_keys": (_COLUMNS, "(dp - theirs[None, :])", "dp"),
     "compressed_first_piece_lost": (_COLUMNS, "for piece in range((", "for piece in range(1 + ("),
     "scale_left_out_of_compressed_dk": (_COLUMNS, "total_k * dk_scale", "total_k"),
