@@ -154,13 +154,14 @@ def compressed_operator() -> list[str]:
 
 
 def compressed_far_apart(module: object = launch) -> list[str]:
-    """Offsets beyond 32 bits: queries and keys 2^27 numbers apart in a file with holes."""
-    case = Compressed(seq_len=40, heads=1, dtype=torch.float16, tokens=64)
+    """Offsets beyond 32 bits: queries 2^27 and keys 2^28 numbers apart, in a file with holes."""
+    case = Compressed(seq_len=40, heads=1, l_sel=2, n_sel=6, dtype=torch.float16, tokens=64)
     given_ = inputs(case)
     far = []
     with tempfile.TemporaryDirectory() as folder:
         for number, x in enumerate(given_[:3]):
-            path, apart = Path(folder) / f"{number}", 1 << 27
+            # There are half as many keys as queries.
+            path, apart = Path(folder) / f"{number}", 1 << (28 if number else 27)
             size = x.shape[1] * apart
             with path.open("wb") as file:
                 file.truncate(x.element_size() * size)
