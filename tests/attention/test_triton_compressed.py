@@ -22,6 +22,7 @@ PROOFS = (
     "compressed_same_bits",
     "compressed_operator",
     "compressed_far_apart",
+    "self_tested",
 )
 
 
