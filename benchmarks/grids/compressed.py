@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.grids import Kernel, Work
-from nsa.attention.triton.compressed_tiles import FEW, PIECES, choose_compressed_cut
+from nsa.attention.triton.compressed_tiles import FEW, TERMS, choose_compressed_cut
 from nsa.attention.triton.tiles import Tile, padded
 from nsa.config import NSAConfig
 
@@ -40,7 +40,7 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
             stages=tile.stages, pointers=_POINTERS,
             constants={**shape, **more, "ROWS": tile.rows},
         )  # fmt: skip
-    rest = {name: value for name, value in shape.items() if name not in ("HEADS", "PIECES")}
+    rest = {name: value for name, value in shape.items() if name not in ("HEADS", "TERMS")}
     yield Kernel(
         name="compressed sum", function=compressed_columns.compressed_sum_kernel, warps=4,
         stages=3, dots=False, pointers=_POINTERS,
@@ -55,9 +55,9 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 
 def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
-    """Counted tile by tile: nothing here is drawn or assumed. A score is PIECES products."""
+    """Counted tile by tile: nothing here is drawn or assumed. A score is TERMS products."""
     cut, groups = choose_compressed_cut(cfg, seq_len, cfg.n_kv_groups), cfg.n_kv_groups
-    wide_k, wide_v, times = padded(cfg.d_k), padded(cfg.d_v), PIECES["bfloat16"]
+    wide_k, wide_v, times = padded(cfg.d_k), padded(cfg.d_v), TERMS["bfloat16"]
     n_keys, heads = cfg.n_compressed(seq_len), cfg.heads_per_group
     queries = seq_len * cfg.n_heads
     keys = n_keys * groups * (cfg.d_k + cfg.d_v) * _WIDE

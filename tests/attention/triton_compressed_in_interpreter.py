@@ -46,7 +46,7 @@ def compressed_values() -> list[str]:
 
 
 def compressed_tuned() -> list[str]:
-    """The production's heads, widths and blocks in float16; 128 wide with 16 heads, three pieces.
+    """The production's heads, widths and blocks in float16; 128 wide with 16 heads, three terms.
 
     A key of bf16 is a sum of three: the same code, here with numbers of float16.
     """
@@ -57,12 +57,12 @@ def compressed_tuned() -> list[str]:
     )  # fmt: skip
     wide = Compressed(seq_len=40, heads=16, d_k=128, d_v=128, dtype=half, rows=128)
     problems = core(launch, (production,))
-    whole = dict(launch.PIECES)
-    launch.PIECES["float16"] = 3
+    whole = dict(launch.TERMS)
+    launch.TERMS["float16"] = 3
     try:
         return problems + core(launch, (wide,))
     finally:
-        launch.PIECES.update(whole)
+        launch.TERMS.update(whole)
 
 
 @st.composite

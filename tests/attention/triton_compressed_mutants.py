@@ -9,7 +9,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "compressed_control": (_ROWS, "empty = total == 0.0", "empty  =  total  ==  0.0"),
     "sees_before_the_end": (_ROWS, "key * STRIDE + L - 1", "key * STRIDE + L - 2"),
     "last_key_lost": (_ROWS, "(token + 1 - L) // STRIDE + 1", "(token + 1 - L) // STRIDE"),
-    "keys_rounded": (_ROWS, "tl.static_range(PIECES - 1)", "tl.static_range(0)"),
+    "keys_rounded": (_ROWS, "tl.static_range(TERMS - 1)", "tl.static_range(0)"),
     "compressed_delta_left_out": (_ROWS, "(dp - mine[:, None])", "dp"),
     "compressed_scale_left_out_of_dq": (_ROWS, "(acc * dq_scale)", "acc"),
     "compressed_another_head": (_ROWS, "row // HEADS, row % HEADS", "row // HEADS, row * 0"),

@@ -13,11 +13,11 @@ from nsa.attention.triton.rows import NOTHING, load_block
 
 
 @triton.jit
-def exact_dot_of_keys(keys, queries, PIECES: tl.constexpr):
+def exact_dot_of_keys(keys, queries, TERMS: tl.constexpr):
     """Scores [KEYS, ROWS] of float32 keys [KEYS, WIDTH], as `exact_dot` has them."""
     part = keys.to(queries.dtype)
     scores = tl.dot(part, tl.trans(queries), input_precision="ieee")
-    for _ in tl.static_range(PIECES - 1):
+    for _ in tl.static_range(TERMS - 1):
         keys = keys - part.to(tl.float32)
         part = keys.to(queries.dtype)
         scores = tl.dot(part, tl.trans(queries), scores, input_precision="ieee")
@@ -29,7 +29,7 @@ def compressed_piece_kernel(
     q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V]."""
@@ -64,7 +64,7 @@ def compressed_piece_kernel(
             sums = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
             seen = tl.trans(seen_keys(token, tile * KEYS + inner, L, STRIDE))
-            scores = exact_dot_of_keys(keys, queries, PIECES) * scale
+            scores = exact_dot_of_keys(keys, queries, TERMS) * scale
             p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
             dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
             dp = tl.dot(values.to(grads.dtype), tl.trans(grads), input_precision="ieee")

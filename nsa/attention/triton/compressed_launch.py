@@ -10,7 +10,7 @@ from nsa.attention.triton.compressed_columns import compressed_piece_kernel, com
 from nsa.attention.triton.compressed_rows import compressed_kernel, compressed_query_gradient_kernel
 from nsa.attention.triton.compressed_tiles import (
     FEW,
-    PIECES,
+    TERMS,
     choose_compressed_cut,
     places,
 )
@@ -64,7 +64,7 @@ def backward(
                 q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
                 *strides, **shape, KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
             )  # fmt: skip
-            sums = {name: shape[name] for name in shape if name not in ("HEADS", "PIECES")}
+            sums = {name: shape[name] for name in shape if name not in ("HEADS", "TERMS")}
             compressed_sum_kernel[triton.cdiv(n_keys, FEW), pairs](
                 parts, dk, dv, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
                 **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=FEW,
@@ -99,13 +99,13 @@ def compressed_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
         "WIDTH_V": padded(cfg.d_v),
         "L": cfg.l,
         "STRIDE": cfg.d,
-        "PIECES": PIECES[str(dtype).removeprefix("torch.")],
+        "TERMS": TERMS[str(dtype).removeprefix("torch.")],
     }
 
 
 def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
     """What the selection is compiled for, beside how it is cut."""
-    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE", "PIECES")
+    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE", "TERMS")
     shape = compressed_constants(cfg, dtype)
     return {name: shape[name] for name in names} | {
         "STEP": cfg.l_sel // cfg.d,

@@ -2,7 +2,7 @@
 
 Tiles of rows as in `rows`; a tile walks over the compressed keys that its last token sees. Those
 are means, kept in float32, and their scores choose blocks: a bf16 key would choose others. So that
-tensor cores can multiply them all the same, `exact_dot` takes each key as a sum of PIECES numbers
+tensor cores can multiply them all the same, `exact_dot` takes each key as a sum of TERMS numbers
 of the queries' type, and adds up the products: as exact as one product of float32.
 """
 
@@ -13,11 +13,11 @@ from nsa.attention.triton.rows import NOTHING, absorb, load_block
 
 
 @triton.jit
-def exact_dot(queries, keys, PIECES: tl.constexpr):
+def exact_dot(queries, keys, TERMS: tl.constexpr):
     """Scores [ROWS, KEYS] of queries [ROWS, WIDTH] on float32 keys [KEYS, WIDTH]."""
     part = keys.to(queries.dtype)
     scores = tl.dot(queries, tl.trans(part), input_precision="ieee")
-    for _ in tl.static_range(PIECES - 1):
+    for _ in tl.static_range(TERMS - 1):
         keys = keys - part.to(tl.float32)
         part = keys.to(queries.dtype)
         scores = tl.dot(queries, tl.trans(part), scores, input_precision="ieee")
@@ -42,7 +42,7 @@ def compressed_kernel(
     q, k, v, out, lse, seq_len, groups, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
@@ -67,7 +67,7 @@ def compressed_kernel(
         keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
         values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
         seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        scores = tl.where(seen, exact_dot(queries, keys, PIECES) * scale, NOTHING)
+        scores = tl.where(seen, exact_dot(queries, keys, TERMS) * scale, NOTHING)
         best, total, acc = absorb(best, total, acc, scores, values.to(queries.dtype))
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
@@ -82,7 +82,7 @@ def compressed_query_gradient_kernel(
     q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, PIECES: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
@@ -112,7 +112,7 @@ def compressed_query_gradient_kernel(
         keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
         values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
         seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        scores = exact_dot(queries, keys, PIECES) * scale
+        scores = exact_dot(queries, keys, TERMS) * scale
         p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
         dp = tl.dot(grads, tl.trans(values.to(grads.dtype)), input_precision="ieee")
         ds = p * (dp - mine[:, None])

@@ -11,7 +11,7 @@ from nsa.config import NSAConfig
 _PROGRAMS, _FEWEST_TOKENS = 512, 64
 # Numbers of a type that add up to one of float32, whose 24 bits it holds by 8, 11 or all. Two of
 # float16 are off by 2^-25 at most where the number is below 1.
-PIECES = {"bfloat16": 3, "float16": 2, "float32": 1}
+TERMS = {"bfloat16": 3, "float16": 2, "float32": 1}
 # Keys of a program that sums up pieces.
 FEW = LEAST
 

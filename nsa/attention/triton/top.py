@@ -22,7 +22,7 @@ _NO_BLOCK = tl.constexpr(2147483647)
 def _scores(
     first, token, inside, q, k, lse, n_keys, scale, q_t, q_h, k_t,
     HEADS: tl.constexpr, D_K: tl.constexpr, WIDTH_K: tl.constexpr, L: tl.constexpr,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr, TOKENS: tl.constexpr,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr, TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Importance [TOKENS, BLOCKS] of the blocks from `first` on, over all heads of the group."""
@@ -41,7 +41,7 @@ def _scores(
             of_k = ((key >= 0) & (key < n_keys))[:, None] & (dim < D_K)[None, :]
             keys = tl.load(k + key.to(tl.int64)[:, None] * k_t + dim[None, :], of_k, 0.0)
             seen = seen_keys(token, key, L, STRIDE)
-            logits = exact_dot(queries, keys, PIECES) * scale - sums[:, None]
+            logits = exact_dot(queries, keys, TERMS) * scale - sums[:, None]
             scores += weight.to(tl.float32) * tl.exp2(tl.where(seen, logits, NOTHING))
     return scores
 
@@ -51,7 +51,7 @@ def top_kernel(
     q, k, lse, blocks, seq_len, groups, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, WIDTH_K: tl.constexpr, L: tl.constexpr,
-    STRIDE: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr, L_SEL: tl.constexpr,
+    STRIDE: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr, L_SEL: tl.constexpr,
     N_SEL: tl.constexpr, PLACES: tl.constexpr, INITIAL: tl.constexpr, LOCAL: tl.constexpr,
     TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def top_kernel(
         for first in range(0, last // L_SEL + 1, BLOCKS):
             scores = _scores(
                 first, token, inside, q, k, lse, n_keys, scale, q_t, q_h, k_t,
-                HEADS, D_K, WIDTH_K, L, STRIDE, STEP, PIECES, TOKENS, BLOCKS,
+                HEADS, D_K, WIDTH_K, L, STRIDE, STEP, TERMS, TOKENS, BLOCKS,
             )  # fmt: skip
             block = first + tl.arange(0, BLOCKS)
             age = current[:, None] - block[None, :]
