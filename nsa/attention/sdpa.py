@@ -112,7 +112,7 @@ def _compressed(
             out, lse = attend_compressed_by_triton(q, k, v, cfg)
         with profile_range(SCORES_RANGE):
             return out, blocks_by_triton(q, k, lse, cfg)
-    out, blocks = attend_compressed(*(x.transpose(1, 2) for x in (q, k, v)), cfg)
+    out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 
