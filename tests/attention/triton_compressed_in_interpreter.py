@@ -88,7 +88,8 @@ def compressed_shapes() -> list[str]:
         max_examples=6, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(_cases())
+    # Of one key alone the queries' gradient is 0, and an error is no share of that.
+    @given(_cases().filter(lambda case: case.config().n_compressed(case.seq_len) != 1))
     def run(case: Compressed) -> None:
         problems.extend(core(launch, (case,)))
 
