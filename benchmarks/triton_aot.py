@@ -5,9 +5,10 @@
 
 Compiles every kernel of `benchmarks.grids` as it is cut for the production shape (12 query heads, 2
 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
-memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
-a kernel spills, does not fit, has no such instruction or an atomic one. Needs the package triton,
-and no GPU. What follows for the time: `benchmarks.triton_roofline`.
+memory, programs that fit a multiprocessor, instructions of the tensor cores, and how near each
+inner loop can come to its bound (`benchmarks.sass`: from nothing beside it to all side by side). It
+exits with 1 where a kernel spills, does not fit, has no such instruction or an atomic one. Needs
+the package triton, and no GPU. What follows for the time: `benchmarks.triton_roofline`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.grids import Kernel, parts
+from benchmarks.sass import COUNTED, Loop, loops
+from nsa.attention.triton.tiles import register_limit
 from nsa.config import NSAConfig
 
 SHORT, LONG = 2048, 131_072
@@ -56,6 +59,7 @@ class Compiled:
     shared: int
     tensor_core: dict[str, int]
     atomics: int
+    loops: list[Loop]
 
     @property
     def programs(self) -> int:
@@ -104,10 +108,10 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     }
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=kernel.constants,
                        attrs=aligned)  # fmt: skip
-    made = triton.compile(
-        source, target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": kernel.warps, "num_stages": kernel.stages},
-    )  # fmt: skip
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    limit = register_limit(capability // 10)
+    options |= {} if limit is None else {"maxnreg": limit}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage, assembly = _inspect(made.asm["cubin"])
     return Compiled(
         kernel=kernel,
@@ -118,6 +122,7 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
         tensor_core={op: len(re.findall(rf"\b{op}\b", assembly)) for op in TENSOR_CORES},
         # In Triton's own language: the hardware's barriers are atomic operations too.
         atomics=len(re.findall(r"\btt\.atomic", made.asm["ttir"])),
+        loops=loops(assembly, capability) if capability in COUNTED else [],
     )
 
 
@@ -140,13 +145,15 @@ def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
 def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
     """The table of what was compiled; each with the head's width."""
     yield "| kernel | width | capability | warps | registers | spilled | shared | occupancy | " \
-        "tensor cores |"  # fmt: skip
-    yield "|---" * 9 + "|"
+        "tensor cores | share of the bound |"  # fmt: skip
+    yield "|---" * 10 + "|"
     for width, one in found:
         cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
+        shares = "; ".join(f"{x.worst:.0%} to {x.best:.0%} ({x.longest})" for x in one.loops)
         yield (
             f"| {one.kernel.name} | {width} | {one.capability / 10:g} | {one.kernel.warps} | "
-            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} |"
+            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} | "
+            f"{shares or '-'} |"
         )
 
 

@@ -1,6 +1,8 @@
 """How long attention by the Triton kernels takes at a roofline: computed, never measured.
 
-    python -m benchmarks.triton_roofline [--length 1024 ... 131072]
+    python -m benchmarks.triton_roofline [--length 1024 ... 131072]    for all parts, beside dense
+    python -m benchmarks.triton_roofline --kernels [--length 2048]     kernel by kernel
+    python -m benchmarks.triton_roofline --write docs/gpu.md           rewrites the tables there
 
 Products and bytes are counted over the launch grids (`benchmarks.grids`), tiles' waste included,
 for one layer and one sequence of the production shape in bf16, forward and backward. A kernel takes
@@ -16,13 +18,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.grids import GPUS, Work, parts
 from nsa.config import NSAConfig
 
 LENGTHS = tuple(1 << n for n in range(10, 18))
+# At which the page shows every kernel.
+SHOWN = (2048, 32_768)
 # Of no training step.
-_APART = ("decode",)
+APART = ("decode",)
+_BEGIN, _END = "<!-- roofline: begin -->", "<!-- roofline: end -->"
 
 
 def dense(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
@@ -32,20 +38,23 @@ def dense(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
     )
     # A product one number wide.
     one = 2 * cfg.n_heads * seq_len * (seq_len + 1) // 2
-    forward, backward = one * (cfg.d_k + cfg.d_v), one * (3 * cfg.d_k + 2 * cfg.d_v)
     sums = seq_len * cfg.n_heads * 4
-    moved, moved_back = queries + keys + sums, 2 * queries + 2 * keys + 2 * sums
-    yield Work(kernel="forward", backward=False, flops=forward, needed=forward, least=moved,
-               most=moved)  # fmt: skip
-    yield Work(kernel="backward", backward=True, flops=backward, needed=backward, least=moved_back,
-               most=moved_back)  # fmt: skip
+    for backward, flops, moved in (
+        (False, one * (cfg.d_k + cfg.d_v), queries + keys + sums),
+        (True, one * (3 * cfg.d_k + 2 * cfg.d_v), 2 * queries + 2 * keys + 2 * sums),
+    ):
+        yield Work(kernel="dense", backward=backward, flops=flops, needed=flops, least=moved,
+                   most=moved)  # fmt: skip
 
 
-def sparse(cfg: NSAConfig, seq_len: int) -> dict[str, list[Work]]:
+def training_parts() -> list[str]:
+    """The parts of attention that a training step runs."""
+    return [name for name in parts() if name not in APART]
+
+
+def of_training(cfg: NSAConfig, seq_len: int) -> dict[str, list[Work]]:
     """Work of all parts of a training step, by part."""
-    return {
-        name: list(part.work(cfg, seq_len)) for name, part in parts().items() if name not in _APART
-    }
+    return {name: list(parts()[name].work(cfg, seq_len)) for name in training_parts()}
 
 
 def seconds(work: Sequence[Work], gpu: str) -> tuple[float, float]:
@@ -54,33 +63,75 @@ def seconds(work: Sequence[Work], gpu: str) -> tuple[float, float]:
     return sum(low), sum(high)
 
 
-def rows(lengths: Sequence[int]) -> Iterator[str]:
-    """The table of the documentation: milliseconds forward and backward, by part."""
+def _milliseconds(work: Sequence[Work], gpu: str) -> str:
+    low, high = (f"{1e3 * s:.3g}" for s in seconds(work, gpu))
+    return low if low == high else f"{low} to {high}"
+
+
+def whole_rows(lengths: Sequence[int]) -> Iterator[str]:
+    """For each GPU: milliseconds of each part and of dense attention, forward and backward."""
     cfg = NSAConfig()
-    names = list(sparse(cfg, lengths[0]))
-    head = [f"{gpu}: {name}" for gpu in GPUS for name in (*names, "all", "dense", "dense / all")]
-    yield f"| S | GFLOP, needed of it | {' | '.join(head)} |"
-    yield "|---" * (2 + len(head)) + "|"
+    found = {n: of_training(cfg, n) for n in lengths}
+    names = list(found[lengths[0]])
+    for gpu in GPUS:
+        yield f"| {gpu}: S | {' | '.join(names)} | all, ms | dense, ms | dense / all | forward |"
+        yield "|---" * (len(names) + 5) + "|"
+        for seq_len, by_part in found.items():
+            everything = [one for works in by_part.values() for one in works]
+            forward = [one for one in everything if not one.backward]
+            cells = [f"{seq_len:,}"]
+            cells += [_milliseconds(works, gpu) for works in (*by_part.values(), everything)]
+            beside = list(dense(cfg, seq_len))
+            cells.append(f"{1e3 * seconds(beside, gpu)[0]:.3g}")
+            cells += [_ratio(beside, everything, gpu), _ratio(beside[:1], forward, gpu)]
+            yield f"| {' | '.join(cells)} |"
+        yield ""
+
+
+def _ratio(beside: Sequence[Work], ours: Sequence[Work], gpu: str) -> str:
+    best, (low, high) = seconds(beside, gpu)[0], seconds(ours, gpu)
+    return f"{best / high:.2f} to {best / low:.2f}"
+
+
+def kernel_rows(lengths: Sequence[int]) -> Iterator[str]:
+    """Kernel by kernel: products and how many of them are needed, bytes, milliseconds."""
+    cfg = NSAConfig()
+    yield f"| S | kernel | GFLOP | needed | MB | {', ms | '.join(GPUS)}, ms |"
+    yield "|---" * (5 + len(GPUS)) + "|"
     for seq_len in lengths:
-        by_part = sparse(cfg, seq_len)
-        everything = [one for found in by_part.values() for one in found]
-        beside = list(dense(cfg, seq_len))
-        flops, needed = (sum(getattr(one, of) for one in everything) for of in ("flops", "needed"))
-        cells = [f"{seq_len:,}", f"{flops / 1e9:,.0f}, {needed / flops:.0%}"]
-        for gpu in GPUS:
-            for found in (*by_part.values(), everything):
-                cells.append(" to ".join(f"{1e3 * s:.2g}" for s in seconds(found, gpu)))
-            best, _ = seconds(beside, gpu)
-            low, high = seconds(everything, gpu)
-            cells += [f"{1e3 * best:.2g}", f"{best / high:.2f} to {best / low:.2f}"]
-        yield f"| {' | '.join(cells)} |"
+        for name, part in parts().items():
+            for one in part.work(cfg, seq_len):
+                kernel = one.kernel if one.kernel.startswith(name) else f"{name} {one.kernel}"
+                needed = f"{one.needed / one.flops:.0%}" if one.flops and one.needed else "-"
+                moved = f"{one.least / 1e6:,.1f} to {one.most / 1e6:,.1f}"
+                times = " | ".join(_milliseconds([one], gpu) for gpu in GPUS)
+                gflop = f"{one.flops / 1e9:,.2f}"
+                yield f"| {seq_len:,} | {kernel} | {gflop} | {needed} | {moved} | {times} |"
+
+
+def page() -> str:
+    """What the documentation shows between its two marks."""
+    return "\n".join((*whole_rows(LENGTHS), *kernel_rows(SHOWN)))
+
+
+def rewritten(text: str) -> str:
+    """A page's text with the tables as they are now."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{page()}\n{_END}{after}"
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the table."""
+    """Print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--length", type=int, nargs="+", default=LENGTHS)
-    print(*rows(parser.parse_args(words).length), sep="\n")
+    parser.add_argument("--kernels", action="store_true", help="kernel by kernel")
+    parser.add_argument("--write", type=Path, help="a page with the two marks")
+    args = parser.parse_args(words)
+    if args.write:
+        args.write.write_text(rewritten(args.write.read_text()))
+        return 0
+    print(*(kernel_rows if args.kernels else whole_rows)(args.length), sep="\n")
     return 0
 
 

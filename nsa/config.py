@@ -14,14 +14,14 @@ Ranges = Literal["v1", "v2"]
 # How the selected branch runs off the CPU: torch's SDPA with masks, or this package's kernels,
 # which run the compressed branch and choose the blocks, too.
 Selected = Literal["sdpa", "triton"]
-# How the window branch runs where attention goes through SDPA.
-Window = Literal["masked", "varlen"]
+# How the window branch runs where attention goes through SDPA; triton: by this package's kernels.
+Window = Literal["masked", "varlen", "triton"]
 
 PHIS: tuple[str, ...] = ("avg", "mlp")
 PATHS: tuple[str, ...] = ("reference", "sequential", "batched")
 RANGES: tuple[str, ...] = ("v1", "v2")
 SELECTED: tuple[str, ...] = ("sdpa", "triton")
-WINDOWS: tuple[str, ...] = ("masked", "varlen")
+WINDOWS: tuple[str, ...] = ("masked", "varlen", "triton")
 
 # One initial and two local blocks are always selected, and they count towards n_sel.
 FORCED_INITIAL_BLOCKS = 1

@@ -115,9 +115,9 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
     _row("bool", "SEL_RANGES_V2", True, "vectorized selection ranges (0: plain loops)", "B2, E2",
          arm=True),
-    _row("choice", "USE_TRITON_SEL", None, "Triton kernels for the compressed and the selected "
-         "branch and the choice of blocks (auto: where the self-test shows that they agree)",
-         choices=("0", "1", "auto"), arm=True),
+    _row("choice", "USE_TRITON_SEL", None, "Triton kernels for all three branches and the choice "
+         "of blocks (auto: where the self-test shows that they agree)", choices=("0", "1", "auto"),
+         arm=True),
     _row("bool", "SDPA_AUDIT", False, "record the kernel that really ran per branch", "A1",
          arm=True),
     _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),

@@ -29,6 +29,7 @@ class Kernel:
     """A kernel as it is compiled: its function, its constants, its options.
 
     pointers: Triton's type of each argument that points to something else than the call's type.
+    own: further arguments that point to numbers of the call's type.
     dots: it multiplies on tensor cores.
     """
 
@@ -39,6 +40,7 @@ class Kernel:
     stages: int
     dots: bool = True
     pointers: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
     def type_of(self, argument: str, dtype: str) -> str:
         """Triton's word for the type of an argument, in a call of type `dtype`."""
@@ -46,7 +48,7 @@ class Kernel:
             return "constexpr"
         if argument in self.pointers:
             return f"*{self.pointers[argument]}"
-        if argument in _TENSORS:
+        if argument in (*_TENSORS, *self.own):
             return f"*{dtype}"
         return "fp32" if argument.endswith("scale") else "i32"
 

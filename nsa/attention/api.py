@@ -120,7 +120,8 @@ def nsa_attention(
     path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
     `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
     vectorized. use_flash: False avoids fused kernels. window: how the window branch runs off the
-    CPU, "masked" (anywhere) or "varlen" (torch's attention with windows, see `choose_window`).
+    CPU, "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (kernels of this
+    package), see `choose_window`.
     selected: how the selected branch runs off the CPU, "sdpa" (anywhere) or "triton" (kernels of
     this package, see `choose_selected`; they also run the compressed branch and choose the blocks).
 
@@ -145,9 +146,9 @@ def nsa_attention(
         problem = _window_problem(cfg, q.dtype, q.device, use_flash=use_flash)
         errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
     errors += choice_error("selected", selected, SELECTED)
-    if selected == "triton":
-        problem = triton_problem(cfg, q.dtype, q.device)
-        errors += [f"selected='triton': {problem}; use 'sdpa'"] if problem else []
+    for name, way, other in (("window", window, "masked"), ("selected", selected, "sdpa")):
+        problem = triton_problem(cfg, q.dtype, q.device) if way == "triton" else None
+        errors += [f"{name}='triton': {problem}; use '{other}'"] if problem else []
     raise_problems("nsa_attention", errors)
     out, _ = attend(
         x,
@@ -203,17 +204,25 @@ def choose_window(
     dtype: torch.dtype,
     device: torch.device,
     use_flash: bool = True,
+    triton: str = "0",
+    seq_len: int | None = None,
 ) -> PathChoice:
     """Say how the window branch should run where attention goes through SDPA, and why.
 
-    "auto" is "varlen" where that can run. Whether the device computes it rightly is for a test on
-    the device to say. Raises NSAError where "varlen" is asked for by name and cannot run.
+    "auto" is "varlen" where that can run, as torch's kernel has been measured and ours has not.
+    triton, as `choose_selected` is asked: our kernels come before it for "1", after it for "auto",
+    where they can run. Whether the device computes it rightly is for a test on the device to say.
+    Raises NSAError where "varlen" is asked for by name and cannot run.
     """
     if asked == "masked":
         return PathChoice(value="masked", reason="asked for by name")
     problem = _window_problem(cfg, dtype, device, use_flash=use_flash)
     if problem and asked == "varlen":
         raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
+    wanted = asked == "auto" and (triton == "1" or (triton == "auto" and problem is not None))
+    if wanted and triton_problem(cfg, dtype, device, seq_len) is None:
+        why = "asked for by name" if triton == "1" else str(problem)
+        return PathChoice(value="triton", reason=f"kernels of this package: {why}")
     if problem:
         return PathChoice(value="masked", reason=problem)
     why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"

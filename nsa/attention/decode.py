@@ -10,7 +10,9 @@ from torch import Tensor
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype
 from nsa.attention.token import attend_token
-from nsa.config import NSAConfig, Ranges
+from nsa.attention.triton.availability import triton_problem
+from nsa.attention.triton.decode_launch import decode_token
+from nsa.config import SELECTED, NSAConfig, Ranges, Selected, choice_error
 from nsa.contract import NSAError, raise_problems
 
 Compressor = Callable[[Tensor], Tensor]
@@ -124,28 +126,38 @@ class KVCache:
         raise_problems("KVCache.append", errors)
 
     def seen_by_last(self, q: Tensor) -> Branches:
-        """What the newest token attends to, with its query q [B,1,H,Dk], in the wide type."""
+        """What the newest token attends to, with its query q [B,1,H,Dk]: views, nothing copied."""
         if self.gates is None:
             raise NSAError("the cache is empty: append the token's keys and values first")
-        kind = accumulate_dtype(q.dtype)
-        named = {name: self._raw[name].view().to(kind) for name in _RAW}
+        named = {name: self._raw[name].view() for name in _RAW}
         for name in ("k_win", "v_win"):
             named[name] = named[name][:, -self.cfg.w :]
         for name, blocks in self._blocks.items():
-            named[name] = blocks.view().to(kind) if blocks.length else named[name][:, :0]
-        return Branches(q=q.to(kind), gates=self.gates.to(kind), **named)
+            named[name] = blocks.view() if blocks.length else named[name][:, :0]
+        return Branches(q=q, gates=self.gates, **named)
 
 
 @torch.no_grad()
 def decode_step(
-    q: Tensor, cache: KVCache, cfg: NSAConfig, *, selection_ranges: Ranges = "v2"
+    q: Tensor,
+    cache: KVCache,
+    cfg: NSAConfig,
+    *,
+    selection_ranges: Ranges = "v2",
+    selected: Selected = "sdpa",
 ) -> Tensor:
     """Attention of the newest token: q [B,1,H,Dk] to [B,1,H,Dv], exactly as prefill gives it.
 
     Append the token's own keys, values and gates to the cache first: it attends to itself too.
-    Raises NSAError for an empty cache, another config than the cache's, or a wrong shape.
+    selected: "triton" reads the cache as it lies, by the kernels of this package, all three
+    branches (`choose_selected` says whether they can run); "sdpa" runs anywhere.
+    Raises NSAError for an empty cache, another config than the cache's, a wrong shape, or kernels
+    that cannot run.
     """
-    errors = []
+    errors = choice_error("selected", selected, SELECTED)
+    if selected == "triton":
+        problem = triton_problem(cfg, q.dtype, q.device, cache.length)
+        errors += [f"selected='triton': {problem}; use 'sdpa'"] if problem else []
     if cfg != cache.cfg:
         errors.append(f"the cache was made for {cache.cfg}, not for {cfg}")
     if q.dim() != 4 or tuple(q.shape[1:]) != (1, cfg.n_heads, cfg.d_k):
@@ -153,5 +165,9 @@ def decode_step(
     raise_problems("decode_step", errors)
     with torch.autocast(q.device.type, enabled=False):
         seen = cache.seen_by_last(q)
-        out, _ = attend_token(seen, cache.length - 1, cfg, selection_ranges)
+        if selected == "triton":
+            out, _ = decode_token(seen, cfg)
+        else:
+            wide = seen.to(accumulate_dtype(q.dtype))
+            out, _ = attend_token(wide, cache.length - 1, cfg, selection_ranges)
     return out.to(q.dtype)

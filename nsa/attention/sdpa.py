@@ -3,8 +3,9 @@
 The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
 attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Or this
 package's Triton kernels (`nsa.attention.triton`) run the compressed branch, the choice of blocks
-and the selected branch. Where all queries' masks exceed the budget of bytes, queries are cut into
-chunks whose masks are built again in the backward pass, so that nothing of size S x S is kept.
+and the selected branch, and the window. Where all queries' masks exceed the budget of bytes,
+queries are cut into chunks whose masks are built again in the backward pass, so that nothing of
+size S x S is kept.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton.compressed_operators import attend_compressed_by_triton, blocks_by_triton
 from nsa.attention.triton.operators import attend_selected
+from nsa.attention.triton.window_operators import attend_window
 from nsa.attention.window import Attend, masked_window, varlen_window
 from nsa.config import NSAConfig, Ranges, Selected, Window
 from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
@@ -153,6 +155,8 @@ def _selected(
 def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend, window: Window) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
+        if window == "triton":
+            return attend_window(q, x.k_win, x.v_win, cfg)
         if window == "varlen":
             return varlen_window(q, x.k_win, x.v_win, cfg)
         if q.shape[1] <= cfg.w:

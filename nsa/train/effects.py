@@ -16,6 +16,7 @@ import torch
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import SELECTED_OPERATOR
+from nsa.attention.triton.window_operators import WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
@@ -214,9 +215,10 @@ def _audit(seen: Seen) -> Evidence:
 
 
 def _window(seen: Seen) -> Evidence:
-    """torch's operator inside the branch's range is what ran, whatever was chosen."""
+    """The operator inside the branch's range is what ran, whatever was chosen."""
     asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
-    found = "varlen" if VARLEN_OPERATOR in ran else "masked"
+    kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
+    found = next((way for name, way in kernels.items() if name in ran), "masked")
     evidence = {"ran": found, "chosen": str(seen.engine.window(seen.toggles))}
     if not ran:
         return None, evidence | {"ran": "no operator of the window branch was seen"}

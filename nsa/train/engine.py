@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.attention.compression import full_float32
+from nsa.config import Window
 from nsa.contract import ELSEWHERE, NSAError
 from nsa.data.source import Batch, Source
 from nsa.dense import Dense, mean_loss
@@ -117,8 +118,8 @@ class Engine:
         for layer in self.model.modules():
             if isinstance(layer, NSAAttention):
                 layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                layer.force_sdpa = forces_sdpa(toggles) or selected == "triton"
-                layer.window = "varlen" if window == "varlen" else "masked"
+                layer.force_sdpa = forces_sdpa(toggles) or "triton" in (window, selected)
+                layer.window = named_window(window)
                 layer.selected = "triton" if selected == "triton" else "sdpa"
         self._use_dense(toggles)
         if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
@@ -152,6 +153,8 @@ class Engine:
             dtype=self.dtype,
             device=self.device,
             use_flash=self.model.cfg.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
+            triton=triton_asked(toggles, self.plan.config.runtime.use_triton_sel),
+            seq_len=self.plan.config.train.seq_len,
         )
         if tested and choice.value in self.barred:
             return PathChoice(value="masked", reason=self.barred[choice.value])
@@ -414,6 +417,14 @@ class Engine:
             entry["step"] = entry["step"].to(self.device if fused else "cpu")
         self.optimizer = self._new_optimizer(fused=fused)
         self.optimizer.load_state_dict(state)
+
+
+def named_window(value: str) -> Window:
+    """The way that a choice names; whatever runs on a CPU instead is no way of SDPA's."""
+    for name in ("varlen", "triton"):
+        if value == name:
+            return name
+    return "masked"
 
 
 def forces_sdpa(toggles: ToggleSet) -> bool:

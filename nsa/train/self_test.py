@@ -19,7 +19,7 @@ from nsa.attention.self_test import Agreement, Bound, measure
 from nsa.contract import ELSEWHERE, NSAError
 from nsa.settings import refusal
 from nsa.toggles import ToggleSet
-from nsa.train.engine import Engine, forces_sdpa
+from nsa.train.engine import Engine, forces_sdpa, named_window
 from nsa.train.kernels import triton_asked
 from nsa.train.output import say
 
@@ -33,7 +33,7 @@ class SelfTestError(RuntimeError):
 @dataclass(kw_only=True)
 class SelfTest:
     """What was tested, or why nothing was; `paths` by the way that the window branch runs, and
-    "triton" for the kernels of the compressed and selected branch, beside the window that will run.
+    "triton" for the kernels of this package, all that blocks want of them at once.
 
     elsewhere: why a path that agrees on this rank was rejected; env.json, of rank 0, has to say it.
     """
@@ -113,11 +113,11 @@ def self_test(engine: Engine) -> SelfTest:
     if not run:
         engine.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
         return found
-    for name in todo:
-        if not _agrees(engine, found, name) and "masked" not in todo:
-            _agrees(engine, found, "masked")
-    if _wants_triton(engine):
-        _agrees(engine, found, _TRITON)
+    # Last, beside the window that was found to agree.
+    todo = [name for name in todo if name != _TRITON] + [_TRITON] * _wants_triton(engine)
+    rejected = [name for name in todo if not _agrees(engine, found, name)]
+    if rejected and "masked" not in todo:
+        _agrees(engine, found, "masked")
     engine.tested = tuple(found.paths)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -126,7 +126,7 @@ def self_test(engine: Engine) -> SelfTest:
 
 
 def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
-    """The ways that the blocks want, varlen before masked, which takes its place."""
+    """Ways of the window that blocks want; masked, which takes a rejected one's place, last."""
     ways, problems = set(), []
     for block in engine.plan.blocks:
         try:
@@ -154,14 +154,16 @@ def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: st
     return []
 
 
-def _wants_triton(engine: Engine) -> bool:
-    """Does a block want the Triton kernels, and could they run?"""
+def _wants_triton(engine: Engine, branch: str = "") -> bool:
+    """Does a block want the Triton kernels (of a branch, "" for any), and could they run?"""
+    ways = {"window": engine.window, "selected": engine.selected}
     for block in engine.plan.blocks:
-        try:
-            if engine.selected(block.toggles, tested=False).value == _TRITON:
-                return True
-        except NSAError:
-            pass  # an arm that cannot run says so when its turn comes
+        for name, way in ways.items():
+            try:
+                if branch in ("", name) and way(block.toggles, tested=False).value == _TRITON:
+                    return True
+            except NSAError:
+                pass  # an arm that cannot run says so when its turn comes
     return False
 
 
@@ -199,8 +201,11 @@ def _name_of_masked(engine: Engine) -> str:
 
 def _measure(engine: Engine, name: str) -> Agreement:
     cfg, toggles = engine.model.cfg, engine.plan.toggles
-    # With the Triton kernels runs the window that was found to agree.
-    window = engine.window(toggles).value if name == _TRITON else name
+    window, selected = name, "sdpa"
+    if name == _TRITON:
+        # The other branch runs as it was found to agree.
+        window = _TRITON if _wants_triton(engine, "window") else engine.window(toggles).value
+        selected = _TRITON if _wants_triton(engine, "selected") else "sdpa"
     run = partial(
         attend,
         cfg=cfg.attention,
@@ -208,8 +213,8 @@ def _measure(engine: Engine, name: str) -> Agreement:
         selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
         use_flash=cfg.use_flash,
         force_sdpa=forces_sdpa(toggles) or name != "masked",
-        window="varlen" if window == "varlen" else "masked",
-        selected="triton" if name == _TRITON else "sdpa",
+        window=named_window(window),
+        selected="triton" if selected == _TRITON else "sdpa",
     )
     return measure(
         run,

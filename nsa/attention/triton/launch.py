@@ -13,7 +13,7 @@ from torch import Tensor
 from nsa.attention.triton.columns import piece_kernel, sum_kernel
 from nsa.attention.triton.index import list_kernel, pack_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
-from nsa.attention.triton.tiles import Tile, choose_cut, padded
+from nsa.attention.triton.tiles import Tile, choose_cut, padded, register_limit
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
@@ -127,8 +127,11 @@ def shape_constants(cfg: NSAConfig) -> dict[str, int]:
 
 
 def how(tile: Tile) -> dict[str, int]:
-    """A tile as a kernel is told of it."""
-    return {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+    """A tile as a kernel is told of it, on the current device."""
+    told = {"ROWS": tile.rows, "num_warps": tile.warps, "num_stages": tile.stages}
+    major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+    limit = register_limit(major)
+    return told if limit is None else {**told, "maxnreg": limit}
 
 
 def scale_of(cfg: NSAConfig) -> float:

@@ -1,0 +1,69 @@
+"""The sliding window: forward, gradients of queries and of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.grids import Kernel, Work
+from nsa.attention.triton.tiles import padded
+from nsa.attention.triton.window_tiles import choose_window_cut, key_tiles, pairs_seen, row_tiles
+from nsa.config import NSAConfig
+
+_POINTERS = {"lse": "fp32", "delta": "fp32"}
+
+
+def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+    """Every kernel; none depends on the length or on how many pairs there are."""
+    from nsa.attention.triton import window, window_keys, window_launch
+
+    cut = choose_window_cut(cfg)
+    shape = window_launch.constants(cfg, cut)
+    for name, function, tile in (
+        ("window forward", window.window_kernel, cut.forward),
+        ("window dq", window.window_query_kernel, cut.query_gradient),
+        ("window dk, dv", window_keys.window_keys_kernel, cut.key_gradient),
+    ):
+        yield Kernel(
+            name=f"{name}, {tile.rows} rows", function=function, warps=tile.warps,
+            stages=tile.stages, pointers=_POINTERS, constants={**shape, "ROWS": tile.rows},
+        )  # fmt: skip
+
+
+def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
+    """Counted tile by tile: nothing here is drawn or assumed."""
+    cut, groups = choose_window_cut(cfg), cfg.n_kv_groups
+    wide_k, wide_v = padded(cfg.d_k), padded(cfg.d_v)
+    queries, keys = (seq_len * n * (cfg.d_k + cfg.d_v) * size for n in (cfg.n_heads, groups))
+    sums = seq_len * cfg.n_heads * 4
+    # One product of a query with every key it sees, one number wide.
+    needed = 2 * cfg.n_heads * pairs_seen(cfg, seq_len)
+    fetched = cut.keys * (wide_k + wide_v) * size
+    tiles = groups * key_tiles(cfg, seq_len, cut.forward, cut.keys)
+    yield Work(
+        kernel="window forward",
+        backward=False,
+        flops=2 * tiles * cut.forward.rows * cut.keys * (wide_k + wide_v),
+        needed=needed * (cfg.d_k + cfg.d_v),
+        least=queries + keys + sums,
+        most=queries + sums + tiles * fetched,
+    )
+    tiles = groups * key_tiles(cfg, seq_len, cut.query_gradient, cut.keys)
+    yield Work(
+        kernel="window dq",
+        backward=True,
+        flops=2 * tiles * cut.query_gradient.rows * cut.keys * (2 * wide_k + wide_v),
+        # Scores are needed once: the gradient of the keys makes them again.
+        needed=needed * (2 * cfg.d_k + cfg.d_v),
+        least=2 * queries + keys + 2 * sums,
+        most=2 * queries + 2 * sums + tiles * fetched,
+    )
+    tiles = groups * row_tiles(cfg, seq_len, cut.key_gradient, cut.keys)
+    rows = tiles * cut.key_gradient.rows
+    yield Work(
+        kernel="window dk, dv",
+        backward=True,
+        flops=2 * rows * cut.keys * 2 * (wide_k + wide_v),
+        needed=needed * (cfg.d_k + cfg.d_v),
+        least=queries + 2 * keys + 2 * sums,
+        most=2 * keys + rows * ((wide_k + wide_v) * size + 8),
+    )

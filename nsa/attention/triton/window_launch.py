@@ -1,0 +1,58 @@
+"""Starts the window's kernels: allocates results, computes grids, never asks the device."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa.attention.triton.launch import device_of, how, inner, scale_of, shape_constants, strides_of
+from nsa.attention.triton.window import window_kernel, window_query_kernel
+from nsa.attention.triton.window_keys import window_keys_kernel
+from nsa.attention.triton.window_tiles import WindowCut, choose_window_cut
+from nsa.config import NSAConfig
+
+
+def constants(cfg: NSAConfig, cut: WindowCut) -> dict[str, int]:
+    """What the window's kernels are compiled for."""
+    shape = shape_constants(cfg)
+    return {n: x for n, x in shape.items() if n not in ("L_SEL", "BLOCK")} | {"KEYS": cut.keys}
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    q, k, v = (inner(x) for x in (q, k, v))
+    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=q.dtype, device=q.device)
+    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    cut = choose_window_cut(cfg)
+    with device_of(q):
+        window_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
+            q, k, v, out, lse, seq_len, groups, min(cfg.w, seq_len), scale_of(cfg),
+            *strides_of(q, k, v), **constants(cfg, cut), **how(cut.forward),
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, w = batch * groups, min(cfg.w, seq_len)
+    q, k, v = (inner(x) for x in (q, k, v))
+    grad, out = grad.contiguous(), out.contiguous()
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    cut = choose_window_cut(cfg)
+    shape, scale, strides = constants(cfg, cut), scale_of(cfg), strides_of(q, k, v)
+    with device_of(q):
+        window_query_kernel[triton.cdiv(seq_len * heads, cut.query_gradient.rows), pairs](
+            q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, cfg.d_k**-0.5,
+            *strides, **shape, **how(cut.query_gradient),
+        )  # fmt: skip
+        window_keys_kernel[triton.cdiv(seq_len, cut.keys), pairs](
+            q, k, v, grad, lse, delta, dk, dv, seq_len, groups, w, scale, cfg.d_k**-0.5,
+            *strides, **shape, **how(cut.key_gradient),
+        )  # fmt: skip
+    return dq, dk, dv

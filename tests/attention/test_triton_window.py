@@ -1,0 +1,169 @@
+"""The Triton kernels of the window and of decoding, without a GPU: interpreted, and compiled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import nsa
+from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
+from nsa.attention.triton import window_tiles
+from nsa.attention.triton.tiles import Tile, register_limit
+from nsa.contract import NSAError
+from tests.attention.triton_process import found, interpreted, needs_triton
+from tests.attention.window_mutants import DECODE_MUTANTS, WINDOW_MUTANTS
+
+CFG = nsa.NSAConfig()
+WINDOW, DECODE = "window_in_interpreter", "decode_in_interpreter"
+CPU = torch.device("cpu")
+
+
+@needs_triton
+@pytest.mark.slow
+def test_the_window_is_the_equations() -> None:
+    names = ("values", "tuned", "space", "dense", "same_bits", "operator", "far_apart")
+    proofs = [f"window_{name}" for name in names]
+    assert found(*proofs, of=WINDOW) == {name: [] for name in proofs}
+
+
+@needs_triton
+@pytest.mark.slow
+def test_decoding_is_the_equations() -> None:
+    names = ("values", "space", "stepwise", "operator", "reads_what_it_is_told")
+    proofs = [f"decode_{name}" for name in names]
+    assert found(*proofs, of=DECODE) == {name: [] for name in proofs}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutants", "of", "control", "races"),
+    [
+        (
+            WINDOW_MUTANTS, WINDOW, "window_control",
+            {"window_first_head_for_all", "keys_in_one_place"},
+        ),
+        (DECODE_MUTANTS, DECODE, "decode_control", {"parts_in_one_place"}),
+    ],
+    ids=[WINDOW, DECODE],
+)  # fmt: skip
+def test_planted_defects_are_seen(
+    mutants: dict[str, tuple[str, str, str]], of: str, control: str, races: set[str]
+) -> None:
+    """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
+    told = found(*mutants, of=of)
+    assert {name for name, problems in told.items() if not problems} == {control}
+    # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
+    for name in races:
+        assert any("more than one writer" in text for text in told[name])
+
+
+@needs_triton
+@pytest.mark.slow
+def test_offsets_of_32_bits_are_seen() -> None:
+    """They wrap around: other numbers are read, or nobody's."""
+    name = "window_far_apart_in_32_bits"
+    ran = interpreted(name, of=WINDOW)
+    assert ran.returncode < 0 or json.loads(ran.stdout)[name], ran.stderr
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_what_the_assembler_makes_of_them() -> None:
+    """Decoding, and the window on Blackwell, whose forward spills without a limit of its own.
+
+    The window on what is older is compiled with the other parts of a training step.
+    """
+    from benchmarks.grids import window
+    from benchmarks.triton_aot import compile_all, compile_kernel
+
+    made = [one for _, one in compile_all([80], [64], ["bf16"], ["decode"])]
+    forward, _, keys = window.kernels(CFG, 2048, 4)
+    made.append(compile_kernel(forward, 100, "bf16"))
+    assert len(made) >= 4 + 1
+    assert {one.kernel.name: one.problems for one in made if one.problems} == {}
+    greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
+    assert any("are spilled" in text for text in greedy.problems), greedy
+
+
+def test_walks_counted_by_hand() -> None:
+    """S = 6, w = 3, two heads: rows of tokens 0 to 5 twice each, tiles of 4 rows and 2 keys."""
+    cfg = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, w=3)
+    tile = Tile(rows=4, warps=1, stages=1)
+    # Tokens (0, 1) see keys 0 to 1, (2, 3) 0 to 3, (4, 5) 2 to 5.
+    assert window_tiles.key_tiles(cfg, 6, tile, 2) == 1 + 2 + 2
+    # Keys (0, 1) are seen by tokens 0 to 3, (2, 3) by 2 to 5, (4, 5) by 4 to 5.
+    assert window_tiles.row_tiles(cfg, 6, tile, 2) == 2 + 2 + 1
+    assert window_tiles.pairs_seen(cfg, 6) == 1 + 2 + 3 * 4
+    assert window_tiles.pairs_seen(CFG, 300) == 300 * 301 // 2
+
+
+def test_work_of_the_window() -> None:
+    """The least that tiles could do is what the equations need; deep in a sequence it is linear."""
+    from benchmarks.grids.window import work
+
+    at = {n: list(work(CFG, n)) for n in (32_768, 65_536)}
+    for short, long in zip(*at.values(), strict=True):
+        assert short.needed < short.flops and short.least < short.most
+        assert 1.99 < long.flops / short.flops < 2.02
+    forward = at[32_768][0]
+    # 512 keys for nearly every token, 12 heads, two products of 64.
+    assert forward.needed == pytest.approx(32_768 * 512 * 12 * 2 * 128, rel=0.01)
+
+
+def test_numbers_of_32_bits_hold_every_row() -> None:
+    """Rows, keys and tokens are counted in 32 bits; offsets are not (proven apart)."""
+    from nsa.attention.triton.tiles import MOST_BLOCKS, MOST_HEADS, WIDEST_BLOCK
+
+    assert MOST_BLOCKS * WIDEST_BLOCK * MOST_HEADS + 128 < 2**31
+
+
+def test_blackwell_is_given_all_registers() -> None:
+    assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that can run them, whatever this one is."""
+    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
+
+
+def chosen(asked: str, triton: str) -> tuple[str, str]:
+    choice = choose_window(CFG, asked, dtype=torch.bfloat16, device=CPU, triton=triton)
+    return choice.value, choice.reason
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api, "_window_problem", lambda *_, **__: "no flash here")
+    assert chosen("auto", "1") == ("triton", "kernels of this package: asked for by name")
+    assert chosen("auto", "auto") == ("triton", "kernels of this package: no flash here")
+    assert chosen("auto", "0")[0] == "masked"
+    assert chosen("masked", "1")[0] == "masked"
+    monkeypatch.setattr(api, "_window_problem", lambda *_, **__: None)
+    assert chosen("auto", "1")[0] == "triton"
+    assert chosen("auto", "auto")[0] == "varlen"
+    assert chosen("varlen", "1")[0] == "varlen"
+
+
+def test_without_a_device_nothing_is_chosen_and_a_call_says_why() -> None:
+    assert chosen("auto", "1")[0] == "masked"
+    small = nsa.NSAConfig(dim=8, n_heads=1, n_kv_groups=1, d_k=4, d_v=4, l=4, d=4, l_sel=4)
+    from nsa.attention.self_test import random_inputs
+
+    x, _ = random_inputs(small, 9, dtype=torch.float32, device=CPU)
+    with pytest.raises(NSAError, match="window='triton': Triton needs a CUDA device"):
+        nsa_attention(**x.named(), cfg=small, window="triton")
+    cache = KVCache(small)
+    now = {name: value[:, :1] for name, value in x.named().items() if name != "q"}
+    cache.append(**now)
+    with pytest.raises(NSAError, match="selected='triton': Triton needs a CUDA device"):
+        decode_step(x.q[:, :1], cache, small, selected="triton")
+    with pytest.raises(NSAError, match="did you mean 'triton'"):
+        decode_step(x.q[:, :1], cache, small, selected="tritn")  # type: ignore[arg-type]

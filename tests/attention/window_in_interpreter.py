@@ -1,0 +1,284 @@
+"""Proofs of the window's Triton kernels in the interpreter: what is wrong, by proof, as JSON.
+
+    TRITON_INTERPRET=1 python -m tests.attention.window_in_interpreter NAME ...
+
+The truth is NumPy's, in float64, one position at a time: outputs by the independent reference's own
+`attention`, gradients by the chain rule written out beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import nsa
+from nsa.attention.triton import window_launch, window_operators
+from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.window_tiles import WindowCut
+from tests.attention.equations import attention, softmax
+from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+from tests.attention.window_mutants import WINDOW_MUTANTS
+
+HALF = torch.float16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A shape, and how its work is cut; cut None: as a device would."""
+
+    seq_len: int
+    w: int
+    heads: int = 1
+    groups: int = 1
+    batch: int = 1
+    d_k: int = 16
+    d_v: int = 16
+    dtype: torch.dtype = torch.float32
+    cut: tuple[int, int] | None = (16, 16)
+
+    def config(self) -> nsa.NSAConfig:
+        """The package's config for it."""
+        return nsa.NSAConfig(
+            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
+            d_v=self.d_v, w=self.w,
+        )  # fmt: skip
+
+
+# Between them: walks with whole tiles and without, tiles of less than a token, of one and of many,
+# heads that fill no tile, windows of one token, shorter and longer than a tile and than S, rows
+# that see nothing of their tile's first keys.
+CORE = (
+    Case(seq_len=37, w=20, heads=3, groups=2, d_k=24, d_v=8, cut=(32, 16)),
+    Case(seq_len=70, w=45, batch=2, d_k=3, d_v=5),
+    Case(seq_len=50, w=1, cut=(64, 16)),
+    Case(seq_len=19, w=64, heads=16),
+    Case(seq_len=5, w=3, heads=2, cut=(64, 32)),
+)
+
+
+def inputs(case: Case) -> list[Tensor]:
+    """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously."""
+    generator = torch.Generator().manual_seed(case.seq_len)
+
+    def normal(*shape: int) -> Tensor:
+        wide = torch.randn(case.batch, case.seq_len, *shape[:-1], shape[-1] + 3,
+                           generator=generator)  # fmt: skip
+        return wide.to(case.dtype)[..., 1:-2]
+
+    g, h = case.groups, case.heads
+    return [
+        normal(g, h, case.d_k),
+        normal(g, case.d_k),
+        normal(g, case.d_v),
+        normal(g, h, case.d_v),
+    ]
+
+
+@cache
+def right(case: Case) -> dict[str, Tensor]:
+    """Everything in float64; lse to the base 2 [B,S,G,h]."""
+    q, k, v, grad = (x.double().numpy() for x in inputs(case))
+    truth = {"out": np.zeros_like(grad), "lse": np.zeros(grad.shape[:4])}
+    truth |= {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v)}
+    for b, t, g in np.ndindex(*q.shape[:3]):
+        seen = [i for i in range(t + 1) if t - i < case.w]
+        keys, values, d = k[b, seen, g], v[b, seen, g], grad[b, t, g]
+        p, out = attention(q[b, t, g], keys, values)
+        truth["out"][b, t, g] = out
+        scores = q[b, t, g] @ keys.T / np.sqrt(case.d_k)
+        assert np.allclose(p, softmax(scores))
+        truth["lse"][b, t, g] = np.log2(np.exp(scores).sum(-1))
+        # softmax's Jacobian is diag(p) - p p^T.
+        ds = p * (d @ values.T - (d * out).sum(-1, keepdims=True)) / np.sqrt(case.d_k)
+        truth["dq"][b, t, g] = ds @ keys
+        truth["dk"][b, seen, g] += ds.T @ q[b, t, g]
+        truth["dv"][b, seen, g] += p.T @ d
+    return {name: torch.from_numpy(x) for name, x in truth.items()}
+
+
+def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The same by the kernels."""
+    cfg = case.config()
+    q, k, v, grad = tensors
+    cut = launch.choose_window_cut(cfg)
+    if case.cut is not None:
+        tile = Tile(rows=case.cut[0], warps=1, stages=1)
+        cut = WindowCut(forward=tile, query_gradient=tile, key_gradient=tile, keys=case.cut[1])
+    with mock.patch.object(launch, "choose_window_cut", lambda *_: cut):
+        out, lse = launch.forward(q, k, v, cfg)
+        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, cfg)
+    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads).transpose(1, 2)
+    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv}
+
+
+def core(launch: ModuleType = window_launch, cases: tuple[Case, ...] = CORE) -> list[str]:
+    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
+    problems: list[str] = []
+    for case in cases:
+        tensors = inputs(case)
+        with written_once(problems), poisoned():
+            mine = found_by(launch, case, tensors)
+        for name, truth in right(case).items():
+            # A softmax over one key has no gradient: nothing is then held against one.
+            base = 1.0 if truth.abs().max() < 1e-12 else 0.0
+            got, bound = mine[name].double() + base, BOUND[case.dtype]
+            problems += compare(f"{name} of {case}", got, truth + base, bound)
+        if problems:
+            break
+    return problems
+
+
+def window_values() -> list[str]:
+    """Outputs, log-sum-exp and gradients, written once and everywhere."""
+    return core()
+
+
+def window_tuned() -> list[str]:
+    """As a device would cut it: the production's heads and widths in float16, 128 wide."""
+    return core(window_launch, (
+        Case(seq_len=150, w=80, heads=6, d_k=64, d_v=64, dtype=HALF, cut=None),
+        Case(seq_len=70, w=200, heads=16, d_k=128, d_v=128, dtype=HALF, cut=None),
+        Case(seq_len=200, w=100, d_k=128, d_v=64, cut=None),
+    ))  # fmt: skip
+
+
+def window_space() -> list[str]:
+    """Shapes drawn at random, gradients too."""
+    problems: list[str] = []
+
+    @settings(
+        max_examples=6, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(
+        st.builds(
+            Case, seq_len=st.integers(1, 40), w=st.integers(1, 50), heads=st.integers(1, 16),
+            groups=st.integers(1, 2), batch=st.integers(1, 2), d_k=st.integers(1, 33),
+            d_v=st.integers(1, 33), dtype=st.sampled_from((torch.float32, HALF)),
+            cut=st.sampled_from(((16, 16), (32, 16), (16, 32), (128, 64))),
+        )
+    )  # fmt: skip
+    def run(case: Case) -> None:
+        problems.extend(core(window_launch, (case,)))
+
+    run()
+    return problems
+
+
+def window_dense() -> list[str]:
+    """w >= S is dense causal attention, whatever w is: torch's own, and bit by bit the same."""
+    problems = []
+    given_ = inputs(Case(seq_len=40, w=40, heads=2))
+    q, k, v, _ = given_
+    wide = [
+        x.transpose(1, 2) for x in (q[:, :, 0], k.expand(-1, -1, 2, -1), v.expand(-1, -1, 2, -1))
+    ]
+    dense = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True).transpose(1, 2)
+    outs = []
+    for w in (40, 41, 2**31 - 1):
+        outs.append(found_by(window_launch, Case(seq_len=40, w=w, heads=2), given_))
+        problems += compare(f"w={w}", outs[-1]["out"][:, :, 0].double(), dense.double(), 1e-5)
+    return problems + [n for n in outs[0] for x in outs if not torch.equal(x[n], outs[0][n])]
+
+
+def window_same_bits() -> list[str]:
+    """Twice the same; the future and what is behind the window change nothing, bit by bit."""
+    case = Case(seq_len=50, w=20, heads=3, cut=(32, 32))
+    given_ = inputs(case)
+    first, second = (found_by(window_launch, case, given_) for _ in range(2))
+    problems = [name for name in first if not torch.equal(first[name], second[name])]
+    other = [x.clone() for x in given_]
+    for x in other[:3]:
+        x[:, 35:] += 1
+        x[:, :10] += 1
+    third = found_by(window_launch, case, other)
+    same = torch.equal(first["out"][:, 29:35], third["out"][:, 29:35])
+    return problems + ([] if same else ["a token depends on what it does not see"])
+
+
+def window_operator() -> list[str]:
+    """torch's own checks of an operator, and one graph for torch.compile, forward and backward."""
+    case = Case(seq_len=24, w=10, heads=6, groups=2)
+    q, k, v, grad = (x.contiguous() for x in inputs(case))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = window_operators.window(*leaves, case.w)
+    kept = [x.detach() for x in (grad, *leaves, out, lse)]
+    problems = []
+    for one, args in (
+        (window_operators.window, (*leaves, case.w)),
+        (window_operators.window_backward, (*kept, case.w)),
+    ):
+        said = torch.library.opcheck(one, args, raise_exception=False)
+        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return window_operators.attend_window(*tensors, case.config())
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    pairs = []
+    for run in (call, compiled):
+        result = run(*leaves)
+        pairs.append([result, *torch.autograd.grad(result, leaves, grad)])
+    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def window_far_apart(launch: ModuleType = window_launch) -> list[str]:
+    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart in a file with holes."""
+    case = Case(seq_len=40, w=25, dtype=HALF)
+    given_ = inputs(case)
+    far = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, x in enumerate(given_[:3]):
+            path = Path(folder) / f"{number}"
+            with path.open("wb") as file:
+                file.truncate(2 * (40 << 27))
+            flat = torch.from_file(str(path), shared=True, size=40 << 27, dtype=HALF)
+            wide = flat.as_strided(x.shape, [0, 1 << 27, *([16] * (x.dim() - 3)), 1])
+            far.append(wide.copy_(x))
+        mine = found_by(launch, case, [*far, given_[3]])
+    near = found_by(window_launch, case, given_)
+    return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
+
+
+def window_far_apart_in_32_bits() -> list[str]:
+    """The same with the planted defect; where it does not die of a wild address, it is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        defect = ("window.py", "token.to(tl.int64)[:, None] * stride", "token[:, None] * stride")
+        return window_far_apart(
+            planted(Path(folder), "in_32_bits", *defect, launcher="window_launch")
+        )
+
+
+def mutant(name: str) -> list[str]:
+    """What is seen of a planted defect."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return core(planted(Path(folder), name, *WINDOW_MUTANTS[name], launcher="window_launch"))
+
+
+_ALL: tuple[Callable[..., list[str]], ...] = (
+    window_values, window_tuned, window_space, window_dense, window_same_bits, window_operator,
+    window_far_apart, window_far_apart_in_32_bits,
+)  # fmt: skip
+PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
+PROOFS |= {name: partial(mutant, name) for name in WINDOW_MUTANTS}
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
