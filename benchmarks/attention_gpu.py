@@ -1,15 +1,19 @@
 """Attention forward and backward on a device: Native Sparse Attention beside dense causal kernels.
 
     python -m benchmarks.attention_gpu --out DIR [--lengths 1024,...,32768] [--rounds 9]
-        [--device cuda|cpu] [--left-s 480]
+        [--device cuda|cpu] [--left-s 480] [--peer MODULE:CALLABLE ...]
 
 The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,
-bfloat16 on a GPU and float32 on a CPU; on a GPU with masks, and by Triton.
+bfloat16 on a GPU and float32 on a CPU; on a GPU by masks, and by Triton's kernels.
 First what is computed: outputs and gradients against the written-out reference in float64, up to
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward, or CPU time of
 the process. Peak memory is what the allocator held at most, less what was there before; on a CPU it
 is not measured (attention_cpu.py does that).
+
+A peer is somebody else's kernel: a callable that takes the eight tensors of `nsa_attention` by name
+and cfg, and returns the output. It is held against the same reference, shown as WRONG where it
+computes something else, and timed all the same; it decides nothing of the exit status.
 
 Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
 of its kernels alone; ratios are against the best of them. Every length is a line in rows.jsonl as
@@ -21,7 +25,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,51 +33,38 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-import nsa
-from nsa.attention.api import attend, choose_selected
-from nsa.attention.branches import Branches
+from benchmarks.attention_checks import (
+    BOUND,
+    CFG,
+    Arm,
+    Peer,
+    called,
+    check_dense,
+    check_sparse,
+    inputs,
+    load_peer,
+    ours,
+)
+from nsa.attention.api import choose_selected
 from nsa.config import Selected
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
-CFG = nsa.NSAConfig()
-# As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
-# bits, at most five times on the way; float32 has the project's bound for paths.
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
-# Of the queries, how many may have chosen other blocks by rounding; they are not compared.
-SAME_BLOCKS = 0.99
 DENSE = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 # The first runs of an arm load kernels and choose algorithms.
 WARM = 2
 INNER = {"cuda": 3, "cpu": 1}
-Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
-
-
-def inputs(seq_len: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    """Queries, keys, values and gates of one sequence."""
-    generator = torch.Generator().manual_seed(seq_len)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(1, seq_len, *shape, generator=generator).to(device, dtype)
-
-    x = {"q": normal(CFG.n_heads, CFG.d_k)}
-    for branch in ("cmp", "sel", "win"):
-        x[f"k_{branch}"] = normal(CFG.n_kv_groups, CFG.d_k)
-        x[f"v_{branch}"] = normal(CFG.n_kv_groups, CFG.d_v)
-    x["gates"] = normal(CFG.n_heads, 3).sigmoid()
-    return {name: x[name].requires_grad_() for name in NAMES}
 
 
 def sparse(x: dict[str, Tensor], selected: Selected) -> Arm:
-    """The path that a model takes on this device, with one of the ways of the selected branch."""
+    """The path that a model takes on this device, by SDPA or by what Triton kernels there are."""
 
     def run() -> tuple[Tensor, Sequence[Tensor]]:
-        out, _ = attend(Branches(**x), CFG, path="batched", selected=selected)
+        out, _ = ours(x, selected)
         return out, list(x.values())
 
     return run
@@ -101,63 +92,6 @@ def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
         except RuntimeError:  # this kernel wants a key for each query head
             native = False
     return lambda: (grouped(native).transpose(1, 2), leaves)
-
-
-def gradients(result: Tensor, leaves: Sequence[Tensor], same: Tensor) -> list[Tensor]:
-    """The compared output, and gradients of a fixed weighting of it, both where `same` is true."""
-    weight = torch.linspace(-1, 1, result.shape[-1], device=result.device) * same
-    total = (result.double() * weight).sum()
-    return [result * same, *torch.autograd.grad(total, list(leaves))]
-
-
-def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
-    """The largest difference, each as a share of the largest true value of its tensor."""
-    return max(
-        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
-        for a, b in zip(mine, truth, strict=True)
-    )
-
-
-def check_sparse(x: dict[str, Tensor], check_to: int, selected: Selected) -> tuple[float, str]:
-    """Error against the reference in float64, and what was compared."""
-    seq_len = x["q"].shape[1]
-    kept = min(seq_len, check_to)
-    # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
-    short = {name: value[:, :kept] for name, value in x.items()}
-    wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
-    truth, theirs = attend(Branches(**wide), CFG, path="reference")
-    out, mine = attend(Branches(**x), CFG, path="batched", selected=selected)
-    same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
-    share = float(same.double().mean())
-    if share < SAME_BLOCKS:
-        return float("inf"), f"only {share:.1%} of the queries chose the blocks of float64"
-    same = same[..., None, None]
-    if kept < seq_len:
-        error = largest_error([out[:, :kept] * same], [truth * same])
-        return error, f"outputs of the first {kept}"
-    mine_, truth_ = (
-        gradients(result, list(leaves.values()), same)
-        for result, leaves in ((out, x), (truth, wide))
-    )
-    return largest_error(mine_, truth_), "outputs and gradients"
-
-
-def check_dense(arm: Arm, check_to: int) -> tuple[float, str]:
-    """The same for dense attention."""
-    out, leaves = arm()
-    kept = min(out.shape[1], check_to)
-    wide = [leaf.detach()[:, :, :kept].double().requires_grad_() for leaf in leaves]
-    q, k, v = wide
-    times = q.shape[1] // k.shape[1]
-    k, v = (part.repeat_interleave(times, 1) for part in (k, v))
-    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    ahead = torch.ones(kept, kept, dtype=torch.bool, device=q.device).triu_(1)
-    truth = (logits.masked_fill(ahead, float("-inf")).softmax(-1) @ v).transpose(1, 2)
-    if kept < out.shape[1]:
-        return largest_error([out[:, :kept]], [truth]), f"outputs of the first {kept}"
-    same = out.new_ones(())
-    mine, right = gradients(out, leaves, same), gradients(truth, wide, same.double())
-    return largest_error(mine, right), "outputs and gradients"
 
 
 def once(arm: Arm, device: str) -> tuple[float, float]:
@@ -202,27 +136,35 @@ def ways(x: dict[str, Tensor]) -> dict[str, Selected]:
     return found | ({"nsa triton": "triton"} if triton.value == "triton" else {})
 
 
-def arms_for(x: dict[str, Tensor], device: str) -> dict[str, Arm]:
+def foreign(x: dict[str, Tensor], peer: Peer) -> Arm:
+    """Somebody else's kernel."""
+    return lambda: (called(peer, x), list(x.values()))
+
+
+def arms_for(x: dict[str, Tensor], device: str, peers: dict[str, Peer]) -> dict[str, Arm]:
     """What is compared; sparse first."""
     found = {name: sparse(x, selected) for name, selected in ways(x).items()}
+    found |= {name: foreign(x, peer) for name, peer in peers.items()}
     if device == "cpu":
         return found | {"dense": dense(x, None)}
     return found | {f"dense {name}": dense(x, backend) for name, backend in DENSE.items()}
 
 
-def measure(seq_len: int, device: str, rounds: int, check_to: int) -> list[dict[str, Any]]:
+def measure(
+    seq_len: int, device: str, rounds: int, check_to: int, peers: dict[str, Peer]
+) -> list[dict[str, Any]]:
     """All arms at one length: error, times of every round, peak memory."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x = inputs(seq_len, dtype, device)
-    arms, rows = arms_for(x, device), {}
+    arms, rows = arms_for(x, device, peers), {}
     for name, arm in list(arms.items()):
         row: dict[str, Any] = {"seq_len": seq_len, "arm": name, "dtype": str(dtype), "raw_s": []}
         rows[name] = row
         try:
             row["error"], row["compared"] = (
-                check_sparse(x, check_to, ways(x)[name])
-                if is_ours(name)
-                else check_dense(arm, check_to)
+                check_dense(arm, check_to)
+                if name.startswith("dense")
+                else check_sparse(x, check_to, ways(x).get(name, "sdpa"), peers.get(name))
             )
             for _ in range(WARM):
                 once(arm, device)
@@ -297,8 +239,12 @@ def is_ours(arm: str) -> bool:
 
 
 def is_wrong(row: dict[str, Any]) -> bool:
-    """Ran and computed something else; or is ours, and did not run at all."""
-    return not row["right"] and ("problem" not in row or is_ours(row["arm"]))
+    """Ran and computed something else; or is ours, and did not run at all. A peer never is."""
+    return (
+        not row["arm"].startswith("peer")
+        and not row["right"]
+        and ("problem" not in row or is_ours(row["arm"]))
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -310,7 +256,9 @@ def main(argv: Sequence[str]) -> int:
     add("--rounds", type=int, default=9)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--check-to", type=int, default=4096, help="tokens that are held against float64")
+    add("--peer", action="append", default=[], help="module:callable of somebody else's kernel")
     args = program.parse(argv)
+    peers = {f"peer {text}": load_peer(text) for text in args.peer}
     args.stand_in = args.device == "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
@@ -327,7 +275,7 @@ def main(argv: Sequence[str]) -> int:
             program.write(summary(rows), table(rows), {"rows": rows})
             return TO_BE_CONTINUED
         begun = time.monotonic()
-        found = measure(seq_len, args.device, args.rounds, args.check_to)
+        found = measure(seq_len, args.device, args.rounds, args.check_to, peers)
         longest_s = time.monotonic() - begun
         for row in found:
             append_line(lines, row)

@@ -1,0 +1,133 @@
+"""What the arms of `attention_gpu` compute: inputs, the truth in float64, peers from elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+import nsa
+from nsa.attention.api import attend
+from nsa.attention.branches import Branches
+from nsa.config import Selected, Window
+
+CFG = nsa.NSAConfig()
+# As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
+# bits, at most five times on the way; float32 has the project's bound for paths.
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
+# Of the queries, how many may have chosen other blocks by rounding; they are not compared.
+SAME_BLOCKS = 0.99
+NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
+Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
+# The eight tensors by name, and cfg: what `nsa.attention.nsa_attention` takes, and returns.
+Peer = Callable[..., Tensor]
+
+
+def inputs(seq_len: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    """Queries, keys, values and gates of one sequence."""
+    generator = torch.Generator().manual_seed(seq_len)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(1, seq_len, *shape, generator=generator).to(device, dtype)
+
+    x = {"q": normal(CFG.n_heads, CFG.d_k)}
+    for branch in ("cmp", "sel", "win"):
+        x[f"k_{branch}"] = normal(CFG.n_kv_groups, CFG.d_k)
+        x[f"v_{branch}"] = normal(CFG.n_kv_groups, CFG.d_v)
+    x["gates"] = normal(CFG.n_heads, 3).sigmoid()
+    return {name: x[name].requires_grad_() for name in NAMES}
+
+
+def ours(x: dict[str, Tensor], selected: Selected) -> tuple[Tensor, Tensor]:
+    """Output and blocks; "triton": by what kernels of the package there are."""
+    window: Window = "triton" if selected == "triton" else "masked"
+    return attend(Branches(**x), CFG, path="batched", selected=selected, window=window)
+
+
+def load_peer(text: str) -> Peer:
+    """The callable of "module:callable". Raises SystemExit where there is none."""
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name or "")
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SystemExit(
+            f"--peer {text}: {error}; give module:callable, importable here"
+        ) from error
+    if not callable(found):
+        raise SystemExit(f"--peer {text}: {type(found).__name__} is not callable")
+    peer: Peer = found
+    return peer
+
+
+def called(peer: Peer, x: dict[str, Tensor]) -> Tensor:
+    """The peer's output [B,S,H,Dv]. Raises RuntimeError if it has another shape."""
+    out = peer(**x, cfg=CFG)
+    wanted = (*x["q"].shape[:3], CFG.d_v)
+    if tuple(out.shape) != wanted:
+        raise RuntimeError(f"the output has shape {tuple(out.shape)}, not {wanted}")
+    return out
+
+
+def gradients(result: Tensor, leaves: Sequence[Tensor], same: Tensor) -> list[Tensor]:
+    """The compared output, and gradients of a fixed weighting of it, both where `same` is true."""
+    weight = torch.linspace(-1, 1, result.shape[-1], device=result.device) * same
+    total = (result.double() * weight).sum()
+    return [result * same, *torch.autograd.grad(total, list(leaves))]
+
+
+def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
+    """The largest difference, each as a share of the largest true value of its tensor."""
+    return max(
+        float((a.detach().double() - b.detach()).abs().max() / b.detach().abs().max())
+        for a, b in zip(mine, truth, strict=True)
+    )
+
+
+def check_sparse(
+    x: dict[str, Tensor], check_to: int, selected: Selected, peer: Peer | None = None
+) -> tuple[float, str]:
+    """Error against the reference in float64, and what was compared; of a peer, if one is given.
+
+    Which blocks a peer chose is not known: those queries are compared for which ours are float64's.
+    """
+    seq_len = x["q"].shape[1]
+    kept = min(seq_len, check_to)
+    # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
+    short = {name: value[:, :kept] for name, value in x.items()}
+    wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
+    truth, theirs = attend(Branches(**wide), CFG, path="reference")
+    out, mine = ours(x, selected)
+    same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
+    out = out if peer is None else called(peer, x)
+    share = float(same.double().mean())
+    if share < SAME_BLOCKS:
+        return float("inf"), f"only {share:.1%} of the queries chose the blocks of float64"
+    same = same[..., None, None]
+    if kept < seq_len:
+        error = largest_error([out[:, :kept] * same], [truth * same])
+        return error, f"outputs of the first {kept}"
+    mine_, truth_ = (
+        gradients(result, list(leaves.values()), same)
+        for result, leaves in ((out, x), (truth, wide))
+    )
+    return largest_error(mine_, truth_), "outputs and gradients"
+
+
+def check_dense(arm: Arm, check_to: int) -> tuple[float, str]:
+    """The same for dense attention."""
+    out, leaves = arm()
+    kept = min(out.shape[1], check_to)
+    wide = [leaf.detach()[:, :, :kept].double().requires_grad_() for leaf in leaves]
+    q, k, v = wide
+    times = q.shape[1] // k.shape[1]
+    k, v = (part.repeat_interleave(times, 1) for part in (k, v))
+    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    ahead = torch.ones(kept, kept, dtype=torch.bool, device=q.device).triu_(1)
+    truth = (logits.masked_fill(ahead, float("-inf")).softmax(-1) @ v).transpose(1, 2)
+    if kept < out.shape[1]:
+        return largest_error([out[:, :kept]], [truth]), f"outputs of the first {kept}"
+    same = out.new_ones(())
+    mine, right = gradients(out, leaves, same), gradients(truth, wide, same.double())
+    return largest_error(mine, right), "outputs and gradients"
