@@ -7,7 +7,9 @@ readers take them from here. docs/trainer-contract.md says what a run directory 
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,14 +128,23 @@ class RankFiles:
 
     def rank_of(self, name: str) -> int | None:
         """The rank whose file this is; None for any other file."""
-        tag = "_.*" if self.tagged else ""
-        match = re.fullmatch(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}", name)
+        match = self._pattern.fullmatch(name)
         return int(match.group(1)) if match else None
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        tag = "_.*" if self.tagged else ""
+        return re.compile(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}")
 
     def found_in(self, folder: Path) -> dict[int, Path]:
         """The files of a run directory by rank, for files of which a rank has one."""
-        ranks = {self.rank_of(path.name): path for path in folder.iterdir() if path.is_file()}
-        return dict(sorted((rank, path) for rank, path in ranks.items() if rank is not None))
+        with os.scandir(folder) as entries:
+            found = {
+                rank: folder / entry.name
+                for entry in entries
+                if (rank := self.rank_of(entry.name)) is not None and entry.is_file()
+            }
+        return dict(sorted(found.items()))
 
 
 HEARTBEATS = RankFiles(stem="heartbeat_rank", suffix=".jsonl")

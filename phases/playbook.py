@@ -13,6 +13,7 @@ from phases.common.situation import (
     Remedy,
     Situation,
     cpu,
+    foreign,
     gpu,
     in_bf16,
     in_full,
@@ -74,7 +75,15 @@ _TRAINING: dict[str, Remedy] = {
     ),
     "crash": (
         "read the error and its traceback in console.log, then the stack of the rank that the "
-        "message names; `runbook triage` finds the setting that makes it go away"
+        "message names",
+        "`runbook triage` finds the setting that makes it go away",
+    ),
+    "at_exit": (
+        "every step was trained; then a thread of torch (gloo's) gave a Python object back while "
+        "the interpreter was already ending, which a busy machine makes likely. It is a failure "
+        "all the same: torchrun ends the other ranks, and whoever started it sees no 0",
+        "let the script end with `sys.stdout.flush(); os._exit(0)` after destroy_process_group(): "
+        "that alone is not enough while a model under DistributedDataParallel holds the group",
     ),
     "timeout": (
         "see in training.csv whether it made progress: if so, run fewer steps (--steps-scale 0.5); "
@@ -159,6 +168,7 @@ _TRAINING: dict[str, Remedy] = {
     "memory": (
         long("reduce train.seq_len to 1024"),
         short("reduce train.seq_len"),
+        foreign("shorten its sequences, or make its batch smaller"),
         "accumulate more (NSA_ACCUM)",
         several("allow gradient checkpointing under DDP with NSA_DDP_DISABLE_GC=0"),
         _DUMPS,

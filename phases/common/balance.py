@@ -13,6 +13,7 @@ from phases.common.case import (
     failed,
     incomplete,
     invalid,
+    listed,
     missing,
     once,
     passed,
@@ -45,7 +46,7 @@ def balanced(case: Case, name: str) -> Finding:
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
     if problems:
-        reason = f"{name}: {'; '.join(problems)}"
+        reason = f"{name}: {listed(problems)}"
         return failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
     return passed(reason, measurement=value, evidence=paths)
@@ -57,7 +58,7 @@ def learned_from(case: Case, name: str) -> Finding:
     problems = learning_problems(launch.ranks, work)
     paths = [rank.path for rank in launch.ranks]
     if problems:
-        reason = f"{name}: {'; '.join(problems)}"
+        reason = f"{name}: {listed(problems)}"
         return failed(Reason.NOT_LEARNING, reason, evidence=paths)
     proof = launch.ranks[0].proof or {}
     groups = len(proof.get("own_gradient") or ())
@@ -80,7 +81,7 @@ def as_written(case: Case, name: str) -> Finding:
     paths = [rank.path for rank in launch.ranks[:1]]
     problems = oracle_account(launch.ranks, work)
     if problems:
-        reason = f"{name}: {'; '.join(problems)}"
+        reason = f"{name}: {listed(problems)}"
         return failed(Reason.UNBALANCED, reason, evidence=paths, topic="oracle")
     spots = (launch.ranks[0].proof or {})["oracle"]
     value = rank_value(launch.ranks[0], "attention_error", float(spots["attention"]), "share")

@@ -6,7 +6,7 @@ The guards of a `Case` say what is missing instead of failing on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -118,12 +118,20 @@ inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
 skipped = partial(_finding, Outcome.SKIPPED)
 
 
+def listed(problems: Sequence[str]) -> str:
+    """All problems in one line; of those of a thousand ranks the first ones, and a count."""
+    more = len(problems) - _LISTED
+    shown = "; ".join(problems[:_LISTED])
+    return shown if more <= 0 else f"{shown}; and {more} more"
+
+
 def missing(reason: str, *paths: str, follows: str = "") -> Unanswerable:
     """To be raised where what a row is answered from is not there."""
     found = incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
     return Unanswerable(found)
 
 
+_LISTED = 20
 # (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
 # cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
 _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {
@@ -150,6 +158,7 @@ _KINDS = {
     Kind.DESYNC: "desync",
     Kind.HOST_MEMORY: "host_memory",
     Kind.DISK_FULL: "disk",
+    Kind.AT_EXIT: "at_exit",
 }
 
 

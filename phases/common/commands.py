@@ -7,6 +7,7 @@ from random import Random
 
 from runbook.records import ArmSchedule, Launch
 from runbook.records.launch import DATASET_FLAG
+from runbook.records.own_trainer import for_own
 from runbook.records.phase import PlanContext
 from runbook.stats.plans import balanced_rounds
 
@@ -134,13 +135,12 @@ def _own_launch(
     """One launch of the profile's own trainer, on all ranks or `alone` in one process."""
     own = context.profile.own_trainer
     assert own is not None  # noqa: S101 - by its caller
-    ours = {key: value for key, value in variables.items() if not key.startswith("NSA_")}
     return Launch(
         name=name,
         phase=phase,
         kind="own",
         argv=own.argv(ranks=context.profile.ranks, steps=steps, alone=alone),
-        env={**ours, **own.env},
+        env={**for_own(variables), **own.env},
         run_dir=f"{phase}/{name}",
         nproc=1 if alone else context.profile.ranks,
         steps=steps,

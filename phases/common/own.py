@@ -231,10 +231,15 @@ def own_steady(case: Case, *, name: str) -> Finding:
 
 def own_memory_plateau(case: Case, *, name: str) -> Finding:
     """Of the resident memory of all its processes together."""
+    from runbook.stats.memory import FEWEST_ROWS
+
     launch = case.completed(name)
     samples = _processes(launch)
     sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
     total = sums[sums["step"] > 0].groupby("step")["mib"].max()
+    if len(total) < FEWEST_ROWS:
+        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
     ranks = launch.launch.nproc
     return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
 

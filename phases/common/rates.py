@@ -42,7 +42,7 @@ from phases.limits import (
 )
 from runbook.config.limits import IDLE_MFU
 from runbook.read.accounts import COPY_TOLERANCE
-from runbook.read.clocks import clock_ratio
+from runbook.read.clocks import BusySteps, clock_ratio
 from runbook.records import Compared, Comparison, Mark, Measurement, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -96,7 +96,8 @@ def launch_rate(case: Case, name: str) -> Measurement:
     rate = effective_rate(log)
     first = rate.window.first_step if rate.window else 0
     ranks = case.launch(name).ranks
-    clocks = [(clock_ratio(log.frame, rank, ranks, first_step=first), rank) for rank in ranks]
+    busy = BusySteps(ranks)
+    clocks = [(clock_ratio(log.frame, rank, busy, first_step=first), rank) for rank in ranks]
     slowest, rank = max(clocks, key=lambda clock: clock[0], default=(1.0, None))
     if rank is None or slowest <= 1.0 + COPY_TOLERANCE:
         return rate

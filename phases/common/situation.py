@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from runbook.config.profile import Profile
 from runbook.records.evidence import LaunchEvidence
 
+# A trainer of one's own has none of these.
+_NEEDS_CONTRACT = re.compile(r"NSA_|--set\b|\btrain\.[a-z]|runbook triage")
 # Requirement T12 shortens to this.
 _SHORT = 1024
 
@@ -17,8 +20,8 @@ _SHORT = 1024
 class Situation:
     """What a remedy has to fit. `folder` is the launch's, relative to the run's.
 
-    `pcie`: the GPUs are not linked otherwise. Ranks on GPUs talk over NCCL, those on a CPU over
-    gloo.
+    `pcie`: the GPUs are not linked otherwise. `contract`: the trainer has our settings. Ranks on
+    GPUs talk over NCCL, those on a CPU over gloo.
     """
 
     device: str
@@ -27,6 +30,7 @@ class Situation:
     seq_len: int
     pcie: bool
     folder: str
+    contract: bool = True
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,11 @@ def pcie(words: str) -> Advice:
     return Advice(words, lambda now: now.device == "cuda" and now.ranks > 1 and now.pcie)
 
 
+def foreign(words: str) -> Advice:
+    """For a trainer of one's own."""
+    return Advice(words, lambda now: not now.contract)
+
+
 def several(words: str) -> Advice:
     """For more than one rank."""
     return Advice(words, lambda now: now.ranks > 1)
@@ -96,6 +105,8 @@ def told(remedy: Remedy, now: Situation) -> str:
     parts = remedy if isinstance(remedy, tuple) else (remedy,)
     advice = [Advice(one, lambda _: True) if isinstance(one, str) else one for one in parts]
     words = [one.words for one in advice if one.fits(now)]
+    if not now.contract:
+        words = [text for text in words if not _NEEDS_CONTRACT.search(text)]
     return "; ".join(words).replace("{folder}", now.folder)
 
 
@@ -123,6 +134,7 @@ def situation_of(
         seq_len=length if isinstance(length, int) else profile.workload.seq_len,
         pcie=profile.hardware.pcie_gen is not None and not profile.hardware.nvlink,
         folder=next(iter([*within, *folders]), "the launch's folder"),
+        contract=profile.own_trainer is None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from nsa.contract import Event
-from phases.common.case import Case, Finding, failed, inconclusive, missing, passed
+from phases.common.case import Case, Finding, failed, inconclusive, listed, missing, passed
 from phases.common.measure import log_value, rank_value
 from phases.limits import SEQUENTIAL_HANG_STEP
 from runbook.records import Reason
@@ -31,7 +31,7 @@ def heartbeats(case: Case, name: str) -> Finding:
                 problems.append(f"rank {rank.rank} wrote {event} {seen} times in {planned} steps")
     paths = tuple(rank.path for rank in launch.ranks)
     if problems:
-        reason = f"{name}: {'; '.join(problems)}"
+        reason = f"{name}: {listed(problems)}"
         return failed(Reason.MISMATCH, reason, evidence=paths, topic="stall", follows=fault)
     case.completed(name)
     value = rank_value(launch.ranks[0], "steps_ended", float(planned), "steps")

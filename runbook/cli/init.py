@@ -95,7 +95,8 @@ def _init(args: argparse.Namespace, console: Console) -> int:
     if target.exists():
         raise UsageError(f"{target} is there already", hint="remove it, or give another --name")
     base = detect_profile()[0] if args.profile == "auto" else args.profile
-    ranks = (args.ranks or load_profile(base).ranks) if RANKS in command else 1
+    profile = load_profile(base)
+    ranks = (args.ranks or profile.ranks) if RANKS in command else 1
     trainer = _trainer(args, command, name)
     folder = args.out / f"init-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     folder.mkdir(parents=True)
@@ -107,6 +108,7 @@ def _init(args: argparse.Namespace, console: Console) -> int:
             steps=args.steps,
             seconds=args.within,
             folder=folder,
+            variables=profile.variables,
             observer=Observer(),
             stop=stop,
         )

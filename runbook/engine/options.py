@@ -25,6 +25,7 @@ from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.records import Launch, RunRecord
+from runbook.records.own_trainer import for_own
 from runbook.records.phase import Phase, PlanContext
 from runbook.records.run import Invocation, lasting
 from runbook.registry import select
@@ -163,8 +164,11 @@ class Setup:
 
     @property
     def exports(self) -> dict[str, str]:
-        """The variables that every launch which can use them gets."""
-        return self.profile.variables | dict(self.settings.toggles)
+        """The variables of every launch that can use them; no NSA_* of a trainer of one's own."""
+        chosen = self.profile.variables | dict(self.settings.toggles)
+        if self.profile.own_trainer is None:
+            return chosen
+        return for_own(chosen)
 
     @property
     def sources(self) -> dict[str, str]:

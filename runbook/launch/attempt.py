@@ -369,8 +369,10 @@ class Attempt:
             if after.kernel:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:
-            trained = any(state.step > 0 for state in states)
-            end = classify_own(self._ended_with, oom=after.oom, console=lines, trained=trained)
+            step = max(state.step for state in states)
+            end = classify_own(
+                self._ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
+            )
         elif end is None and self.launch.kind == "collect":
             end = classify_plain(child_code, lines)
         elif end is None:

@@ -217,7 +217,7 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
                 "silent_s": round(time.monotonic() - state.changed_at, 3),
                 "phase": state.phase,
                 "step": state.step,
-                "last_heartbeats": state.recent,
+                "last_heartbeats": list(state.recent),
             }
             # Not in the order in which their files happened to appear.
             for state in sorted(ranks, key=lambda state: state.rank)

@@ -35,15 +35,18 @@ from runbook.read.own_log import (
     lines_of,
     log_path,
 )
-from runbook.records import Launch, LaunchStatus
+from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 
-# How often the processes are counted and their memory is read.
-_COUNT_EVERY_S = 0.5
+# How often processes are looked for and their memory is read; the first readings while it trains
+# come faster, so that a short launch has enough of them.
+_FIND_EVERY_S, _READ_EVERY_S, _FAST_READINGS = 0.5, 0.1, 100
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|DefaultCPUAllocator"
 )
+# A thread that ends while it destroys something: what C++ says of one that wants Python then.
+_TERMINATED = "terminate called without an active exception"
 _HEAD_BYTES = 256
 
 
@@ -95,7 +98,9 @@ class OwnWatch(RankWatch):
         self._console.path = run_dir / CONSOLE_LOG
         self._reader, self._rows, self._read_again = RowReader(self._own.log), 0, 0
         self._ready = re.compile(self._own.ready) if self._own.ready else None
-        self._counted_at = -_COUNT_EVERY_S
+        self._found_at = self._read_at = -_FIND_EVERY_S
+        self._readings = 0  # while it trained
+        self._known: dict[int, int] = {}  # ranks of processes
         self._arrivals = run_dir / ARRIVALS_CSV
         self._processes = run_dir / PROCESSES_CSV
         self._arrived_at = started_at
@@ -128,10 +133,7 @@ class OwnWatch(RankWatch):
                 state.arrived(time.monotonic())
         else:
             self._read_beats()
-        now = time.monotonic()
-        if now >= self._counted_at + _COUNT_EVERY_S:
-            self._counted_at = now
-            self._count(now)
+        self._count(time.monotonic())
 
     def _is_ready(self, line: bytes) -> bool:
         text = line.decode("utf-8", "replace")
@@ -187,10 +189,22 @@ class OwnWatch(RankWatch):
     def _count(self, now: float) -> None:
         """Write down every process of the launch, its rank if its environment tells, its memory."""
         step = self.ranks[0].step
-        for pid in carriers(self.token):
-            rank, rss = _rank_of(pid), _rss_mib(pid)
+        fast = step > 0 and self._readings < _FAST_READINGS
+        if now < self._read_at + (_READ_EVERY_S if fast else _FIND_EVERY_S):
+            return
+        self._read_at = now
+        self._readings += step > 0
+        if now >= self._found_at + _FIND_EVERY_S:
+            self._found_at = now
+            self._known = {pid: _rank_of(pid) for pid in carriers(self.token)}
+            self._name_processes()
+        for pid, rank in self._known.items():
+            rss = _rss_mib(pid)
             if rss is not None:
                 _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
+
+    def _name_processes(self) -> None:
+        for pid, rank in self._known.items():
             if rank in self.ranks:
                 self.ranks[rank].pid = pid
 
@@ -238,9 +252,13 @@ def classify_own(
     *,
     oom: tuple[int | None, int | None],
     console: Sequence[str],
-    trained: bool,
+    step: int,
+    steps: int,
 ) -> End:
-    """The end of such a launch by its exit code and its console: completed only with 0."""
+    """The end of such a launch by its exit code and its console: completed only with 0.
+
+    `step` is the last one of `steps` that its log told, 0 if it told none.
+    """
     if child_code == 0:
         return End(status=LaunchStatus.COMPLETED)
     told = told_by_parent(console)
@@ -254,7 +272,13 @@ def classify_own(
     if any(_OUT_OF_MEMORY.search(line) for line in console):
         cause = f"{who} ran out of memory: {word}"
         return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
-    said = "" if trained else said_by_machine(console)
+    # Some count their steps from 0; telling of an abort so late may itself end in another signal.
+    if name and step >= steps - 1 and any(_TERMINATED in line for line in console):
+        cause = f"{who} was ended by {name} while Python ended, after its last step: {_TERMINATED}"
+        return End(
+            status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit, kind=Kind.AT_EXIT
+        )
+    said = "" if step else said_by_machine(console)
     if said:
         return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=culprit)
     how = f"was ended by {name}" if name else f"ended with exit code {code}"

@@ -21,8 +21,10 @@ from runbook.read.tail import LineTail
 # Pauses between arrivals that are remembered, and how many of them make a usual one.
 _PAUSES = 16
 _FEWEST_PAUSES = 3
-# Rates that are remembered.
-_RATES = 50
+# Rates and records that are remembered.
+_RATES, _RECORDS = 50, 10
+# Heartbeat files that are looked at in a second, at most: more ranks are each looked at less often.
+LOOKS_PER_S = 1000
 
 
 @dataclass(kw_only=True)
@@ -42,7 +44,7 @@ class RankState(RankFold):
     toks_per_s: float | None = None
     longest_step_s: float = 0.0
     step_started_mono: float | None = None
-    recent: list[Mapping[str, Any]] = field(default_factory=list)
+    recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     # The newest record of each event, and the rates of the newest steps, tok/s.
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
@@ -55,7 +57,7 @@ class RankState(RankFold):
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record of this launch in."""
         super().take(record)
-        self.recent = [*self.recent[-9:], record]
+        self.recent.append(record)
         self.latest[self.event] = record
         rate = record.get("toks_per_s")
         if self.event == Event.PROGRESS and isinstance(rate, int | float):
@@ -112,6 +114,7 @@ class RankWatch:
         self.started_at = started_at
         self.ranks: dict[int, RankState] = {}
         self._tails: dict[int, LineTail] = {}
+        self._look_at = 0.0
 
     def close(self) -> None:
         """Let go of the processes' handles."""
@@ -134,12 +137,17 @@ class RankWatch:
         finally:
             if own is not None:
                 os.close(own)
-        # Heartbeats first: a rank that said its exit and then ended has not died.
-        self.update()
-        self._note_deaths(ready)
+        if ready or self._is_due():
+            # Heartbeats first: a rank that said its exit and then ended has not died.
+            self.update()
+            self._note_deaths(ready)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() >= self._look_at
 
     def update(self) -> None:
         """Read what has been written since the last call."""
+        self._look_at = time.monotonic() + len(self.ranks) / LOOKS_PER_S
         for rank, path in heartbeat_files(self.run_dir).items():
             if rank not in self.ranks:
                 self.ranks[rank] = RankState(

@@ -163,8 +163,9 @@ class Watchdog:
         if not alive or len(ranks) < self._wanted:
             return None
         longest = max(state.longest_step_s for state in alive)
+        slow = self._rightly_slow(alive, longest, now)
         for state in alive:
-            if self._waits_for_a_slow_one(state, alive, longest, now):
+            if any(rank != state.rank and step <= state.step for step, rank in slow):
                 self._excused_at[state.rank] = now
         if all(self._left(state, longest, now) >= 0 for state in alive):
             return None
@@ -190,17 +191,20 @@ class Watchdog:
         cause = _describe(culprit, process, self._budgets, longest, now)
         return Hang(rank=culprit.rank, cause=cause, kind=_kind(culprit, process))
 
-    def _waits_for_a_slow_one(
-        self, state: RankState, alive: Sequence[RankState], longest: float, now: float
-    ) -> bool:
-        """Nobody waits for a rank that is further on: then the late one itself is to blame."""
-        return any(
-            other.rank != state.rank
-            and other.phase in SLOW_PHASES
-            and other.step <= state.step
-            and self._left(other, longest, now) >= 0
-            for other in alive
+    def _rightly_slow(
+        self, alive: Sequence[RankState], longest: float, now: float
+    ) -> list[tuple[int, int]]:
+        """Step and rank of the two least far ones that are busy with something slow, in time.
+
+        Nobody waits for a rank that is further on: then the late one itself is to blame. With two
+        of them, each rank is held against one that is not itself.
+        """
+        busy = (
+            (state.step, state.rank)
+            for state in alive
+            if state.phase in SLOW_PHASES and self._left(state, longest, now) >= 0
         )
+        return sorted(busy)[:2]
 
     def _left(self, state: RankState, longest: float, now: float) -> float:
         budget = self._budgets.of_phase(state.phase, longest_step_s=longest)

@@ -9,11 +9,11 @@ gates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.clocks import time_account
+from runbook.read.clocks import beside, time_account
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -166,7 +166,8 @@ def token_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload)
 def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Every rank reads its own data, and no step reads what another step did."""
     problems: list[str] = []
-    digests: dict[int, pd.Series[Any]] = {}
+    told: dict[int, pd.Series[Any]] = {}
+    repeats: set[int] = set()
     for rank in ranks:
         if rank.steps is None or rank.steps["data"].isna().any():
             problems.append(f"rank {rank.rank} does not say which data it read")
@@ -175,32 +176,41 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         again = own[own.duplicated()] if work.generated else own[own.eq(own.shift())]
         if len(again):
             problems.append(f"rank {rank.rank} reads in step {again.index[0]} what it read before")
-        elif work.generated:
-            problems += _read_by_another(rank.rank, own, digests)
-        for other, theirs in digests.items():
-            same = own.index[own.eq(theirs.reindex(own.index))]
-            if len(same):
-                problems.append(
-                    f"ranks {other} and {rank.rank} read the same data in {len(same)} steps, "
-                    f"first in step {same[0]}"
-                )
-        digests[rank.rank] = own
+            repeats.add(rank.rank)
+        told[rank.rank] = own
+    if len(told) > 1:
+        problems += _read_by_another(told, work, repeats)
     return problems
 
 
 def _read_by_another(
-    number: int, own: pd.Series[Any], others: Mapping[int, pd.Series[Any]]
+    told: Mapping[int, pd.Series[Any]], work: Workload, repeats: Collection[int]
 ) -> list[str]:
-    """Steps whose data another rank reads too, in another step."""
-    problems = []
-    for other, theirs in others.items():
-        shared = own[own.isin(set(theirs)) & ~own.eq(theirs.reindex(own.index))]
-        if len(shared):
-            problems.append(
-                f"rank {number} reads in step {shared.index[0]} what rank {other} reads in "
-                f"another ({len(shared)} steps)"
-            )
-    return problems
+    """Data that a rank reads and an earlier one has read, held against the first that did.
+
+    In the same step, or, where data are generated and none is ever read twice, in any.
+    """
+    import pandas as pd
+
+    reads = pd.concat(told, names=["rank", "step"]).rename("data").reset_index()
+    reads["other"] = reads.groupby(["step", "data"])["rank"].transform("first")
+    shared = reads["rank"] != reads["other"]
+    problems = [
+        f"ranks {other} and {rank} read the same data in {len(steps)} steps, "
+        f"first in step {steps['step'].iloc[0]}"
+        for (rank, other), steps in reads[shared].groupby(["rank", "other"])
+    ]
+    if not work.generated:
+        return problems
+    first = reads.groupby("data")
+    reads["other"] = first["rank"].transform("first")
+    moved = (reads["rank"] != reads["other"]) & (reads["step"] != first["step"].transform("first"))
+    moved &= ~shared & ~reads["rank"].isin(repeats)
+    return problems + [
+        f"rank {rank} reads in step {steps['step'].iloc[0]} what rank {other} reads in another "
+        f"({len(steps)} steps)"
+        for (rank, other), steps in reads[moved].groupby(["rank", "other"])
+    ]
 
 
 def _digests(steps: pd.DataFrame) -> pd.Series[Any]:
@@ -232,7 +242,7 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
             problems.append(
                 f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
             )
-        both = frame.merge(rank.steps, on="step", suffixes=("", "_said"))
+        both = beside(frame, rank.steps, "loss", "grad_norm", "toks_per_s")
         # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
         agreed = ("loss", "grad_norm")
         for name in (*agreed, "toks_per_s") if rank.rank == 0 else agreed:

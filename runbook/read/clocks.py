@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,33 @@ PLACE_DRIFT = 1e-3
 _PLACE_WINDOW, _PLACE_LEAST = 5, 3
 
 
+class BusySteps:
+    """Steps in whose time something else happened too: on the rank itself, or on one it waits for.
+
+    Made once for all ranks of a launch: what each has to know of all others is a count.
+    """
+
+    def __init__(self, ranks: Sequence[RankLog]) -> None:
+        self._own = {rank.rank: _not_alone(rank) for rank in ranks}
+        self._ranks = Counter(step for own in self._own.values() for step in own)
+
+    def of(self, number: int) -> set[int]:
+        """Steps of a rank whose clock counts more than the step.
+
+        The others wait for a busy rank in that step or in the one after.
+        """
+        own = self._own.get(number, frozenset())
+        after = {step + 1 for step, count in self._ranks.items() if count > (step in own)}
+        return after | self._ranks.keys()
+
+
+def _not_alone(rank: RankLog) -> frozenset[int]:
+    if rank.steps is None:
+        return frozenset()
+    busy = rank.steps.loc[~rank.steps["alone"].astype(bool), "step"]
+    return frozenset(int(step) for step in busy)
+
+
 def time_account(
     frame: pd.DataFrame,
     ranks: Sequence[RankLog],
@@ -54,11 +82,12 @@ def time_account(
                 f"rank {end.rank} counts {end.said_s:.1f} s between steps that arrived at the "
                 f"launcher in {end.watched_s:.1f} s"
             )
+    busy = BusySteps(ranks)
     for rank in ranks:
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
             continue
-        problems += step_clock(frame, rank, ranks, lag=lag)
+        problems += step_clock(frame, rank, busy, lag=lag)
         span = rank.clock_s
         if duration_s and span is not None:
             outside = duration_s - span
@@ -73,15 +102,13 @@ def time_account(
     return problems
 
 
-def step_clock(
-    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog], *, lag: int = 0
-) -> list[str]:
+def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int = 0) -> list[str]:
     """The steps of one rank: does its own clock show the time of column dt_s?
 
     Of all steps together on every rank, and of each by itself on rank 0, which writes dt_s: the
     others end theirs a little earlier or later.
     """
-    both = clocked_steps(frame, rank, ranks)
+    both = clocked_steps(frame, rank, busy)
     if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
         return [f"rank {rank.rank}: too few steps have a time in both files"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
@@ -141,9 +168,18 @@ def _median_error(apart: pd.Series[float]) -> float:
     return 3 * 1.2533 * spread / math.sqrt(len(apart))
 
 
-def clocked_steps(
-    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog]
-) -> pd.DataFrame | None:
+def beside(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """The rows of `frame` that `steps` has too, with these columns of it as NAME_said."""
+    import numpy as np
+
+    own, theirs = frame["step"].to_numpy(), steps["step"].to_numpy()
+    if np.array_equal(own, theirs) and bool((own[1:] > own[:-1]).all()):
+        return frame.assign(**{f"{name}_said": steps[name].to_numpy() for name in names})
+    said = steps[list(names)].set_axis([f"{name}_said" for name in names], axis=1)
+    return frame.merge(said.assign(step=theirs), on="step")
+
+
+def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
     `run` numbers the stretches without a gap. Left out are the first step of an arm's block, and
@@ -152,33 +188,23 @@ def clocked_steps(
     """
     if rank.steps is None or "dt_s" not in frame:
         return None
-    clock = rank.steps.assign(clock_s=rank.steps["mono"].diff())
     places = frame[[name for name in ("arm", "block") if name in frame]]
     both = frame[["step", "dt_s"]].assign(inside=places.eq(places.shift()).all(axis=1))
-    both = both.merge(clock[["step", "clock_s"]], on="step")
-    busy = _busy_steps(rank.rank, ranks)
-    kept: pd.DataFrame = both[both["inside"] & ~both["step"].isin(busy) & both["clock_s"].notna()]
+    clock = rank.steps[["step"]].assign(clock_s=rank.steps["mono"].diff())
+    both = beside(both, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
+    others = both["step"].isin(busy.of(rank.rank))
+    kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
     return kept.assign(run=(kept["step"].diff() != 1).cumsum())
 
 
-def _busy_steps(number: int, ranks: Sequence[RankLog]) -> set[int]:
-    """Steps of a rank whose clock counts more than the step."""
-    busy: set[int] = set()
-    for rank in ranks:
-        if rank.steps is not None:
-            own = {int(step) for step in rank.steps.loc[~rank.steps["alone"].astype(bool), "step"]}
-            busy |= own if rank.rank == number else own | {step + 1 for step in own}
-    return busy
-
-
 def clock_ratio(
-    frame: pd.DataFrame, rank: RankLog, ranks: Sequence[RankLog], *, first_step: int = 0
+    frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, first_step: int = 0
 ) -> float:
     """Time by the rank's own clock over time by dt_s, both of the steps that have both.
 
     `first_step` leaves warm-up out. 1 where no step has both: `time_account` says so.
     """
-    both = clocked_steps(frame, rank, ranks)
+    both = clocked_steps(frame, rank, busy)
     if both is None:
         return 1.0
     both = both[both["step"] >= first_step]

@@ -18,7 +18,7 @@ class LineTail:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._name = path, os.fspath(path)
         self._offset = 0
         self._inode: int | None = None
         self._pending = b""
@@ -26,23 +26,33 @@ class LineTail:
 
     def lines(self) -> Iterator[bytes]:
         """New complete lines without their newlines; nothing while there is no file."""
-        while block := self._read():
+        block = self._read()
+        while block:
             self.blocks_read += 1
             *whole, pending = (self._pending + block).split(b"\n")
             self._pending = pending[:_LONGEST_LINE]
             yield from whole
+            # A block that is not full was the end of the file: looking again is for the next call.
+            block = self._read() if len(block) == _BLOCK_BYTES else b""
 
     def _read(self) -> bytes:
+        """What the file has gained. It is opened anew: a network file system shows growth then."""
         try:
-            with self.path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
-                if status.st_size < self._offset or status.st_ino != self._inode:
-                    self._offset, self._pending = 0, b""
-                self._inode = status.st_ino
-                stream.seek(self._offset)
-                block = stream.read(_BLOCK_BYTES)
+            handle = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return b""
+        try:
+            status = os.fstat(handle)
+            if status.st_size < self._offset or status.st_ino != self._inode:
+                self._offset, self._pending = 0, b""
+            self._inode = status.st_ino
+            if status.st_size == self._offset:
+                return b""
+            block = os.pread(handle, _BLOCK_BYTES, self._offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(handle)
         self._offset += len(block)
         return block
 

@@ -210,6 +210,7 @@ class Kind(StrEnum):
     DESYNC = "desync"
     HOST_MEMORY = "host_memory"
     DISK_FULL = "disk_full"
+    AT_EXIT = "at_exit"
 
 
 class RankExit(Record):

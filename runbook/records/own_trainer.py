@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import Field, model_validator
 
@@ -144,6 +144,11 @@ class OwnTrainer(Record):
     def tokens(self, ranks: int) -> int:
         """Tokens of one optimizer step of so many ranks."""
         return self.tokens_per_step or (self.tokens_per_rank or 0) * ranks
+
+
+def for_own(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of a launch's variables that a trainer of one's own gets: it has no toggles."""
+    return {name: text for name, text in variables.items() if not name.startswith("NSA_")}
 
 
 def _words(key: str, text: str) -> list[str]:

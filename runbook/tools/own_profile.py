@@ -21,7 +21,14 @@ from runbook.read.documents import CONSOLE_LOG, read_console
 from runbook.read.launch import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE, RANKS, LogMap, OwnTrainer
+from runbook.records.own_trainer import (
+    OWN_PACE_TOLERANCE,
+    PACE,
+    RANKS,
+    LogMap,
+    OwnTrainer,
+    for_own,
+)
 from runbook.tools.guess import Guess, guess
 
 _LEAST = {"baseline": (60, 8.0), "single_gpu": (60, 8.0), "long_run": (200, 30.0)}
@@ -45,11 +52,13 @@ def run_probe(
     steps: int,
     seconds: float,
     folder: Path,
+    variables: Mapping[str, str],
     observer: Observer,
     stop: StopRequest,
 ) -> Probe:
     """Run the trainer twice for some steps: to find its rows, and to read them as a run would.
 
+    `variables` are those that the launches of a run get: how many threads it has decides its pace.
     Raises UsageError with its last words if it ends badly, or within `seconds` not at all.
     """
 
@@ -59,7 +68,7 @@ def run_probe(
             phase="init",
             kind="own",
             argv=trainer.argv(ranks=ranks, steps=steps),
-            env=trainer.env,
+            env={**for_own(variables), **trainer.env},
             run_dir=name,
             nproc=ranks,
             steps=steps,

@@ -13,7 +13,7 @@ from runbook.errors import UsageError
 from runbook.launch.own import Growth, OwnWatch, classify_own
 from runbook.launch.processes import build_environment
 from runbook.read.own_log import read_own_log, rows_of
-from runbook.records import Launch, LaunchStatus
+from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.guess import templated
 
@@ -111,8 +111,21 @@ def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path: Path) 
 def test_what_an_end_means(
     code: int, oom: tuple[int, int], console: list[str], status: LaunchStatus, said: str
 ) -> None:
-    end = classify_own(code, oom=oom, console=console, trained=False)
+    end = classify_own(code, oom=oom, console=console, step=0, steps=60)
     assert end.status is status and said in end.cause
+
+
+@pytest.mark.parametrize(("code", "signal"), [(-6, "SIGABRT"), (-11, "SIGSEGV")])
+def test_an_abort_while_python_ends_is_none_of_a_step(code: int, signal: str) -> None:
+    said = ["step 60", "terminate called without an active exception"]
+    failed = [f"E1 failed (exitcode: {code}) local_rank: 1 (pid: 7) of binary: python"]
+    after = classify_own(1, oom=(0, 0), console=[*said, *failed], step=60, steps=60)
+    assert (after.status, after.kind) == (LaunchStatus.CRASHED, Kind.AT_EXIT)
+    assert after.culprit_rank == 1 and f"{signal} while Python ended" in after.cause
+    before = classify_own(1, oom=(0, 0), console=[*said, *failed], step=40, steps=60)
+    assert before.kind is Kind.NONE and signal in before.cause
+    other = classify_own(1, oom=(0, 0), console=["step 60", *failed], step=60, steps=60)
+    assert other.kind is Kind.NONE
 
 
 @pytest.mark.parametrize(

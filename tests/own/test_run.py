@@ -73,6 +73,13 @@ def test_init_writes_a_profile_that_says_what_it_found(made: tuple[Path, list[st
     assert not {name for name in document["required"] if name.startswith(("nvtx", "sdpa"))}
 
 
+def test_a_probe_gets_the_variables_of_the_launches(made: tuple[Path, list[str]]) -> None:
+    """Without OMP_NUM_THREADS a step of a probe took 15 times as long as one of a launch."""
+    known = [json.loads(path.read_text("utf-8")) for path in made[0].rglob("launch.json")]
+    assert {one["launch"]["phase"] for one in known} == {"init", "baseline"}
+    assert {one["env"]["OMP_NUM_THREADS"] for one in known} == {"1"}
+
+
 def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> None:
     code, out, err = made[1]
     said = out + err
@@ -81,6 +88,8 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     assert "200 tokens a step as declared; function only" in said
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"
+    assert not [name for name in record["exports"] if name.startswith("NSA_")]
+    assert "NSA_" not in out
 
 
 @pytest.mark.parametrize(

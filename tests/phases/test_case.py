@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phases.common.case import Case, Finding, Unanswerable, once
+from phases.common.case import Case, Finding, Unanswerable, listed, once
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 
@@ -64,3 +64,9 @@ def test_what_has_no_answer_has_none_again() -> None:
     for _ in range(2):
         with pytest.raises(Unanswerable, match="was not run"):
             answer(case, "run1")
+
+
+def test_problems_of_a_thousand_ranks_are_a_line_and_not_a_book() -> None:
+    assert listed(["a", "b"]) == "a; b"
+    said = listed([f"rank {number} is odd" for number in range(1024)])
+    assert said.startswith("rank 0 is odd; rank 1 is odd") and said.endswith("; and 1004 more")

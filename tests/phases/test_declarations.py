@@ -22,6 +22,16 @@ PHASES = registry.phases()
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
 
 
+def test_a_trainer_of_ones_own_is_told_nothing_that_only_ours_has() -> None:
+    now = replace(ON_A_CPU, contract=False)
+    for topic in ("memory", "crash", "leak", "loss", "throughput", "at_exit", "stall"):
+        said = remedy_for(topic, Reason.MISMATCH, now, own=topic)
+        assert not any(word in said for word in ("NSA_", "--set", "train.seq_len", "triage"))
+    assert "shorten its sequences" in remedy_for("memory", Reason.MISMATCH, now, own="memory")
+    assert "os._exit(0)" in remedy_for("at_exit", Reason.CRASH, now, own="at_exit")
+    assert "shorten its" not in remedy_for("memory", Reason.MISMATCH, ON_A_CPU, own="memory")
+
+
 def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
     for name, phase in PHASES.items():
         assert phase.name == name and phase.title

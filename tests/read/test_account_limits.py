@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,15 @@ def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:
         "rank 0 does not say which data it read",
         "rank 1 reads in step 2 what it read before",
     ]
+
+
+def test_of_many_ranks_each_is_held_against_the_first_that_read_the_same() -> None:
+    _, ranks = honest()
+    many = [replace(ranks[0], rank=number) for number in range(64)]
+    found = accounts.data_account(many, WORK)
+    assert len(found) == 63, "not each against each"
+    assert found[0] == "ranks 0 and 1 read the same data in 60 steps, first in step 1"
+    assert found[-1] == "ranks 0 and 63 read the same data in 60 steps, first in step 1"
 
 
 def test_digests_add_up_in_64_bits() -> None:

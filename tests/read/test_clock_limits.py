@@ -30,7 +30,7 @@ def one_rank(
 
 def agrees(table: pd.DataFrame, ranks: Ranks) -> bool:
     """Of all steps together; rank 0, which writes dt_s, is held to each by itself as well."""
-    return clocks.step_clock(table, replace(ranks[0], rank=1), ranks) == []
+    return clocks.step_clock(table, replace(ranks[0], rank=1), clocks.BusySteps(ranks)) == []
 
 
 @pytest.mark.parametrize(("said_s", "found"), [(97.0, 0), (96.9, 1), (103.0, 0), (103.1, 1)])
@@ -86,7 +86,7 @@ def test_a_quarter_of_forty_steps_or_more_has_to_be_timed_by_both(
 ) -> None:
     table, ranks = one_rank(DT_S, rows=rows)
     ranks = steps_of(ranks, 0, alone=table["step"].between(2, timed + 1))
-    assert clocks.step_clock(table, ranks[0], ranks) == (
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == (
         [] if enough else ["rank 0: too few steps have a time in both files"]
     )
 
@@ -125,7 +125,7 @@ def test_all_steps_together_may_be_off_by_two_percent_and_one_pause(
 )
 def test_the_share_and_the_steps_are_said(clock_s: float, says: str) -> None:
     table, ranks = one_rank(clock_s)
-    assert clocks.step_clock(table, ranks[0], ranks) == [
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == [
         f"dt_s sums to {says} of what rank 0's clock shows for the same 60 steps"
     ]
 
@@ -135,12 +135,12 @@ def test_what_a_rank_does_beside_a_step_takes_that_step_out_and_the_next_of_othe
     ranks = steps_of(ranks, 0, alone=table["step"] != 20)
     left_out = []
     for rank in ranks:
-        both = clocks.clocked_steps(table, rank, ranks)
+        both = clocks.clocked_steps(table, rank, clocks.BusySteps(ranks))
         assert both is not None
         left_out.append(set(table["step"]) - set(both["step"]))
     assert left_out == [{1, 20}, {1, 20, 21}]
     silent = changed(ranks, 0, steps=None)
-    assert clocks.step_clock(table, silent[1], silent) == []
+    assert clocks.step_clock(table, silent[1], clocks.BusySteps(silent)) == []
 
 
 def test_the_ratio_of_the_clocks_leaves_warm_up_out() -> None:
@@ -148,11 +148,13 @@ def test_the_ratio_of_the_clocks_leaves_warm_up_out() -> None:
     table, ranks = one_rank(np.where(np.arange(1, 62) <= 30, 2 * DT_S, DT_S))
 
     def ratio(first_step: int) -> float:
-        return clocks.clock_ratio(table, ranks[0], ranks, first_step=first_step)
+        return clocks.clock_ratio(table, ranks[0], clocks.BusySteps(ranks), first_step=first_step)
 
     assert ratio(31) == pytest.approx(1.0)
     assert ratio(30) == pytest.approx(33 / 32)
-    assert clocks.clock_ratio(table, ranks[0], ranks) == pytest.approx((2 * 29 + 31) / 60)
+    assert clocks.clock_ratio(table, ranks[0], clocks.BusySteps(ranks)) == pytest.approx(
+        (2 * 29 + 31) / 60
+    )
     assert ratio(62) == 1.0
 
 
@@ -160,6 +162,6 @@ def test_without_both_times_there_is_no_ratio() -> None:
     table, ranks = one_rank(3 * DT_S)
     silent = changed(ranks, 0, steps=None)
     for frame, rank in ((table.drop(columns="dt_s"), ranks[0]), (table, silent[0])):
-        assert clocks.clocked_steps(frame, rank, ranks) is None
-        assert clocks.clock_ratio(frame, rank, ranks) == 1.0
-        assert "too few steps" in clocks.step_clock(frame, rank, ranks)[0]
+        assert clocks.clocked_steps(frame, rank, clocks.BusySteps(ranks)) is None
+        assert clocks.clock_ratio(frame, rank, clocks.BusySteps(ranks)) == 1.0
+        assert "too few steps" in clocks.step_clock(frame, rank, clocks.BusySteps(ranks))[0]

@@ -33,7 +33,7 @@ def test_time_beside_the_steps_is_left_out() -> None:
         assert steps is not None
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
-    assert clocks.step_clock(table, ranks[0], ranks) == []
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == []
 
 
 def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
@@ -49,7 +49,7 @@ def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
         alone=first["step"] != 20,
     )
     ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
-    assert [clocks.step_clock(table, rank, ranks) for rank in ranks] == [[], []]
+    assert [clocks.step_clock(table, rank, clocks.BusySteps(ranks)) for rank in ranks] == [[], []]
 
 
 def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
@@ -62,8 +62,13 @@ def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> No
         assert steps is not None
         noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
         ranks = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)
-        wrong += clocks.step_clock(table, ranks[1], ranks) != []
-        assert clocks.step_clock(table.assign(dt_s=table["dt_s"] / 2), ranks[1], ranks) != []
+        wrong += clocks.step_clock(table, ranks[1], clocks.BusySteps(ranks)) != []
+        assert (
+            clocks.step_clock(
+                table.assign(dt_s=table["dt_s"] / 2), ranks[1], clocks.BusySteps(ranks)
+            )
+            != []
+        )
     assert wrong <= 2
 
 
@@ -76,8 +81,8 @@ def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
         assert steps is not None
         late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
         ranks = steps_of(ranks, number, mono=late)
-    assert clocks.step_clock(table, ranks[0], ranks) == []
-    assert clocks.step_clock(table.assign(arm="a"), ranks[0], ranks) != []
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == []
+    assert clocks.step_clock(table.assign(arm="a"), ranks[0], clocks.BusySteps(ranks)) != []
 
 
 def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
@@ -163,8 +168,8 @@ def test_what_is_hidden_from_the_steady_row_is_noticed(hidden: dict[str, float],
     assert steady(times.to_numpy()).outcome == "FAIL"
     assert steady(told.to_numpy()).outcome == "PASS"
     ranks = tuple(rank(number, table) for number in range(RANKS))
-    assert clocks.step_clock(table, ranks[0], ranks, lag=lag) == []
-    assert len(clocks.step_clock(lied, ranks[0], ranks, lag=lag)) == 1
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=lag) == []
+    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=lag)) == 1
 
 
 def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
@@ -179,8 +184,8 @@ def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
     noted += np.where(table["step"] % 50 == 0, 0.1, 0.0)
     ranks = tuple(rank(number, table) for number in range(RANKS))
     ahead = steps_of(ranks, 0, mono=noted)
-    assert clocks.step_clock(table, ahead[0], ahead, lag=1) == []
-    assert clocks.step_clock(table, ahead[0], ahead) != []
+    assert clocks.step_clock(table, ahead[0], clocks.BusySteps(ahead), lag=1) == []
+    assert clocks.step_clock(table, ahead[0], clocks.BusySteps(ahead)) != []
 
 
 # Of a launch on an NVIDIA H100 whose layers are replayed: twelve blocks of two arms, by dt_s (the
@@ -199,8 +204,8 @@ def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
     """Each block begins side by side and ends with the host up to a step ahead: 3 % in all."""
     table, ranks = real_steps()
     assert table.groupby(["block", "arm"]).ngroups == 12
-    assert clocks.step_clock(table, ranks[0], ranks, lag=1) == []
-    (problem,) = clocks.step_clock(table, ranks[0], ranks)
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=1) == []
+    (problem,) = clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks))
     assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
 
 
@@ -208,7 +213,7 @@ def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
 def test_a_twentieth_more_or_less_is_fraud_all_the_same(factor: float) -> None:
     table, ranks = real_steps()
     lied = table.assign(dt_s=table["dt_s"] * factor)
-    assert len(clocks.step_clock(lied, ranks[0], ranks, lag=1)) == 1
+    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=1)) == 1
 
 
 def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
@@ -217,5 +222,19 @@ def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
     steps = ranks[0].steps
     assert steps is not None
     stalled = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] >= 113, 0.2, 0.0))
-    (problem,) = clocks.step_clock(table, stalled[0], stalled, lag=1)
+    (problem,) = clocks.step_clock(table, stalled[0], clocks.BusySteps(stalled), lag=1)
     assert "moves step ends by" in problem
+
+
+def test_steps_in_which_a_rank_was_busy_count_for_none_of_many() -> None:
+    """A rank is held up by itself in a step, and by any other in that step or the next."""
+    _, ranks = honest()
+    assert ranks[0].steps is not None
+    alone = ranks[0].steps["step"] != 7
+    busy = replace(ranks[0], steps=ranks[0].steps.assign(alone=alone))
+    idle = replace(ranks[0], steps=ranks[0].steps.assign(alone=True))
+    steps = clocks.BusySteps([busy, *(replace(idle, rank=number) for number in range(1, 64))])
+    assert steps.of(0) == {7}
+    assert steps.of(1) == steps.of(63) == {7, 8}
+    both = clocks.BusySteps([busy, replace(busy, rank=1)])
+    assert both.of(0) == both.of(1) == {7, 8}

@@ -19,7 +19,7 @@ from nsa.train.loop import Loop
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.restore import Restored
 from runbook.read import read_training_csv
-from runbook.read.clocks import step_clock
+from runbook.read.clocks import BusySteps, step_clock
 from runbook.read.history import read_heartbeats
 from tests.train.launching import SMOKE
 
@@ -36,7 +36,7 @@ def accounts_of(loop: Loop, run_dir: Path) -> list[str]:
         loop.one_step(block, False, evidence)
     rank = read_heartbeats(run_dir / HEARTBEATS.name(0), rank=0, relative_to=run_dir)
     frame = read_training_csv(run_dir / TRAINING_CSV, relative_to=run_dir).frame
-    return step_clock(frame, rank, [rank])
+    return step_clock(frame, rank, BusySteps([rank]))
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -23,11 +23,19 @@ from runbook.read.tail import LineTail
 
 
 class OwnRanks(RankWatch):
-    """On a node: follows all heartbeats, and holds the processes that this node's agent started."""
+    """On a node: finds the processes that its agent started by their heartbeats, and holds them.
+
+    A rank whose process is not on this node is not followed any further: what it says is for the
+    harness, and a file of each rank would be read on each node.
+    """
 
     def __init__(self, run_dir: Path, token: str, started_at: float, *, node_token: str) -> None:
         super().__init__(run_dir, token, started_at)
         self._node_token = node_token
+
+    def _follow(self, state: RankState, tail: LineTail) -> None:
+        if state.foreign_pid is None:
+            super()._follow(state, tail)
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:
@@ -60,7 +68,8 @@ class RanksOnNodes(RankWatch):
         """As in `RankWatch`; nothing here can be waited for, so it sleeps."""
         del child
         time.sleep(within_s)
-        self.update()
+        if self._is_due():
+            self.update()
 
     def update(self) -> None:
         """Read what ranks and agents have written since the last call."""

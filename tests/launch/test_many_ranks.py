@@ -1,0 +1,118 @@
+"""What following many ranks takes, in files that are opened and states that are held together."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbook.launch.ranks import LOOKS_PER_S, RankWatch
+from runbook.launch.slurm.ranks import OwnRanks
+from runbook.launch.watchdog import Budgets, Watchdog
+from tests.launch.helpers import rank
+
+TOKEN = "ab12"
+RANKS = 64
+_opened: list[str] | None = None
+
+
+def _note(event: str, words: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None and "heartbeat_rank" in str(words[0]):
+        _opened.append(str(words[0]))
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture
+def opened() -> Any:
+    """The heartbeat files that are opened from here on, one entry for each time."""
+    global _opened
+    _opened = []
+    yield _opened
+    _opened = None
+
+
+def say(folder: Path, ranks: int, step: int, *, pid: int | None = None) -> None:
+    """A step of each rank."""
+    for number in range(ranks):
+        record = {"event": "step_end", "rank": number, "token": TOKEN, "step": step}
+        record |= {"phase": "step"} | ({} if pid is None else {"pid": pid})
+        with (folder / f"heartbeat_rank{number}.jsonl").open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+
+def test_a_look_opens_each_file_once(tmp_path: Path, opened: list[str]) -> None:
+    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
+    for step in range(1, 6):
+        say(tmp_path, RANKS, step)
+        opened.clear()
+        watch.update()
+        assert len(opened) == RANKS
+        assert {state.step for state in watch.ranks.values()} == {step}
+
+
+@pytest.mark.parametrize("ranks", [RANKS, 4 * RANKS])
+def test_more_ranks_are_not_more_looks_in_a_second(
+    tmp_path: Path, opened: list[str], ranks: int
+) -> None:
+    say(tmp_path, ranks, 1)
+    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
+    watch.wait(0.0)
+    opened.clear()
+    began = time.monotonic()
+    while time.monotonic() < began + 0.6:
+        watch.wait(0.001)
+    # The look in whose interval the time ended counts too.
+    assert len(opened) <= LOOKS_PER_S * (time.monotonic() - began) + ranks
+    assert len(opened) >= ranks, "each was looked at"
+
+
+def test_what_a_rank_of_another_node_says_is_read_once(tmp_path: Path, opened: list[str]) -> None:
+    """No process of this machine has that number, as on the node of another agent."""
+    watch = OwnRanks(tmp_path, TOKEN, time.monotonic(), node_token="n")
+    say(tmp_path, RANKS, 1, pid=2**22 + 1)
+    watch.update()
+    opened.clear()
+    say(tmp_path, RANKS, 2, pid=2**22 + 1)
+    opened.clear()
+    watch.update()
+    assert opened == []
+    assert {state.pid for state in watch.ranks.values()} == {None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(Budgets):
+    """Budgets that count how often they are asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def of_phase(self, phase: str, *, longest_step_s: float = 0.0) -> float:
+        self.asked.append(phase)
+        return super().of_phase(phase, longest_step_s=longest_step_s)
+
+
+@pytest.mark.parametrize("phase", ["step", "checkpoint"])
+def test_twice_the_ranks_are_twice_the_questions(phase: str) -> None:
+    asked = []
+    for ranks in (RANKS, 2 * RANKS):
+        budgets = Counted()
+        states = [rank(number, age=1.0, phase=phase) for number in range(ranks)]
+        assert Watchdog(budgets, wanted=ranks).find_hang(states, now=1000.0) is None
+        asked.append(len(budgets.asked))
+    assert asked[1] == 2 * asked[0]
+
+
+def test_a_rank_waits_for_another_slow_one_and_not_for_itself() -> None:
+    """Two that write a checkpoint excuse all others, and each other, as long as they may."""
+    budgets = Budgets(step_s=30.0, checkpoint_s=60.0)
+    waiting = [rank(number, age=50.0) for number in range(2, RANKS)]
+    saving = [rank(number, age=50.0, phase="checkpoint") for number in range(2)]
+    assert Watchdog(budgets, wanted=RANKS).find_hang([*saving, *waiting], now=1000.0) is None
+    late = [rank(number, age=70.0, phase="checkpoint") for number in range(2)]
+    assert Watchdog(budgets, wanted=RANKS).find_hang([*late, *waiting], now=1000.0) is not None
