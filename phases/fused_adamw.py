@@ -247,9 +247,9 @@ def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
 
 
 def _interval(gaps: npt.NDArray[np.float64]) -> tuple[float, float]:
-    from scipy.stats import t
+    from runbook.stats.pairs import t_quantile
 
     mean, count = float(gaps.mean()), len(gaps)
     bar = float(gaps.std(ddof=1)) / math.sqrt(count)
-    half = float(t.ppf((1 + _CONFIDENCE) / 2, count - 1)) * bar
+    half = t_quantile((1 - _CONFIDENCE) / 2, count - 1) * bar
     return mean - half, mean + half

@@ -99,9 +99,14 @@ _TRAINING: dict[str, Remedy] = {
     ),
     "preempted": (
         "find who sent SIGTERM (a scheduler's time limit, an operator, another job's cleanup), "
-        "then run the phase again"
+        "then continue with --resume: what had finished is not repeated, and a launch that resumes "
+        "another begins at its checkpoint"
     ),
     "interrupted": "continue the run with --resume; what had finished is not repeated",
+    "plan_collects_nothing": (
+        "add the phase preflight to the plan (`preflight: {}` below its phases), or take this row "
+        "out of the phase's checks"
+    ),
     "not_run": "fix what the message names first: this was not started because of it",
     "config": (
         "correct the setting that the message names (--set, the profile or the config file); the "

@@ -56,6 +56,8 @@ _OUTSIDE = (
     LaunchStatus.ENVIRONMENT_ERROR,
     LaunchStatus.HARDWARE_ERROR,
 )
+# Nothing is wrong with what was ended so: it goes on.
+_CUT_OFF = (LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
 
@@ -201,16 +203,19 @@ class _Book:
             rows=tuple(rows),
             evidence=_telling(rows, launch)[:_SHOWN_PATHS],
             remedy=self._remedy(lead, launch),
-            rerun=self._rerun(group, rows),
+            rerun=self._rerun(group, rows, launch),
             launches=launches,
         )
 
     def _remedy(self, lead: CheckRow, launch: LaunchEntry | None) -> str:
         """What to try; first of all without what a person set for this run alone.
 
-        A setting changes launches, so it is no suspect where none has run.
+        A setting changes launches, so it is no suspect where none has run, nor of an end that came
+        from outside.
         """
         remedy = self.remedies.get(launch.launch.id if launch else "", lead.remedy)
+        if launch is not None and launch.result.status in _CUT_OFF:
+            return remedy
         ran = {one.launch.phase for one in self.launches.values() if one.result.attempts}
         settings = self.record.settings.items()
         if not settings or lead.phase not in ran or lead.phase == "preflight":
@@ -241,8 +246,11 @@ class _Book:
         others = [one.end for one in group if one.end in self.rows and one.end != lead.id]
         return f"{lead.id}{_also(others)}: {lead.reason}{_measured(lead)}"
 
-    def _rerun(self, group: Sequence[_Thread], rows: Iterable[CheckRow]) -> str:
-        if group[0].end == THE_RUN:
+    def _rerun(
+        self, group: Sequence[_Thread], rows: Iterable[CheckRow], launch: LaunchEntry | None
+    ) -> str:
+        cut_off = launch is not None and launch.result.status in _CUT_OFF
+        if group[0].end == THE_RUN or (cut_off and self.record.interrupted):
             return self.record.invocation.resume_line(self.record.run_id)
         return next((row.rerun for row in rows if row.rerun), "")
 

@@ -127,6 +127,7 @@ def summarize(view: ReportView) -> Summary:
     numbers = tuple(one for one in found if one.value)
     shown = {key.check for key in keys if key.always} | {one.id for one in numbers}
     folder, approved = run_folder(record), record.verdict is Verdict.GO
+    program = " ".join(record.invocation.program)
     return Summary(
         tiles=tuple(one for one in found if one.id in shown)[:_TILES],
         numbers=numbers,
@@ -138,7 +139,7 @@ def summarize(view: ReportView) -> Summary:
         tables=tuple(_tables(record)),
         began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
         folder=folder,
-        resume=f"runbook run --resume {folder}" if _may_resume(record) else "",
+        resume=f"{program} --resume {folder}" if _may_resume(record) else "",
     )
 
 

@@ -185,7 +185,8 @@ def known_limits(
     return table
 
 
-def _installed(group: str) -> list[EntryPoint]:
+@lru_cache(maxsize=8)
+def _installed(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group, none twice, all from where their distribution is.
 
     Raises RunbookError if there is none, if a name comes twice, or if a folder of the same name
@@ -208,7 +209,7 @@ def _installed(group: str) -> list[EntryPoint]:
     problems += [text for package in sorted(ours) if (text := _hidden(package))]
     if problems:
         raise RunbookError("; ".join(problems))
-    return found
+    return tuple(found)
 
 
 def _entry_points(group: str) -> list[EntryPoint]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests import executed
 from tests.cli.shell import Ended, runbook
 from tests.shared import once
 
@@ -19,11 +21,22 @@ settings.load_profile("no-deadline")
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The marker `gpu` is all that a test has to say."""
+    executed.forget()
     if item.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that is marked to execute kinds of commands fails where it did not."""
+    result = yield
+    said = {kind for mark in item.iter_markers(executed.MARK) for kind in mark.args}
+    if missing := sorted(said - executed.noted()):
+        pytest.fail(f"marked with commands that it did not execute: {', '.join(missing)}")
+    return result
 
 
 def pytest_xdist_auto_num_workers() -> int | None:

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import pytest
 
+from tests import executed
+
 T = TypeVar("T")
 
 
@@ -27,7 +29,9 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) 
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not result.exists():
-            made = make(factory.mktemp(name))
-            result.write_bytes(pickle.dumps(made))
-        found: T = pickle.loads(result.read_bytes())
-        return found
+            with executed.apart() as kinds:
+                made = make(factory.mktemp(name))
+            result.write_bytes(pickle.dumps((made, frozenset(kinds))))
+        found: tuple[T, frozenset[str]] = pickle.loads(result.read_bytes())
+        executed.share(found[1])
+        return found[0]

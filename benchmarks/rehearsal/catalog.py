@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.rehearsal.cards import A100_SXM, H100_SXM, H200
+from benchmarks.rehearsal.drivers import DRIVERS, Process
 from benchmarks.rehearsal.machine import KERNELS, Ending, Machine
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
-from benchmarks.rehearsal.smi import DRIVERS, Process
 
 PAIR = Machine(
     name="healthy_a100x2_pcie4",

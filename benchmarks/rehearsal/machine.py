@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.rehearsal.cards import A100_PCIE, Card
+from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
-from benchmarks.rehearsal.smi import DRIVERS, Driver, Gpu
 
 # The kernels that torch takes: flash takes no mask, and the window's sequences need none.
 KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "flash"}

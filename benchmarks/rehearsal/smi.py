@@ -1,4 +1,4 @@
-"""What nvidia-smi prints: `-q -x` in the shapes of five drivers, `topo -m`, and CSV queries.
+"""What `nvidia-smi -q -x` prints, in the shapes of five drivers.
 
 Written from NVIDIA's manual ("nvidia-smi", and the comments of nvsmi_device_v12.dtd and v13.dtd)
 and from outputs that people have published. What changed between drivers, as far as it matters:
@@ -13,84 +13,14 @@ and from outputs that people have published. What changed between drivers, as fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from benchmarks.rehearsal.cards import Card
+from benchmarks.rehearsal.drivers import NOT_AVAILABLE as _NA
+from benchmarks.rehearsal.drivers import Driver, Gpu, Process
 
 Node = tuple[str, "str | list[Node]"]
-_NA = "N/A"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Driver:
-    """A driver branch and the shape of its output."""
-
-    version: str
-    cuda: str
-    dtd: str = "v12"
-    reasons: str = "event"
-    power: str = "gpu"
-    split_sram: bool = True
-    late: bool = False
-
-
-DRIVERS = {
-    "525": Driver(
-        version="525.147.05", cuda="12.0", reasons="throttle", power="old", split_sram=False
-    ),
-    "535": Driver(version="535.183.06", cuda="12.2", split_sram=False),
-    "550": Driver(version="550.144.03", cuda="12.4"),
-    "570": Driver(version="570.172.08", cuda="12.8", late=True),
-    "580": Driver(version="580.95.05", cuda="13.0", dtd="v13", late=True),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """A process with a context on a GPU; `kind` as nvidia-smi has it: C, G or C+G."""
-
-    pid: int
-    name: str
-    used_mib: int
-    kind: str = "C"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU at one moment. Counts of errors are those since the driver was loaded."""
-
-    index: int
-    card: Card
-    uuid: str
-    bus: str
-    pcie_gen: int = 1
-    pcie_gen_max: int = 4
-    pcie_width: int = 16
-    pcie_width_max: int = 16
-    used_mib: int = 4
-    processes: tuple[Process, ...] = ()
-    performance_state: str = "P0"
-    reasons: tuple[str, ...] = ("gpu_idle",)
-    sram_parity: int = 0
-    sram_secded: int = 0
-    dram_uncorrectable: int = 0
-    dram_correctable: int = 0
-    remapped_uncorrectable: int = 0
-    remap_pending: bool = False
-    remap_failure: bool = False
-    mig: bool = False
-    replays: int = 0
-    temperature: int = 34
-    power_w: float = 62.0
-    power_limit_w: float | None = None
-    utilization: int = 0
-    sm_mhz: int = 210
-    recovery_action: str = "None"
-
-
-REASONS = (
+_REASONS = (
     "gpu_idle",
     "applications_clocks_setting",
     "sw_power_cap",
@@ -101,18 +31,6 @@ REASONS = (
     "sw_thermal_slowdown",
     "display_clocks_setting",
 )
-# Bits of clocks_event_reasons.active: NVML's nvmlClocksEventReason constants.
-_BITS = {
-    "gpu_idle": 0x1,
-    "applications_clocks_setting": 0x2,
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal_slowdown": 0x20,
-    "hw_thermal_slowdown": 0x40,
-    "hw_power_brake_slowdown": 0x80,
-    "display_clocks_setting": 0x100,
-}
 
 
 def query_xml(
@@ -245,7 +163,7 @@ def _clock_reasons(driver: Driver, gpu: Gpu) -> list[Node]:
     kind = driver.reasons
     reasons: list[Node] = [
         (f"clocks_{kind}_reason_{name}", "Active" if name in gpu.reasons else "Not Active")
-        for name in REASONS
+        for name in _REASONS
     ]
     nodes: list[Node] = [(f"clocks_{kind}_reasons", reasons)]
     if driver.late:
@@ -434,81 +352,3 @@ def _process(process: Process) -> list[Node]:
         ("process_name", process.name),
         ("used_memory", f"{process.used_mib} MiB"),
     ]
-
-
-_LEGEND = """
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges
-  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
-  PXB  = Connection traversing multiple PCIe bridges
-  PIX  = Connection traversing at most a single PCIe bridge
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
-
-
-def topology(gpus: Sequence[Gpu], link: str) -> str:
-    """The matrix of `nvidia-smi topo -m`; its header is underlined by escape codes."""
-    names = [f"GPU{gpu.index}" for gpu in gpus]
-    tail = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]
-    lines = ["\t\x1b[4m" + "\t".join([*names, *tail]) + "\x1b[0m"]
-    for row in names:
-        cells = [" X " if row == column else link for column in names]
-        lines.append("\t".join([row, *cells, "0-15", "0", _NA]))
-    return "\n".join(lines) + "\n" + _LEGEND
-
-
-def fields(gpu: Gpu, driver: Driver, *, when: str) -> Mapping[str, str]:
-    """Values of `--query-gpu` for one GPU, without units; what this driver calls them."""
-    mask = sum(_BITS[name] for name in gpu.reasons)
-    reasons = "clocks_throttle_reasons" if driver.reasons == "throttle" else "clocks_event_reasons"
-    unknown = "[N/A]"
-    named = {
-        "timestamp": when,
-        "index": str(gpu.index),
-        "name": gpu.card.name,
-        "uuid": gpu.uuid,
-        "driver_version": driver.version,
-        "pci.bus_id": gpu.bus,
-        "utilization.gpu": unknown if gpu.mig else str(gpu.utilization),
-        "utilization.memory": unknown if gpu.mig else str(gpu.utilization // 2),
-        "memory.used": str(gpu.used_mib),
-        "memory.total": str(gpu.card.memory_mib),
-        "memory.free": str(gpu.card.memory_mib - gpu.used_mib),
-        "power.draw": f"{gpu.power_w:.2f}",
-        "power.limit": f"{gpu.power_limit_w or gpu.card.power_w:.2f}",
-        "temperature.gpu": str(gpu.temperature),
-        "temperature.memory": str(gpu.temperature + 6),
-        "clocks.sm": str(gpu.sm_mhz),
-        "clocks.mem": str(gpu.card.memory_mhz),
-        "clocks.max.sm": str(gpu.card.sm_mhz),
-        "pstate": gpu.performance_state,
-        f"{reasons}.active": f"0x{mask:016X}",
-        "pcie.link.gen.current": str(gpu.pcie_gen),
-        "pcie.link.gen.max": str(gpu.pcie_gen_max),
-        "pcie.link.width.current": str(gpu.pcie_width),
-        "pcie.link.width.max": str(gpu.pcie_width_max),
-        "mig.mode.current": "Enabled" if gpu.mig else "Disabled",
-        "ecc.mode.current": "Enabled",
-        "ecc.errors.corrected.volatile.total": str(gpu.dram_correctable),
-        "ecc.errors.uncorrected.volatile.total": str(
-            gpu.sram_parity + gpu.sram_secded + gpu.dram_uncorrectable
-        ),
-        "ecc.errors.uncorrected.volatile.dram": str(gpu.dram_uncorrectable),
-        "ecc.errors.uncorrected.volatile.sram": str(gpu.sram_parity + gpu.sram_secded),
-        "compute_mode": "Default",
-    }
-    if driver.reasons == "event":  # newer drivers still answer to the older name
-        named["clocks_throttle_reasons.active"] = f"0x{mask:016X}"
-    return named
-
-
-def help_query(driver: Driver, gpu: Gpu) -> str:
-    """`nvidia-smi --help-query-gpu`, as far as names go."""
-    known = fields(gpu, driver, when="")
-    if driver.reasons == "event":
-        known = {name: text for name, text in known.items() if "throttle" not in name}
-    listed = "\n\n".join(f'"{name}"\nDescribed in NVIDIA\'s manual.' for name in known)
-    return f'List of valid properties to query for the switch "--query-gpu":\n\n{listed}\n'

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.rehearsal import smi
+from benchmarks.rehearsal import smi, smi_tables
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.rundir import NCCL, TORCH
 
@@ -128,10 +128,12 @@ class Bench:
         files = {
             "query.xml": f"{lost}\n" if lost else text,
             "code.txt": "15" if lost else "0",
-            "topology.txt": smi.topology(gpus, self.machine.link),
-            "help.txt": smi.help_query(driver, gpus[0]) if gpus else "",
+            "topology.txt": smi_tables.topology(gpus, self.machine.link),
+            "help.txt": smi_tables.help_query(driver, gpus[0]) if gpus else "",
             "list.txt": "".join(f"GPU {g.index}: {g.card.name} (UUID: {g.uuid})\n" for g in gpus),
-            "fields.json": json.dumps([dict(smi.fields(g, driver, when=when)) for g in gpus]),
+            "fields.json": json.dumps(
+                [dict(smi_tables.fields(g, driver, when=when)) for g in gpus]
+            ),
         }
         for name, content in files.items():
             (self.state / name).write_text(content, encoding="utf-8")

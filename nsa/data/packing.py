@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsa.data.files import changes
 from nsa.data.source import Batch, DataError
 from nsa.data.text import Corpus, Document, Place
 from nsa.data.tokenizers import Tokenizer
 
 # Of so many documents about one is only ever read for validation.
 VALIDATION_EVERY = 10
+_NAMED = 3
 
 
 def is_validation(text: str) -> bool:
@@ -56,7 +58,12 @@ class PackedSource:
             self._read_document()
         tokens = _windows(self.rest, self.batch_size, self.seq_len)
         self.rest = self.rest[need - 1 :]
-        position = {"epoch": self.epoch, "place": self.place, "rest": list(self.rest)}
+        position = {
+            "epoch": self.epoch,
+            "place": self.place,
+            "rest": list(self.rest),
+            "contents": self.corpus.contents(),
+        }
         return Batch(tokens=tokens, position=position)
 
     def validation(self, count: int) -> Iterator[Tensor]:
@@ -66,7 +73,13 @@ class PackedSource:
         return iter(self._held[:count])
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Go on after the given position."""
+        """Go on after the given position. Raises DataError where it is one in other files."""
+        if changed := changes(position["contents"], self.corpus.contents()):
+            more = f" (and {len(changed) - _NAMED} more)" if changed[_NAMED:] else ""
+            raise DataError(
+                f"the data changed since the checkpoint was written: {', '.join(changed[:_NAMED])}"
+                f"{more}; put back what the run read, or begin a new one"
+            )
         self.epoch, self.place = int(position["epoch"]), position["place"]
         self.rest = [int(token) for token in position["rest"]]
         self._open = None

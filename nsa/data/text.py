@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from nsa.data.files import digests
 from nsa.data.source import DataError
 
 SUFFIXES = (".jsonl", ".txt", ".parquet")
@@ -36,6 +37,9 @@ class Corpus(Protocol):
     def describe(self, place: Place) -> str:
         """The place in words."""
 
+    def contents(self) -> dict[str, str]:
+        """What places are places in: digests by file; empty where that is not known."""
+
 
 class LocalCorpus:
     """JSONL (one object with a text field per line), parquet (a text column), or plain text.
@@ -49,7 +53,17 @@ class LocalCorpus:
         self, path: str, *, text_field: str = "text", rank: int = 0, world_size: int = 1
     ) -> None:
         self.text_field, self.rank, self.world_size = text_field, rank, world_size
-        self.files = _find(path)
+        self.root, self.files = Path(path), _find(path)
+        self._contents: dict[str, str] = {}
+
+    def contents(self) -> dict[str, str]:
+        """The digests of the files as they were when first asked for."""
+        if not self._contents:
+            try:
+                self._contents = digests(self.root, self.files)
+            except OSError as error:
+                raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+        return self._contents
 
     def documents(self, place: Place | None = None) -> Iterator[Document]:
         """This rank's documents after a place, or from the start, once."""
@@ -182,6 +196,10 @@ class FinewebCorpus:
                 yield Document(text=str(record["text"]), after=stream.state_dict())
         except OSError as error:
             raise _unreachable(error) from error
+
+    def contents(self) -> dict[str, str]:
+        """Nothing: the stream is of a published data set."""
+        return {}
 
     def describe(self, place: Place) -> str:
         """The place in words."""

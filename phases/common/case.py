@@ -313,6 +313,10 @@ class Case:
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""
         found = self.evidence.facts.get(name)
+        if found is None and not self.evidence.facts:
+            reason = f"{name} is not known: no phase of this run collects facts of the machine"
+            topic = "plan_collects_nothing" if self.profile.plan else ""
+            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, topic=topic))
         if found is None:
             raise missing(f"{name} was not collected on this machine")
         return found

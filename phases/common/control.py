@@ -59,12 +59,12 @@ def reproduces_baseline(
 
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-    from scipy.stats import t
+    from runbook.stats.pairs import t_quantile
 
     logs = [math.log(rate) for rate in rates]
     count = len(logs)
     mean = sum(logs) / count
     spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
-    reach = float(t.ppf(1 - _ERROR / 2, count - 1)) * spread * math.sqrt(1 + 1 / count)
+    reach = t_quantile(_ERROR / 2, count - 1) * spread * math.sqrt(1 + 1 / count)
     half = max(reach, math.log1p(CONTROL_LEAST))
     return math.exp(mean - half), math.exp(mean + half)

@@ -14,12 +14,12 @@ from runbook.records import Reason
 def heartbeats(case: Case, name: str) -> Finding:
     """PASS if every rank began and ended every step, and rank 0 told its progress.
 
-    One step has `step_start`, `progress` and `step_end`; of later ones each begins anew.
+    One step has `step_start`, `progress` and `step_end`; of later ones each begins anew. A launch
+    that was ended, by whatever, owes no step after that: its end has a row of its own.
     """
-    launch = case.launch(name)
-    fault = case.fault_of(name)
+    launch = case.completed(name)
     if not launch.ranks:
-        raise missing(f"{name}: no rank wrote a heartbeat", launch.console_path, follows=fault)
+        raise missing(f"{name}: no rank wrote a heartbeat", launch.console_path)
     planned = launch.launch.steps - launch.after
     problems = []
     for rank in launch.ranks:
@@ -32,8 +32,7 @@ def heartbeats(case: Case, name: str) -> Finding:
     paths = tuple(rank.path for rank in launch.ranks)
     if problems:
         reason = f"{name}: {listed(problems)}"
-        return failed(Reason.MISMATCH, reason, evidence=paths, topic="stall", follows=fault)
-    case.completed(name)
+        return failed(Reason.MISMATCH, reason, evidence=paths, topic="stall")
     value = rank_value(launch.ranks[0], "steps_ended", float(planned), "steps")
     return passed(
         f"progress and step_end of all {planned} steps, each begun by step_start",

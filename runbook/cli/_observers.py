@@ -70,6 +70,6 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     short = console.quiet or record.interrupted
     console.result(text.partition("\n")[0] if short else text)
     if record.interrupted:
-        command = "launch" if record.invocation.plan else "run"
-        console.result(f"resume  runbook {command} --resume {near(folder)}")
+        program = " ".join(record.invocation.program)
+        console.result(f"resume  {program} --resume {near(folder)}")
     print_reports(console, folder, shown=near(folder))

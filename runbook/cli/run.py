@@ -211,12 +211,13 @@ def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
 
 def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     """What a person gave for this run, in words; of one that goes on, how this shell differs."""
-    from runbook.config.precedence import differing, shell_settings, told
+    from runbook.config.precedence import differing, shell_settings, told, unread
     from runbook.engine.journal import recorded_settings
 
     if not args.goes_on:
         setup = args.setup
-        return list(told(setup.given, setup.sources, setup.profile.variables))
+        settings = told(setup.given, setup.sources, setup.profile.variables)
+        return [*settings, *unread(setup.profile)]
     given, sources = recorded_settings(args.resume_folder)
     found = list(differing(given, sources, shell_settings(os.environ)))
     if found:
@@ -230,7 +231,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     from runbook.checkout import how_to_call
     from runbook.cli._observers import observer_for, print_summary
     from runbook.config.precedence import dropped
-    from runbook.engine.run import resume_run, run_setup
+    from runbook.engine.resuming import resume_run
+    from runbook.engine.run import run_setup
 
     args.told = _tell_settings(args, console)
     if args.dry_run:

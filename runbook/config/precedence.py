@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
+from runbook.config.nccl import unknown_note
 from runbook.config.settings import (
     Settings,
     is_passed_on,
@@ -165,8 +166,18 @@ def told(
         if before is not None:
             same = meaning(name, profile) == meaning(name, settings)
             parts.append("as in the profile" if same else f"over {before} of the profile")
-        parts += [notes[name]] if notes.get(name) else []
+        note = notes.get(name) or unknown_note(name)
+        parts += [note] if note else []
         yield f"{name}={value} ({', '.join(parts)})"
+
+
+def unread(profile: Profile) -> Iterator[str]:
+    """Each variable of the profile that NCCL may ignore, with that note."""
+    every = [profile.env, *(phase.env for phase in profile.phases.values())]
+    values = {name: one.value for env in every for name, one in env.items()}
+    for name, value in values.items():
+        if note := unknown_note(name):
+            yield f"{name}={value} (profile {profile.name}, {note})"
 
 
 def differing(

@@ -17,6 +17,7 @@ from nsa.contract import CONFIG_VARIABLE, NSAError, is_secret_name
 from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
+from runbook.config.nccl import mistyped, unknown_note
 from runbook.errors import UsageError, did_you_mean
 
 Scalar = str | int | float | bool
@@ -105,7 +106,7 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             overrides[name] = scalar(value)
         else:
             problems.append(_unknown(name, keys))
-    problems += _typed(_toggle_problems(toggles))
+    problems += _typed([*_nccl_problems(toggles), *_toggle_problems(toggles)])
     problems += _typed(override_problems(overrides))
     if problems:
         raise UsageError(problems)
@@ -145,7 +146,11 @@ def variable_problems(values: Mapping[str, str]) -> list[str]:
         if name not in TOGGLES and (name.startswith("NSA_") or not may_be_set(name))
     ]
     toggles = {name: value for name, value in values.items() if name in TOGGLES}
-    return problems + _toggle_problems(toggles)
+    return [*problems, *_nccl_problems(values), *_toggle_problems(toggles)]
+
+
+def _nccl_problems(values: Iterable[str]) -> list[str]:
+    return [f"{name}: NCCL reads {right}" for name, right in mistyped(values).items()]
 
 
 def override_problems(values: Mapping[str, Scalar]) -> list[str]:
@@ -211,7 +216,7 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
     """Everything that is wrong with the variables: unknown, not allowed, contradicting."""
     problems = _toggle_problems(environ)
     problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
-    return problems + torch_variable_problems(environ)
+    return [*problems, *_nccl_problems(environ), *torch_variable_problems(environ)]
 
 
 def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
@@ -229,4 +234,6 @@ def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
 def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
     """What becomes of variables that are set under an old name or to a harmful value."""
     rows, _ = torch_env.plan(environ, uses_nccl=uses_nccl)
-    return [f"{row.name}={row.value}: {row.note}" for row in rows if row.note]
+    notes = {row.name: row.note for row in rows}
+    notes |= {name: unknown_note(name) for name in sorted(environ) if name not in notes}
+    return [f"{name}={environ[name]}: {note}" for name, note in notes.items() if note]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runbook.engine.options import RunOptions, plan_all
-    from runbook.engine.run import resume_run, run_plan
+    from runbook.engine.resuming import resume_run
+    from runbook.engine.run import run_plan
     from runbook.launch.observer import Observer
 
 __all__ = ["Observer", "RunOptions", "plan_all", "resume_run", "run_plan"]
@@ -20,7 +21,7 @@ _HOMES = {
     "Observer": "runbook.launch.observer",
     "RunOptions": "runbook.engine.options",
     "plan_all": "runbook.engine.options",
-    "resume_run": "runbook.engine.run",
+    "resume_run": "runbook.engine.resuming",
     "run_plan": "runbook.engine.run",
 }
 

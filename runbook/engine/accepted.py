@@ -95,8 +95,30 @@ def _is_older(path: Path, name: str) -> bool:
 def go_record(folder: Path) -> RunRecord | None:
     """The record of a finished run that was GO; None if it was not, or has not finished.
 
-    Raises `DamagedRunError` if it cannot be told which, and `RunbookError` if it was GO by a record
-    that this version cannot read, or goes on.
+    Raises what `run_document` does, and `RunbookError` if this version cannot read a GO's record.
+    """
+    document = run_document(folder)
+    return valid_record(document) if is_go(document) else None
+
+
+def is_go(document: object) -> bool:
+    """Is this the document of a run.json that says GO?"""
+    return isinstance(document, dict) and document.get("verdict") == Verdict.GO
+
+
+def valid_record(document: object) -> RunRecord:
+    """The record in a run.json. Raises `RunbookError` if this version cannot read it."""
+    try:
+        return RunRecord.model_validate(document)
+    except ValueError as error:
+        raise RunbookError(f"its {RECORD_FILE} is no record of this version") from error
+
+
+def run_document(folder: Path) -> object:
+    """What the run.json of a folder holds; None if there is none, or no JSON.
+
+    Where it says GO the run has finished, and it is the file that the run wrote. Raises
+    `DamagedRunError` if it cannot be told whether it was GO, `RunbookError` if that one goes on.
     """
     path, finished = folder / RECORD_FILE, (folder / MANIFEST_FILE).is_file()
     if not path.is_file():
@@ -104,7 +126,7 @@ def go_record(folder: Path) -> RunRecord | None:
             raise DamagedRunError(f"its {RECORD_FILE} is gone")
         return None
     document = _json(path.read_bytes())
-    was_go = isinstance(document, dict) and document.get("verdict") == Verdict.GO
+    was_go = is_go(document)
     if finished:
         if file_sha256(path) != _listed(folder).get(RECORD_FILE):
             raise DamagedRunError(f"{RECORD_FILE} is not the file of its {MANIFEST_FILE}")
@@ -112,12 +134,7 @@ def go_record(folder: Path) -> RunRecord | None:
         raise RunbookError("still going on")
     elif was_go or document is None:
         raise DamagedRunError(f"it has no {MANIFEST_FILE}: removed, or cut off (--resume)")
-    if not was_go:
-        return None
-    try:
-        return RunRecord.model_validate(document)
-    except ValueError as error:
-        raise RunbookError(f"its {RECORD_FILE} is no record of this version") from error
+    return document
 
 
 def _json(text: bytes) -> object:

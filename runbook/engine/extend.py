@@ -95,20 +95,24 @@ def failed_phases(record: RunRecord) -> list[str]:
     ]
 
 
-# How a process or the machine failed, which says nothing against what is trained.
+# How a process or the machine failed, or what a start was refused for (data that changed), which
+# says nothing against what is trained.
 _ACCIDENTS = (
     LaunchStatus.CRASHED,
     LaunchStatus.HUNG,
     LaunchStatus.SILENT,
     LaunchStatus.TIMED_OUT,
     LaunchStatus.HARDWARE_ERROR,
+    LaunchStatus.ENVIRONMENT_ERROR,
+    LaunchStatus.CONFIG_ERROR,
 )
 
 
 def after_an_accident(record: RunRecord) -> list[str]:
-    """The phases of a plan that go on after a crash, a hang or a time limit; else none.
+    """The phases of a plan that go on after a crash, a hang, a time limit or a refused start.
 
-    They are the one in which a launch ended so, and those that started nothing because of it.
+    They are the one in which a launch ended so, and those that started nothing because of it;
+    none after any other end.
     """
     failed = [phase for phase in record.phases if any(_required_open(record, phase))]
     plan = record.profile_document.get("plan")

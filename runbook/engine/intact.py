@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config import is_profile_file, load_profile, profile_names
+from runbook.engine.differing import differences
 from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
 from runbook.engine.judge import read_facts, shown_fact, what_it_reads
 from runbook.engine.options import Setup
@@ -37,18 +38,12 @@ _LONGEST = 120
 _OF_A_RETRY = "NCCL_DEBUG"
 
 
-def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`field: recorded X, recomputed Y` for every leaf that differs."""
-    problems = []
-    for name in sorted(old.keys() | new.keys()):
-        one, other = old.get(name), new.get(name)
-        if json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True):
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            problems += differing_fields(one, other, f"{prefix}{name}.")
-        else:
-            problems.append(f"{prefix}{name}: recorded {_short(one)}, recomputed {_short(other)}")
-    return problems
+    return [
+        f"{found.key}: recorded {_short(found.one)}, recomputed {_short(found.other)}"
+        for found in differences(old, new)
+    ]
 
 
 def _short(value: object) -> str:

@@ -218,7 +218,10 @@ def prepare(options: RunOptions) -> Setup:
         resolve("settings", lambda: gathered(profile, typed, **given))
         found["profile"] = with_config(profile, found["settings"].config)
     if options.plan:
-        options = _with_plan(options, found, resolve)
+        # A GO is asked for only once the rest is right: it has to be one of these settings.
+        standing = options if not problems else replace(options, without_go=True)
+        names = _with_plan(standing, found, resolve)
+        options = replace(options, phases=names) if names else options
     elif "profile" in found:
         resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
     else:
@@ -256,18 +259,18 @@ def _with_plan(
     options: RunOptions,
     found: dict[str, Any],
     resolve: Callable[[str, Callable[[], object]], None],
-) -> RunOptions:
-    """The options with the plan's phases; its profile and phases go into `found`."""
+) -> str:
+    """The names of the plan's phases; its profile and phases go into `found`."""
     from runbook.engine.launching import asked_for, planned_profile
 
     if not {"profile", "settings"} <= found.keys():
-        return options
+        return ""
     resolve("profile", lambda: planned_profile(options, found["profile"], found["settings"]))
     if found["profile"].plan is None:
-        return options
-    names = asked_for(found["profile"], options.until)
-    resolve("phases", lambda: tuple(select(",".join(names), found["profile"].phases)))
-    return replace(options, phases=",".join(names))
+        return ""
+    names = ",".join(asked_for(found["profile"], options.until))
+    resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
+    return names
 
 
 def with_launches(setup: Setup) -> Setup:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypedDict
 
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.accepted import keep_accepted
@@ -46,6 +47,16 @@ from runbook.records import (
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.phase import Judgement, Phase
 from runbook.records.run import Ran
+
+
+class _How(TypedDict):
+    """How a launch is run, whether it begins here or is gone on with."""
+
+    observer: Observer
+    stop: StopRequest
+    enough: Callable[[Path], bool] | None
+    retry: bool
+    launcher: Launcher
 
 
 @dataclass(kw_only=True)
@@ -222,16 +233,15 @@ class PhaseRun:
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
         run_dir = state.run_root / launch.run_dir
+        how: _How = {
+            "observer": state.observer,
+            "stop": state.stop,
+            "enough": self._enough(launch),
+            "retry": state.setup.options.retry,
+            "launcher": state.launcher,
+        }
         if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
-            left = adopt_launch(
-                launch,
-                state.run_root,
-                observer=state.observer,
-                stop=state.stop,
-                enough=self._enough(launch),
-                retry=state.setup.options.retry,
-                launcher=state.launcher,
-            )
+            left = adopt_launch(launch, state.run_root, **how)
             if left is not None:
                 return left
             set_aside(run_dir, "unfinished")
@@ -246,16 +256,7 @@ class PhaseRun:
             state.observer.note(f"{launch.name}: not used: {text}")
         if begun is not None and begun.refused:
             state.observer.note(f"{launch.name}: goes on from step {begun.step} ({begun.path})")
-        return run_launch(
-            launch,
-            state.run_root,
-            observer=state.observer,
-            stop=state.stop,
-            enough=self._enough(launch),
-            retry=state.setup.options.retry,
-            launcher=state.launcher,
-            begun=begun,
-        )
+        return run_launch(launch, state.run_root, **how, begun=begun)
 
     def _enough(self, launch: Launch) -> Callable[[Path], bool] | None:
         if launch.schedule is None:

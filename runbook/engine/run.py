@@ -1,13 +1,11 @@
 """A run: the phases in order, the journal after each, the record and reports at the end.
 
-`run_plan` begins one; `resume_run` goes on where one was cut off, without repeating what had
-finished.
+`run_plan` begins one; `runbook.engine.resuming` goes on where one was cut off.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +14,14 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
-from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
-from runbook.engine.identity import identity, refuse_if_unlike
+from runbook.engine.extend import keep_aside, repeat
+from runbook.engine.identity import identity
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
-from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
+from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
-from runbook.engine.options import RunOptions, Setup, prepare, setup_to_resume
+from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.outputs import (
-    MANIFEST_FILE,
     RECORD_FILE,
     artifact_records,
     record_text,
@@ -35,19 +32,17 @@ from runbook.engine.outputs import (
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.progress import Forecaster
-from runbook.engine.standing import require_standing
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import UsageError
 from runbook.files import make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
-from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
 
 _SHORT_SHA = 7
 _TRIES = 100
-_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 
 
 def create_run_folder(out: Path) -> Path:
@@ -92,7 +87,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
     """`run_plan` with its options resolved already."""
     part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
-    _keep_configs(setup, run_root)
+    keep_configs(setup, run_root)
     with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
         journal.append(
@@ -104,119 +99,21 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
         write_atomic(run_root / RECORD_FILE, record_text(derive_record(journal.events)))
-        return _continue(
+        return go_on(
             RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
         )
 
 
-def resume_run(
-    run_root: Path,
-    *,
-    observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
-    until_s: float | None = None,
-    extension: Extension | None = None,
-) -> RunRecord:
-    """Continue a run after an interruption, its time limit, or a crash of harness or machine.
-
-    Phases that had finished stay byte for byte as they are; in the phase that was cut off,
-    launches that had ended are not repeated. A plan that ended with a crash, a hang or a time limit
-    goes on after its last launch that finished. An `extension` adds phases, or runs those again
-    that did not pass, and a finished run goes on too; phases after one that ran are judged again.
-    Raises `UsageError` if there is nothing to continue, or if what is added would not be
-    comparable: another version of the program, another commit, machine or software (`identity`);
-    `RunbookError` if its journal is damaged.
-    """
-    part = Part(limit_s=until_s)
-    run_root = run_root.resolve()
-    if not (run_root / EVENTS_FILE).is_file():
-        raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
-    with Journal.reopen(run_root) as journal:
-        if not journal.events:
-            raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
-        record = derive_record(journal.events)
-        again = after_an_accident(record) if extension is None and _is_over(journal) else []
-        _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
-        refuse_if_unlike(record, identity())
-        if extension is not None:
-            extend(journal, record, extension, make_setup)
-            record = derive_record(journal.events)
-        setup = make_setup(record)
-        # Before anything is written, so that a refusal leaves the run as it was.
-        require_standing(setup, run_root.parent, _finished_phases(journal).keys() - set(again))
-        for name in again:
-            before = next(phase for phase in record.phases if phase.name == name)
-            repeat(journal, before, only_unfinished=True)
-        done = _finished_phases(journal)
-        keep_aside(run_root, journal, setup.phases)
-        _keep_configs(setup, run_root)
-        state = RunState(
-            setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
-        )
-        state.finished_launches = _finished_launches(journal, done)
-        _restore(state, done)
-        journal.append("run_resumed", sync=True)
-        (run_root / MANIFEST_FILE).unlink(missing_ok=True)
-        return _continue(state)
-
-
-def _keep_configs(setup: Setup, run_root: Path) -> None:
+def keep_configs(setup: Setup, run_root: Path) -> None:
+    """Copy the trainer's configs into the run's folder, where its launches read them."""
     for name in dict.fromkeys(launch.config for launch in setup.planned if launch.config):
         keep_config(run_root, name)
 
 
-def _is_over(journal: Journal) -> bool:
-    return bool(journal.events[-1]["event"] == "run_finished")
-
-
-def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) -> None:
-    if _is_over(journal) and not goes_on:
-        hint = "--phase NAME adds a phase to it, --failed runs again what did not pass"
-        if record.options.get("plan"):
-            more = record.verdict is Verdict.PARTIAL
-            hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
-        raise UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
-    if record.tool_version != __version__:
-        raise UsageError(
-            f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
-            hint="continue it with the version that began it",
-        )
-
-
-def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
-    if "preflight" in done:
-        state.facts |= read_facts(state.run_root)
-    for name, record in done.items():
-        state.choices[name] = record.choices
-        _guard(state, record)
-        state.evidence[name] = read_phase(
-            state.run_root, name, record.launches, facts=state.facts, earlier={}
-        )
-
-
-def _finished_launches(
-    journal: Journal, done: dict[str, PhaseRecord]
-) -> dict[tuple[str, str], LaunchResult]:
-    found: dict[tuple[str, str], LaunchResult] = {}
-    for event in journal.events:
-        if event["event"] == "phase_repeated":
-            kept = event.get("kept", ())
-            found = {
-                key: result
-                for key, result in found.items()
-                if key[0] != event["phase"] or key[1] in kept
-            }
-        elif event["event"] == "launch_finished" and event["phase"] not in done:
-            result = LaunchResult.model_validate(event["result"])
-            if result.status not in _NOT_FINISHED:
-                found[(event["phase"], event["launch"])] = result
-    return found
-
-
-def _continue(state: RunState) -> RunRecord:
+def go_on(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
     names = tuple(phase.name for phase in state.setup.phases)
-    done = _finished_phases(state.journal)
+    done = finished_phases(state.journal)
     left = [
         launch
         for launch in state.setup.planned
@@ -246,7 +143,7 @@ def _continue(state: RunState) -> RunRecord:
 
 
 def _run_phases(state: RunState) -> None:
-    done = _finished_phases(state.journal)
+    done = finished_phases(state.journal)
     newest = 0
     for phase in state.setup.phases:
         if state.stop.requested:
@@ -263,7 +160,7 @@ def _run_phase(state: RunState, phase: Phase) -> None:
     record = PhaseRun(phase, state).run()
     _keep_phase(state, record)
     state.observer.phase_finished(record)
-    _guard(state, record)
+    guard(state, record)
     if state.blocked and state.blocked.follows.partition(".")[0] == phase.name:
         state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
@@ -305,7 +202,7 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
         state.observer.phase_finished(record)
 
 
-def _guard(state: RunState, record: PhaseRecord) -> None:
+def guard(state: RunState, record: PhaseRecord) -> None:
     """Let later phases start nothing where a required row of a guarding one says why not to.
 
     Where a plan stops, every phase of it guards the next ones, and nothing switches that off.
@@ -334,7 +231,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     return record
 
 
-def _finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
+def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
     """Records of the phases that ran to their end; an interrupted one is not among them."""
     whole: set[str] = set()
     for event in journal.events:

@@ -169,14 +169,13 @@ def _profile_of(record: RunRecord) -> Profile:
 
 def _shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
-    shipped = _shipped()
-    same = shipped.get(profile.name)
+    same = _shipped(profile.name) if profile.name in profile_names() else None
     kind = (profile.hardware.device, min(profile.ranks, 2))
     if same is not None and (same.hardware.device, min(same.ranks, 2)) == kind:
         return same
     if profile.hardware.device == "cpu":
-        return shipped["cpu"]
-    return shipped["h200x1" if profile.ranks == 1 else "a100x2_pcie4"]
+        return _shipped("cpu")
+    return _shipped("h200x1" if profile.ranks == 1 else "a100x2_pcie4")
 
 
 def _as_planned(base: Profile, profile: Profile) -> Profile:
@@ -202,9 +201,9 @@ def _behind(profile: Profile, phases: Sequence[PhaseRecord]) -> list[str]:
     return [] if said == Verdict.GO else [f"BEHIND {run_id}, which was {said}"]
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> Mapping[str, Profile]:
-    return {name: load_profile(name) for name in profile_names()}
+@lru_cache(maxsize=4)
+def _shipped(name: str) -> Profile:
+    return load_profile(name)
 
 
 def _of_phases(profile: Profile, base: Profile) -> list[str]:

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 from runbook.config import Profile, Settings
 from runbook.config.plan import needing_go
 from runbook.config.profile import PhaseSettings
-from runbook.engine.accepted import DamagedRunError, go_record, run_folders
-from runbook.engine.outputs import RECORD_FILE
+from runbook.engine.accepted import (
+    DamagedRunError,
+    go_record,
+    is_go,
+    run_document,
+    run_folders,
+    valid_record,
+)
 from runbook.engine.validated import (
     NAMED,
     Wanted,
@@ -70,11 +76,12 @@ def find_standing(
         return Standing()
     for folder in run_folders(out, left_out):
         try:
-            record = go_record(folder)
-            if record is None:
-                if why := _refused(folder, profile, wanted):
+            document = run_document(folder)
+            if not is_go(document):
+                if why := _refused(folder, document, profile, wanted):
                     return Standing(left_out={**left_out, folder.name: why})
                 continue
+            record = valid_record(document)
             if _launched(record):
                 continue
             parameters = _check(folder, record, profile, wanted, steps_scale)
@@ -120,11 +127,11 @@ def _launched(record: RunRecord) -> bool:
     return any((one.get("stage") or {}).get("needs_go") for one in found if isinstance(one, dict))
 
 
-def _refused(folder: Path, profile: Profile, wanted: Sequence[Wanted]) -> str:
+def _refused(folder: Path, document: object, profile: Profile, wanted: Sequence[Wanted]) -> str:
     """In words that the run was NO-GO for what is wanted; empty if it was not."""
     try:
-        record = RunRecord.model_validate_json((folder / RECORD_FILE).read_bytes())
-    except (OSError, ValueError):
+        record = valid_record(document)
+    except RunbookError:
         return ""
     if record.verdict is not Verdict.NO_GO or _launched(record):
         return ""

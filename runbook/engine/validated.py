@@ -13,6 +13,7 @@ from nsa.settings import Override, load_config
 from runbook.config import Profile, Settings
 from runbook.config.plan import FREE_KEYS
 from runbook.config.profile import PhaseSettings
+from runbook.engine.differing import differences
 from runbook.engine.identity import identity
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
@@ -25,7 +26,7 @@ NAMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a launch is going to train: its config by dotted key, and its variables.
+    """What a launch is going to train: its config and its variables.
 
     `given` names the variables that a person gave, which nothing that a run chose goes over.
     """
@@ -51,7 +52,7 @@ def other_profile(record: RunRecord, profile: Profile) -> list[str]:
     """In what the run was held against another profile of a machine than this one."""
     mine = profile.model_dump(mode="json")
     theirs, here = (of_the_machine(one, mine) for one in (record.profile_document, mine))
-    return _differences(_leaves(theirs), _leaves(here), without=frozenset())
+    return _then_and_now(theirs, here)
 
 
 def compared(
@@ -74,10 +75,9 @@ def compared(
         mine = {
             name: value for name, value in one.variables.items() if name not in chosen - one.given
         }
-        differ += _differences(theirs, mine, without=FREE_VARIABLES)
+        differ += _then_and_now(theirs, mine, without=FREE_VARIABLES)
         configs = [
-            _differences(_leaves(env.get("config") or {}), one.config, without=FREE_KEYS)
-            for env in envs
+            _then_and_now(env.get("config") or {}, one.config, without=FREE_KEYS) for env in envs
         ]
         differ += [] if [] in configs else configs[0] if configs else []
         counts |= {
@@ -113,14 +113,18 @@ def ground_of(record: RunRecord, ranks: int, *, finished: bool = True) -> list[L
     ]
 
 
-def _differences(
-    theirs: Mapping[str, Any], mine: Mapping[str, Any], *, without: frozenset[str]
+def _then_and_now(
+    theirs: Mapping[str, Any], mine: Mapping[str, Any], *, without: frozenset[str] = frozenset()
 ) -> list[str]:
     return [
-        f"{name} {theirs.get(name, 'unset')} then, {mine.get(name, 'unset')} now"
-        for name in {**theirs, **mine}
-        if name not in without and theirs.get(name) != mine.get(name)
+        f"{found.key} {_said(found.one)} then, {_said(found.other)} now"
+        for found in differences(theirs, mine)
+        if found.key not in without
     ]
+
+
+def _said(value: object) -> object:
+    return "unset" if value is None else value
 
 
 def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None) -> Wanted:
@@ -136,7 +140,7 @@ def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None)
         raise UsageError([f"{profile.config}: {text}" for text in error.problems]) from error
     variables = {name: one.value for name, one in phase.env.items()} if phase else {}
     return Wanted(
-        config=_leaves(loaded.config.model_dump()),
+        config=loaded.config.model_dump(),
         variables={**profile.variables, **variables, **settings.toggles},
         given=frozenset(settings.toggles),
     )
@@ -150,14 +154,3 @@ def _env_of(folder: Path, entry: LaunchEntry) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunbookError(f"{path.name} of {entry.launch.id} cannot be read: {error}") from error
     return document if isinstance(document, dict) else {}
-
-
-def _leaves(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value of a document by its dotted key."""
-    found: dict[str, Any] = {}
-    for name, one in document.items():
-        if isinstance(one, Mapping):
-            found |= _leaves(one, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = one
-    return found

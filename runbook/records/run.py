@@ -293,9 +293,14 @@ class Invocation:
             words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
 
+    @property
+    def program(self) -> tuple[str, str]:
+        """The command that begins such a run, and goes on with it."""
+        return ("runbook", "launch" if self.plan else "run")
+
     def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
         """The command that goes on with this run, or adds phases to it."""
-        words = ["runbook", "launch" if self.plan else "run", "--resume", run_id]
+        words = [*self.program, "--resume", run_id]
         if named := list(phases):
             words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
         return shlex.join(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from runbook.records import Measurement, Window
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5

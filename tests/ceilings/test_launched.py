@@ -22,6 +22,7 @@ from runbook.read.ceilings import read_measured
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.registry import phases
+from tests.executed import note
 from tests.phases import builder
 
 CPU = builder.context("cpu")
@@ -133,9 +134,11 @@ def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal
 
 
 @pytest.mark.e2e
+@pytest.mark.executes("-m nsa.ceilings")
 def test_the_printed_line_works_when_pasted(tmp_path: Path) -> None:
+    line = planned().command_line()
     done = subprocess.run(
-        ["bash", "-c", planned().command_line()],
+        ["bash", "-c", line],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
@@ -144,6 +147,7 @@ def test_the_printed_line_works_when_pasted(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    note(line)
     document = json.loads((tmp_path / "artifacts/ceilings/latest" / CEILINGS_JSON).read_text())
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     assert "matmul" in done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from runbook.cli import main
+from tests import executed
 
 ESCAPE = "\x1b"
 _SETTINGS = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CONFIG")
@@ -38,6 +39,7 @@ def runbook(*words: str, cwd: Path, timeout_s: float = 120, **variables: str) ->
         timeout=timeout_s,
         check=False,
     )
+    executed.note(("runbook", *words), done.returncode)
     return Ended(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
@@ -55,6 +57,7 @@ def inside(*words: str, cwd: Path, **variables: str) -> Ended:
         except SystemExit as end:
             code = end.code or 0
     assert isinstance(code, int)
+    executed.note(("runbook", *words), code)
     return Ended(code=code, out=out.text(), err=err.text())
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from runbook.records import Check, Outcome, RunRecord, Verdict
 from tests.cli.shell import inside, runbook
+from tests.executed import note
 from tests.shared import once
 
 PLAN = """\
@@ -27,7 +28,7 @@ phases:
     checks: [completed, accounts, heartbeats, past_step_5, loss_finite, toggles_effective, gates]
   extended: {checks: [completed, as_planned, loss_finite, plausible, accounts, gates, resumed]}
   production:
-    checks: [completed, ranks_alive, as_planned, plausible, accounts, gradients, checkpoint_time]
+    checks: [completed, ranks_alive, as_planned, accounts, gradients, heartbeats, checkpoint_time]
 """
 WORDS = ("--profile", "cpu", "--steps-scale", "0.02", "--out", "runs")
 
@@ -72,6 +73,7 @@ def ended(
         while (leg := when(folder)) is None:
             assert harness.poll() is None and time.monotonic() < give_up
             time.sleep(0.02)
+        note(("runbook", "launch", *words))
         how(harness, leg)
         return harness.wait(timeout=120)
 
@@ -133,6 +135,9 @@ def test_it_is_go_and_says_what_is_less_than_usual(run: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.executes(
+    "runbook launch --until", "runbook launch --resume", "runbook launch --resume --until"
+)
 def test_a_leg_that_was_cut_off_goes_on_from_the_checkpoint_before_it(run: Path) -> None:
     steps = (run / "production/leg2/training.csv").read_text().splitlines()[1:]
     assert [line.split(",")[0] for line in steps] == [str(n) for n in range(51, 101)]
@@ -187,6 +192,18 @@ def test_the_run_that_would_validate_it_has_the_settings_of_this_shell(tmp_path:
     assert done.code == 2
     assert "runbook run --phase all --profile cpu" in done.err
     assert "--set NSA_DDP_BUCKET_MB=1" in done.err.partition("; stop before")[0]
+
+
+@pytest.mark.parametrize("words", [(), ("--dry-run",)])
+def test_a_typo_of_this_shell_is_told_before_a_go_is_asked_for(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = inside("launch", *WORDS, *words, cwd=tmp_path, NSA_DDP_BUCKT_MB="1")
+    assert done.code == 2 and not list(tmp_path.iterdir())
+    assert "in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you mean" in done.err
+    assert "GO" not in done.err
+    other = inside("launch", *WORDS, *words, "--plan", "prod", cwd=tmp_path, NSA_ACUM="1")
+    assert "NSA_ACUM" in other.err and "there are: production, validation" in other.err
 
 
 def test_until_needs_none_and_shows_its_phases_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from runbook.cli import live, main
 from runbook.cli.live import begun_in
 from runbook.errors import UsageError
+from tests.cli.shell import inside
 
 
 def test_the_folder_above_the_runs_is_refused_and_the_newest_run_named(
@@ -46,12 +47,11 @@ def test_once_on_nothing_says_so_and_fails(
     assert "nothing to read:" in capsys.readouterr().err
 
 
-def test_once_on_a_healthy_run_says_what_was_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.executes("runbook watch")
+def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
-    assert main(["watch", str(tmp_path), "--once"]) == 0
-    shown = capsys.readouterr()
+    shown = inside("watch", str(tmp_path), "--once", cwd=tmp_path)
+    assert shown.code == 0
     assert shown.out.startswith(f"{tmp_path}  no heartbeats\n")
     assert f"read {tmp_path} once; 0 anomalies, 1 rows read\n" in shown.err
 

@@ -212,11 +212,13 @@ def test_everything_wrong_with_the_environment_is_listed() -> None:
             "PYTORCH_CUDA_ALLOC_CONF": "a:1",
             "PYTORCH_ALLOC_CONF": "a:1",
             "TORCH_NCCL_HEARTBEAT_TIMEOUT": "9",
+            "NCCL_ALG": "Ring",
         },
         uses_nccl=True,
     )
     text = "\n".join(problems)
-    assert len(problems) == 5
+    assert len(problems) == 6
+    assert "NCCL_ALG: NCCL reads NCCL_ALGO" in text
     assert "NSA_DDP_BUKET_MB" in text and "NSA_DDP_BUCKET_MB" in text
     assert "off, bf16, fp16" in text
     assert "exclude each other" in text
@@ -226,10 +228,11 @@ def test_everything_wrong_with_the_environment_is_listed() -> None:
 
 def test_variables_that_torch_renamed_get_a_note_each() -> None:
     notes = environment_notes(
-        {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "Ring"}, uses_nccl=True
+        {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "Ring", "NCCL_LATER": "1"}, uses_nccl=True
     )
-    assert len(notes) == 1
+    assert len(notes) == 2
     assert notes[0].startswith("NCCL_ASYNC_ERROR_HANDLING=1: ")
+    assert notes[1].startswith("NCCL_LATER=1: no name that NCCL 2.")
 
 
 def test_the_installed_torch_says_which_variables_it_reads(tmp_path: Path) -> None:

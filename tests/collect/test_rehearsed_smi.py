@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearsal import smi
+from benchmarks.rehearsal import smi, smi_tables
 from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
+from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu, Process
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from runbook.collect.device_counters import counters_of_xml
@@ -23,15 +24,15 @@ from runbook.launch.gpu import query_fields
 
 EVERY = [
     pytest.param(driver, card, id=f"{name}-{kind}")
-    for name, driver in smi.DRIVERS.items()
+    for name, driver in DRIVERS.items()
     for kind, card in CARDS.items()
 ]
 
 
-def pair(card: Card, *changes: dict[str, Any]) -> list[smi.Gpu]:
+def pair(card: Card, *changes: dict[str, Any]) -> list[Gpu]:
     """Two GPUs of a kind; `changes` are those of GPU 0 and of GPU 1."""
     return [
-        smi.Gpu(
+        Gpu(
             index=index, card=card, uuid=f"GPU-{index}a2b", bus=f"00000000:{0x17 + index:02X}:00.0",
             **change,
         )
@@ -39,14 +40,14 @@ def pair(card: Card, *changes: dict[str, Any]) -> list[smi.Gpu]:
     ]  # fmt: skip
 
 
-def facts(driver: smi.Driver, gpus: list[smi.Gpu], link: str = "NODE") -> dict[str, Any]:
+def facts(driver: Driver, gpus: list[Gpu], link: str = "NODE") -> dict[str, Any]:
     found = parse_nvidia_smi(smi.query_xml(driver, gpus))
-    drafts = gpu_drafts(found, parse_topology(smi.topology(gpus, link)))
+    drafts = gpu_drafts(found, parse_topology(smi_tables.topology(gpus, link)))
     return {draft.name: draft.value for draft in drafts}
 
 
 @pytest.mark.parametrize(("driver", "card"), EVERY)
-def test_a_healthy_pair_says_what_was_meant(driver: smi.Driver, card: Card) -> None:
+def test_a_healthy_pair_says_what_was_meant(driver: Driver, card: Card) -> None:
     gpus = pair(card, *[{"pcie_gen_max": card.pcie_gen, "performance_state": "P8"}] * 2)
     link = f"NV{card.nvlinks}" if card.nvlinks else "SYS"
     assert facts(driver, gpus, link) == {
@@ -92,24 +93,24 @@ FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
                     "GPU 1: power brake"),
     "power cap": ({"reasons": ("sw_power_cap",)}, "gpu.caps", "GPU 1: power cap"),
     "held down": ({"power_limit_w": 225.0}, "gpu.power_limit", 0.75),
-    "a tenant": ({"processes": (smi.Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),
+    "a tenant": ({"processes": (Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),
     "a desktop": (
-        {"processes": (smi.Process(pid=7, name="Xorg", used_mib=9, kind="G"),)},
+        {"processes": (Process(pid=7, name="Xorg", used_mib=9, kind="G"),)},
         "gpu.processes", 0,
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("driver", smi.DRIVERS.values(), ids=smi.DRIVERS)
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_with_the_second_gpu_is_found(driver: smi.Driver, fault: str) -> None:
+def test_what_is_wrong_with_the_second_gpu_is_found(driver: Driver, fault: str) -> None:
     change, fact, value = FAULTS[fault]
     assert facts(driver, pair(A100_PCIE, {}, change))[fact] == value
 
 
-@pytest.mark.parametrize("driver", smi.DRIVERS.values(), ids=smi.DRIVERS)
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
 def test_collector_and_sampler_ask_a_program_on_path(
-    driver: smi.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(name="two", profile="a100x2_pcie4", story="", driver=driver)
     bench = Bench(tmp_path / "bench", machine, "python3")
@@ -123,12 +124,12 @@ def test_collector_and_sampler_ask_a_program_on_path(
     assert found["gpu.count"] == 1, "torch sees one of the two"
     assert found["gpu.installed"] == 2 and found["gpu.driver"] == driver.version
     asked = query_fields(str(bench.programs / "nvidia-smi"))
-    known = smi.fields(machine.at_rest(0), driver, when="now")
+    known = smi_tables.fields(machine.at_rest(0), driver, when="now")
     assert set(asked) <= set(known), "one unknown name, and nvidia-smi answers nothing"
 
 
 @pytest.mark.parametrize(("driver", "card"), EVERY)
-def test_counters_tell_power_limits_and_the_highest_clock(driver: smi.Driver, card: Card) -> None:
+def test_counters_tell_power_limits_and_the_highest_clock(driver: Driver, card: Card) -> None:
     """Element names changed with 535: both documents of a launch have to say the same."""
     xml = smi.query_xml(driver, pair(card, {}, {"power_limit_w": 200.0}))
     first, second = counters_of_xml(xml)["gpus"]

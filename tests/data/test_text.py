@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import string
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from nsa.data.files import changes, digests
 from nsa.data.packing import PackedSource, is_validation
 from nsa.data.source import DataError
 from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place
@@ -33,6 +36,9 @@ class Lettered:
             if number % self.world_size == self.rank:
                 self.read += 1
                 yield Document(text=self.letters[number] * 5, after={"document": number + 1})
+
+    def contents(self) -> dict[str, str]:
+        return {}
 
     def describe(self, place: Place) -> str:
         return f"document {place['document']}"
@@ -146,6 +152,58 @@ def test_local_documents_are_shared_out_whole_and_resume_exactly(
             assert texts(corpus, document.after) == [d.text for d in found[number + 1 :]]
         together += [document.text for document in found]
     assert sorted(together) == every
+
+
+def local(folder: Path) -> PackedSource:
+    return packed(LocalCorpus(str(folder)))
+
+
+def documents(folder: Path) -> None:
+    for name in ("a", "b"):
+        lines = "".join(json.dumps({"text": f"{name} {n} " * 9}) + "\n" for n in range(40))
+        (folder / f"{name}.jsonl").write_text(lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda at: (at / "b.jsonl").write_text((at / "b.jsonl").read_text().replace("7", "8")),
+         "b.jsonl holds something else;"),
+        (lambda at: (at / "a.jsonl").unlink(), "a.jsonl is gone;"),
+        (lambda at: (at / "aa.txt").write_text("one more\n"), "aa.txt was not there;"),
+    ],
+)  # fmt: skip
+def test_a_run_does_not_go_on_with_other_files(
+    tmp_path: Path, change: Callable[[Path], object], told: str
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    documents(data)
+    position = json.loads(json.dumps(local(data).fetch().position))
+    copied = Path(shutil.copytree(data, tmp_path / "elsewhere"))
+    (copied / "a.jsonl").touch()
+    local(copied).seek(position)
+    change(data)
+    with pytest.raises(DataError, match=told):
+        local(data).seek(position)
+
+
+def test_of_large_files_blocks_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    content = bytearray(os.urandom(1 << 20))
+    path.write_bytes(content)
+    small = 256 << 10  # four blocks
+    before = digests(tmp_path, [path], most_bytes=small)
+    assert before != digests(tmp_path, [path])
+    for at in (0, len(content) - 1):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert changes(before, digests(tmp_path, [path], most_bytes=small)) == [
+            "a.txt holds something else"
+        ]
+    path.write_bytes(content + b"x")
+    assert changes(before, digests(tmp_path, [path], most_bytes=small))
+    path.write_bytes(content)
+    assert changes(before, digests(tmp_path, [path], most_bytes=small)) == []
 
 
 def test_jsonl_is_read(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from runbook.engine.extend import (
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, read_events
 from runbook.engine.options import Setup
-from runbook.engine.run import resume_run, run_setup
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
@@ -180,7 +181,7 @@ def test_a_run_that_was_cut_off_does_not_go_on_as_another(
     _, folder = made(tmp_path, *phases)
     cut_after(folder, "phase_finished")
     before = (folder / EVENTS_FILE).read_bytes()
-    monkeypatch.setattr("runbook.engine.run.identity", lambda: identity() | {what: "another"})
+    monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i)cannot go on.*{what}.* then, another now"):
         extended(folder, None, *phases)
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"

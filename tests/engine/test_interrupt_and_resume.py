@@ -17,7 +17,7 @@ import pytest
 from runbook.engine import Observer
 from runbook.engine.journal import Journal, read_events
 from runbook.engine.outputs import check_manifest
-from runbook.engine.run import resume_run
+from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.launch.reaper import carriers

@@ -15,7 +15,8 @@ from runbook.engine import Observer
 from runbook.engine.journal import read_events
 from runbook.engine.outputs import check_manifest
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
-from runbook.engine.run import resume_run, run_setup
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict

@@ -11,7 +11,8 @@ from runbook.config.profile import PlanNote
 from runbook.engine.extend import Extension
 from runbook.engine.not_started import known_end
 from runbook.engine.options import Setup
-from runbook.engine.run import resume_run, run_setup
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import (

@@ -11,13 +11,14 @@ import pytest
 from runbook.cli import main
 from runbook.config import load_profile
 from runbook.records import Outcome, RunRecord, Verdict
-from tests.cli.shell import Ended
+from tests.cli.shell import Ended, inside
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
+@pytest.mark.executes("runbook judge")
 def test_a_real_run_is_verified_judged_again_and_edited(
-    preflight: tuple[Path, Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    preflight: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     (made,) = (preflight[0] / "artifacts").iterdir()
     folder = Path(shutil.copytree(made, tmp_path / made.name))
@@ -25,16 +26,15 @@ def test_a_real_run_is_verified_judged_again_and_edited(
     assert record.verdict is Verdict.PARTIAL  # eight phases were not asked for
     phase = next(phase for phase in record.phases if phase.name == "preflight")
     assert phase.outcome is Outcome.PASS, phase.checks
-    assert main(["verify", str(folder)]) == 0
-    assert "nothing differs" in capsys.readouterr().out
-    assert main(["judge", str(folder), "--profile", "h200x1", "--json"]) == 3
-    judged = json.loads(capsys.readouterr().out)
-    assert judged
+    verified = inside("verify", str(folder), cwd=tmp_path)
+    assert verified.code == 0 and "nothing differs" in verified.out
+    judged = inside("judge", str(folder), "--profile", "h200x1", "--json", cwd=tmp_path)
+    assert judged.code == 3 and json.loads(judged.out)
     report = folder / "report.md"
     report.write_bytes(report.read_bytes().replace(b"PASS", b"pass", 1))
-    assert main(["verify", str(folder), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is False
+    verified = inside("verify", str(folder), "--json", cwd=tmp_path)
+    found = json.loads(verified.out)
+    assert verified.code == 1 and found["ok"] is False
     assert any(text.startswith("report.md: line") for text in found["differences"])
 
 

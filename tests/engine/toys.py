@@ -12,7 +12,8 @@ from typing import Any
 from runbook.config import Settings, load_profile
 from runbook.config.profile import Profile
 from runbook.engine.options import RunOptions, Setup
-from runbook.engine.run import resume_run, run_setup
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,

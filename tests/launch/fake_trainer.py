@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--config", default="")
     parser.add_argument("--dataset", default="")
     parser.add_argument("--ddp", default="")
+    parser.add_argument("--resume", default="")
     return parser.parse_args()
 
 

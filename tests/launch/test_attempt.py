@@ -1,14 +1,20 @@
-"""An attempt of a pytest launch, and what its end means."""
+"""An attempt: what its end means, and what goes on with it when its harness is gone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from runbook.launch import StopRequest, adopt_launch
+from runbook.launch.local import LocalLauncher, LocalRun
+from runbook.launch.observer import Observer
+from runbook.launch.place import Running, Start
 from runbook.read import read_launch
-from runbook.records import LaunchStatus
-from tests.launch.helpers import run, trainer
+from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
+from runbook.records import Begun, LaunchResult, LaunchStatus
+from tests.launch.helpers import fake_launch, run, trainer
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,35 @@ def test_pytest_is_completed_if_its_report_can_say_how(
         assert evidence.junit is not None
         statuses = [case.status for case in evidence.junit.cases]
         assert statuses == {0: ["passed"], 1: ["failed"], 5: []}[code]
+
+
+class Outlived(LocalLauncher):
+    """A place where commands outlive their harness: one is there for whoever asks."""
+
+    def adopt(self, start: Start) -> Running | None:
+        """The same command in the same folder, with the token that its launch.json names."""
+        return LocalRun(start)
+
+
+def test_what_is_adopted_says_from_which_checkpoint_it_went_on(tmp_path: Path) -> None:
+    launch = fake_launch(name="leg2", steps=8).model_copy(update={"resumes": "leg1", "after": 5})
+    begun = Begun(
+        path="baseline/leg1/checkpoints/step_4", step=4, sha256="ab" * 32, refused=("step_5: torn",)
+    )
+    (tmp_path / begun.path).mkdir(parents=True)
+    first = run(launch, tmp_path, begun=begun)
+    assert (first.status, first.begun) == (LaunchStatus.COMPLETED, begun)
+    folder = tmp_path / launch.run_dir
+    for path in folder.iterdir():  # as the killed harness left it, before the command wrote
+        if path.name != LAUNCH_JSON:
+            path.unlink()
+    document = json.loads((folder / LAUNCH_JSON).read_text())
+    assert document["argv"][-2:] == ["--resume", str(tmp_path / begun.path)]
+    adopted = adopt_launch(
+        launch, tmp_path, observer=Observer(), stop=StopRequest(), enough=None, retry=False,
+        launcher=Outlived(),
+    )  # fmt: skip
+    assert adopted is not None and adopted.status is LaunchStatus.COMPLETED, adopted
+    assert (adopted.begun, adopted.run_token) == (begun, first.run_token)
+    assert LaunchResult.model_validate_json((folder / RESULT_JSON).read_text()) == adopted
+    assert read_launch(tmp_path, launch, adopted).after == 4

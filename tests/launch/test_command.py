@@ -19,6 +19,7 @@ from runbook.launch import Budgets
 from runbook.launch.command import build_command, free_port, keep_config, pasteable
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch
+from tests.executed import note
 from tests.launch.helpers import run, trainer
 
 
@@ -193,3 +194,30 @@ def test_a_config_that_is_edited_while_a_run_goes_on_changes_nothing(tmp_path: P
     read = Path(argv[argv.index("--config") + 1])
     assert read.is_relative_to(run) and read.name == "mine.yaml" and read.read_text() == text
     assert build_command(launch, run, run_root=tmp_path).argv[-1] == str(mine), "it has no copy"
+
+
+@pytest.mark.executes("git clone", "git -C")
+def test_the_printed_checkout_of_another_commit_is_made_by_a_shell(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
+        done = subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    for text in ("then", "now"):
+        (tmp_path / "which").write_text(text)
+        git("add", "which")
+        git("commit", "--quiet", "--message", text)
+    then = git("rev-parse", "HEAD~1")
+    launch = trainer("python", "-m", "nsa.train", "--steps", "1", commit=then)
+    printed = pasteable(launch)
+    (line,) = printed.notes
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for half in line.split(" && "):
+        note(half)
+    inside = printed.line.partition(" && ")[0] + " && cat which)"
+    told = subprocess.check_output(["bash", "-c", inside], cwd=tmp_path, text=True)
+    assert told == "then"

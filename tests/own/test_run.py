@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.executed import note
 from tests.own.runs import COUNTING
 from tests.shared import once
 
@@ -30,9 +31,11 @@ _CHECKS = ("completed", "ranks_alive", "loss_finite", "plausible", "accounts")
 
 def runbook(folder: Path, *words: str, torch: bool = True) -> subprocess.CompletedProcess[str]:
     start = ("-m", "runbook") if torch else ("-c", _NO_TORCH)
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *start, *words], cwd=folder, text=True, capture_output=True, check=False
     )
+    note(("runbook", *words), done.returncode)
+    return done
 
 
 def _made(folder: Path) -> tuple[Path, list[str]]:
@@ -58,6 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return once(tmp_path_factory, "own_run", _made)
 
 
+@pytest.mark.executes("runbook init")
 def test_init_writes_a_profile_that_says_what_it_found(made: tuple[Path, list[str]]) -> None:
     document = json.loads((made[0] / "guessed.json").read_text("utf-8"))
     trainer = document["trainer"]

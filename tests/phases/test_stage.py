@@ -10,7 +10,7 @@ import pytest
 from runbook import registry
 from runbook.config import Profile, load_profile
 from runbook.config.plan import load_plan, with_plan
-from runbook.records import Begun, Check, Launch, Outcome, Reason, judge_run
+from runbook.records import Begun, Check, Launch, LaunchStatus, Outcome, Reason, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.launch import option
 from runbook.records.outcome import Verdict
@@ -181,6 +181,37 @@ def test_too_slow_for_the_link_is_no_go_and_the_band_is_shown() -> None:
         return healthy(made.launch, third.profile, rate=38.0)
 
     assert checks("smoke", slower, where=third)["throughput"].outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("status", [LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED])
+def test_a_leg_that_was_ended_from_outside_is_no_failure(status: LaunchStatus) -> None:
+    def cut(made: LaunchEvidence) -> LaunchEvidence:
+        half = spoil.every_rank(counts={"step_start": 2400, "step_end": 2399, "progress": 1200})
+        return replace(half(made), result=made.result.model_copy(update={"status": status}))
+
+    rows = checks("production", cut, only="leg03")
+    assert (rows["completed"].outcome, rows["completed"].code) == (
+        Outcome.INCOMPLETE,
+        Reason.INTERRUPTED,
+    )
+    assert "--resume" in rows["completed"].remedy
+    assert [row.id for row in rows.values() if row.outcome is Outcome.FAIL] == []
+    every = [row.id for row in rows.values()]
+    assert judge_run(rows.values(), every) is Verdict.INCOMPLETE
+
+
+def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
+    launches = {one.name: healthy(one, WHERE.profile) for one in planned("extended")}
+    phase = registry.phases_of(WHERE.profile.phases)["extended"]
+    judged = phase.judge(PhaseEvidence(launches=launches), WHERE)
+    (row,) = (check for check in judged.checks if check.id == "extended.storage")
+    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+    assert "no phase of this run collects" in row.reason
+    assert "add the phase preflight to the plan" in row.remedy
+    other = {name: one for name, one in builder.facts().items() if name != "disk.free_gib"}
+    judged = phase.judge(PhaseEvidence(launches=launches, facts=other), WHERE)
+    (row,) = (check for check in judged.checks if check.id == "extended.storage")
+    assert row.code is Reason.MISSING_ARTIFACT and "plan" not in row.remedy
 
 
 def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:

@@ -1,11 +1,10 @@
-"""The commands that the program prints, found as a reader finds them, and their kinds."""
+"""The commands that the program prints, found as a reader finds them."""
 
 from __future__ import annotations
 
 import ast
 import html
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +29,6 @@ _RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
 _TOLD = re.compile(r"^ *(?:rerun|add|resume)(?:: | +)(\S.*)$", re.MULTILINE)
 # The help of a command has examples of its own, which tests/cli/test_help.py parses.
 _HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
-_MODES = ("--dry-run", "--failed", "--resume", "--phase", "--until")
 
 
 def commands_of(record: RunRecord) -> dict[str, None]:
@@ -112,24 +110,3 @@ def _strings(path: Path) -> Iterator[str]:
             and id(node) not in left_out
         ):
             yield node.value
-
-
-def kind_of(line: str) -> str:
-    """What makes two printed commands the same kind: the program and its mode, without values."""
-    try:
-        words = shlex.split(line)
-    except ValueError:  # half a quotation, in a sentence
-        words = line.split()
-    while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", words[0], re.DOTALL):
-        words.pop(0)
-    program, *rest = words or [""]
-    if program == "runbook":
-        modes = [mode for mode in _MODES if mode in rest]
-        if "--help" in rest:
-            return "runbook --help"
-        return " ".join([program, *rest[:1], *(modes if rest[:1] in (["run"], ["launch"]) else [])])
-    if "-m" in rest:
-        module = rest[rest.index("-m") + 1]
-        own = module.startswith(("nsa.ceilings", "pytest", "runbook"))
-        return f"-m {module if own else 'TRAINER'}"
-    return program if program == "export" else " ".join([program, *rest[:1]])

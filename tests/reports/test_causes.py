@@ -242,6 +242,24 @@ def test_all_that_an_interruption_left_undone_is_one_cause_that_resumes() -> Non
     assert found[0].rerun == "runbook run --resume 20261121T010203Z-840303b --out /somewhere"
 
 
+@pytest.mark.parametrize(
+    ("plan", "program"), [("", "runbook run"), ("production", "runbook launch")]
+)
+def test_a_launch_that_was_pre_empted_goes_on_and_suspects_no_setting(
+    plan: str, program: str
+) -> None:
+    cut = ended(LaunchStatus.PREEMPTED, "rank 1 was asked to end (SIGTERM)", steps=60)
+    found = of(
+        phase("baseline", None, None, cut),
+        interrupted=True,
+        settings={"train.lr": "1e6"},
+        options={"signal": "the pre-emption of its trainer", "plan": plan},
+    )
+    assert {cause.rerun for cause in found} == {f"{program} --resume 20261121T010203Z-840303b"}
+    assert found[0].outcome is Outcome.INCOMPLETE
+    assert "--resume" in found[0].remedy and "by hand" not in found[0].remedy
+
+
 def test_evidence_is_at_most_three_paths_with_the_culprits_stack_first() -> None:
     folder = "baseline/run1"
     names = ["console.log", "flight_rank0.json", "incident.json", "stackdump_rank0_11.txt",

@@ -15,6 +15,7 @@ from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from tests.cli.shell import inside
+from tests.executed import note
 from tests.reports.printed import commands_of, told_by_remedies
 from tests.reports.records import NAMES, record_called
 
@@ -81,6 +82,7 @@ def test_commands_of_remedies_are_whole(line: str) -> None:
         assert len(words) > 1
 
 
+@pytest.mark.executes("export")
 def test_the_settings_are_set_by_a_shell(tmp_path_factory: pytest.TempPathFactory) -> None:
     record = record_called(tmp_path_factory, "go")
     page = render(record, "md").split("## Settings to use")[1]
@@ -88,6 +90,7 @@ def test_the_settings_are_set_by_a_shell(tmp_path_factory: pytest.TempPathFactor
     done = subprocess.run(
         ["sh", "-c", f"{block}env"], capture_output=True, text=True, check=True, env={}
     )
+    note(block)
     told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert record.exports.items() <= told.items()
 

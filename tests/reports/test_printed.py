@@ -1,8 +1,8 @@
 """Every kind of command that the program prints is executed by a test, and does what it says.
 
 The kinds are found in the reports of the examples, in the remedies and in the program's own texts.
-A kind is in one of three tables: typed below, on runs that are made here; executed by the test that
-is named; or not to be executed by a test, with the reason. One in none of them fails.
+A test that is marked with a kind executes it, or fails (`tests/executed.py`); what no test may
+execute is in NOT_HERE, with the reason. A kind in neither fails.
 """
 
 from __future__ import annotations
@@ -26,49 +26,20 @@ from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from runbook.records import Outcome, RunRecord, Verdict
+from tests import executed
 from tests.cli.shell import Ended
+from tests.executed import kind_of
 from tests.reports.printed import (
     ROOT,
     commands_in_html,
     commands_in_markdown,
     commands_in_output,
     commands_of,
-    kind_of,
     told_by_code,
     told_by_invocations,
     told_by_remedies,
 )
 
-TYPED = {
-    "runbook", "runbook --help", "runbook compare", "runbook help", "runbook history",
-    "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
-    "runbook run --resume", "runbook run --resume --phase", "runbook stacks", "runbook toggles",
-    "runbook triage --dry-run", "runbook verify", "-m TRAINER", "-m pytest",
-}  # fmt: skip
-# With more launches than this file may start, or from another owner.
-_NIGHT = (
-    "nightly/test_night.py::test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code"
-)
-ELSEWHERE = {
-    "-m nsa.ceilings": "ceilings/test_launched.py::test_the_printed_line_works_when_pasted",
-    "git -C": _NIGHT,
-    "git clone": _NIGHT,
-    "export": "reports/test_commands.py::test_the_settings_are_set_by_a_shell",
-    "runbook init": "own/test_run.py::test_init_writes_a_profile_that_says_what_it_found",
-    "runbook judge": "engine/test_verify_command.py::"
-    "test_a_real_run_is_verified_judged_again_and_edited",
-    "runbook launch --resume": "cli/test_launch.py::"
-    "test_a_leg_that_was_cut_off_goes_on_from_the_checkpoint_before_it",
-    "runbook launch --resume --until": "cli/test_launch.py::"
-    "test_a_launch_that_is_over_goes_no_further",
-    "runbook launch --until": "cli/test_launch.py::"
-    "test_until_needs_none_and_shows_its_phases_alone",
-    "runbook run": "cli/test_run.py::"
-    "test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch",
-    "runbook triage": "tools/test_triage.py::"
-    "test_the_real_trainer_fails_with_static_graph_and_triage_finds_it",
-    "runbook watch": "cli/test_live.py::test_once_on_a_healthy_run_says_what_was_read",
-}
 _ROOT_ONLY = "changes the machine, as root"
 _A_GPU = "asks an NVIDIA driver"
 NOT_HERE = {
@@ -115,16 +86,22 @@ def printed() -> dict[str, str]:
     return found | dict.fromkeys(map(kind_of, told_by_invocations()), "an invocation")
 
 
+@cache
+def executed_kinds() -> dict[str, str]:
+    """Every kind that a test is marked with, and that test."""
+    return dict(executed.marked(ROOT / "tests"))
+
+
 def test_every_kind_that_is_printed_is_executed_or_says_why_not() -> None:
-    known = TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+    known = executed_kinds().keys() | NOT_HERE.keys()
     assert {kind: where for kind, where in printed().items() if kind not in known} == {}
 
 
-def test_no_table_holds_what_nobody_prints() -> None:
-    told = printed().keys() | {"runbook", "runbook triage --dry-run"}
-    assert (TYPED | ELSEWHERE.keys() | NOT_HERE.keys()) - told == set()
-    assert not (TYPED & ELSEWHERE.keys() | TYPED & NOT_HERE.keys())
-    assert not ELSEWHERE.keys() & NOT_HERE.keys()
+def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
+    told = printed().keys() | {"runbook"}
+    marks, excused = executed_kinds().keys(), NOT_HERE.keys()
+    assert (marks | excused) - told == set()
+    assert not marks & excused
 
 
 @pytest.mark.parametrize(
@@ -140,7 +117,7 @@ def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: s
     (tmp_path / "planted.py").write_text(f'"""runbook bundle is named here."""\n{text}\n')
     found = [kind_of(line) for _, line in told_by_code(tmp_path)]
     assert found == ([kind] if kind else [])
-    assert kind not in TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+    assert kind not in executed_kinds().keys() | NOT_HERE.keys()
 
 
 def test_a_new_kind_on_a_page_is_noticed() -> None:
@@ -149,18 +126,39 @@ def test_a_new_kind_on_a_page_is_noticed() -> None:
     assert kinds == ["runbook bundle", "make later"]
     html = "<p><code>runbook bundle RUN</code></p><pre>make later</pre>"
     assert sorted(map(kind_of, commands_in_html(html))) == sorted(kinds)
-    known = TYPED | ELSEWHERE.keys() | NOT_HERE.keys()
+    known = executed_kinds().keys() | NOT_HERE.keys()
     assert not known & set(kinds)
 
 
-@pytest.mark.parametrize("kind", ELSEWHERE)
-def test_the_test_that_executes_it_is_there_and_types_its_words(kind: str) -> None:
-    path, _, name = ELSEWHERE[kind].partition("::")
-    text = (ROOT / "tests" / path).read_text("utf-8")
-    assert f"\ndef {name}(" in text
-    program, *words = kind.split()
-    typed = words if program in ("runbook", "-m") else []
-    assert [word for word in typed if word not in text] == []
+MARKED = """\
+import pytest
+from tests.cli.shell import inside
+
+@pytest.mark.executes("runbook phases")
+def test_that_does(tmp_path):
+    assert inside("phases", cwd=tmp_path).code == 0
+
+@pytest.mark.executes("runbook phases")
+def test_that_does_not(tmp_path):
+    pass
+
+@pytest.mark.executes("runbook profiles")
+def test_of_what_is_refused(tmp_path):
+    assert inside("profiles", "none", cwd=tmp_path).code == 2
+"""
+
+
+def test_a_marked_test_that_does_not_execute_its_kind_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(MARKED, encoding="utf-8")
+    config = ("-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(tmp_path))
+    plugins = ("-p", "tests.conftest", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", *config, *plugins, str(tmp_path)],
+        cwd=ROOT, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "did not execute: runbook phases" in done.stdout
+    assert "did not execute: runbook profiles" in done.stdout
 
 
 def test_what_git_bisect_runs_is_a_command_whose_good_end_is_zero() -> None:
@@ -174,10 +172,9 @@ def test_what_git_bisect_runs_is_a_command_whose_good_end_is_zero() -> None:
 
 @dataclass
 class Shell:
-    """A folder in which commands are typed; knows what was printed and what was executed."""
+    """A folder in which commands are typed; knows what was printed."""
 
     folder: Path
-    executed: set[str] = field(default_factory=set)
     printed: dict[str, None] = field(default_factory=dict)
 
     def type(self, line: str, *, once_launched: Callable[[int], None] | None = None) -> Ended:
@@ -200,7 +197,7 @@ class Shell:
                 break
             time.sleep(0.05)
         out, err = process.communicate(timeout=400)
-        self.executed.add(kind_of(line.partition("\n")[0]))
+        executed.note(line, process.returncode)
         self.printed |= commands_in_output(out)
         return Ended(code=process.returncode, out=out, err=err)
 
@@ -241,6 +238,12 @@ def failures_of(record: RunRecord) -> dict[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
+@pytest.mark.executes(
+    "runbook", "runbook --help", "runbook compare", "runbook help", "runbook history",
+    "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
+    "runbook run --resume", "runbook run --resume --phase", "runbook stacks", "runbook toggles",
+    "runbook verify", "-m TRAINER", "-m pytest",
+)  # fmt: skip
 def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     """A run that passes what it is asked for, goes on as its last lines say, and fails."""
     before_any_run(shell)
@@ -256,9 +259,8 @@ def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     again = reproduced(shell)
     assert failures_of(again) == failures_of(red) and again.run_id != red.run_id
     both_runs(shell, red.run_id, again.run_id)
-    assert TYPED - shell.executed == set()
-    left = {kind_of(line) for line in shell.printed if line} - shell.executed
-    assert left <= ELSEWHERE.keys()
+    left = {kind_of(line) for line in shell.printed if line} - executed.noted()
+    assert left <= executed_kinds().keys()
 
 
 def before_any_run(shell: Shell) -> None:
@@ -276,7 +278,6 @@ def of_a_red_run(shell: Shell, run_id: str) -> None:
     shell.works("runbook", f"next     runbook report {folder}", f"runbook triage {folder}")
     shell.works(f"runbook report {folder}", "NO-GO")
     shell.works(f"runbook triage --dry-run {folder}", "0. the command as it was", "train.lr=")
-    shell.executed.add("runbook triage --dry-run")
     shell.works(shell.only("runbook verify "), "nothing differs")
     tests = next(line for line in shell.printed if "-m pytest" in line)
     shell.works(tests, " passed")

@@ -18,6 +18,7 @@ from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import run_steps
 from runbook.tools.triage_steps import STEPS, TriageStep, applied
 from runbook.tools.triage_target import Target, find_target
+from tests.cli.shell import inside
 from tests.launch.helpers import FAST, fake_launch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -131,9 +132,8 @@ def test_low_throughput_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.executes("runbook triage")
+def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: Path) -> None:
     fault = FAULTS["exit"]
     words = ["exit_with_static_graph" if w == "exit" else w for w in
              drill_launch(fault, name="run").argv]  # fmt: skip
@@ -145,9 +145,9 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(
     )
     result = run_launch(failing, tmp_path, observer=Observer(), retry=False)
     assert not result.ok
-    code = main(["triage", str(tmp_path / "run"), "--out", str(tmp_path), "--json"])
-    document = json.loads(capsys.readouterr().out)
-    assert code == 0, document
+    ended = inside("triage", str(tmp_path / "run"), "--out", str(tmp_path), "--json", cwd=tmp_path)
+    document = json.loads(ended.out)
+    assert ended.code == 0, document
     assert document["outcome"] == "found"
     outcomes = [r["outcome"] for r in document["steps"]]
     assert outcomes == [

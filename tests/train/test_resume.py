@@ -60,6 +60,22 @@ def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
 
 
 @launched
+def test_data_that_changed_since_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (data / name).write_text("".join(f"{name} {n} and more\n\n" for n in range(200)))
+    args = ["--dataset", "local", "--local-path", str(data), "--seq-len", "32", "--save"]
+    first = run(tmp_path / "first", [*args, "--steps", "2"])
+    assert first.process.returncode == 0, first.text()
+    (data / "b.txt").write_text("another\n\n" * 200)
+    second = run(tmp_path / "second", [*args, "--steps", "3", "--resume", str(first.run_dir)])
+    assert second.exit()["code"] == 2, second.text()
+    assert "b.txt holds something else; put back what the run read" in second.text()
+    assert not (second.run_dir / "training.csv").exists()
+
+
+@launched
 @slow
 def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
     folder = everything.run_dir / "checkpoints"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import time
 from collections.abc import Callable
@@ -20,8 +19,8 @@ from runbook.launch.slurm.commands import (
     host_names,
     is_listed,
     job_state,
-    node_words,
 )
+from runbook.launch.slurm.endings import ended_early, lost_node, never_started, reason_of
 from runbook.launch.slurm.files import (
     ASKS_JSONL,
     END_ALL,
@@ -33,7 +32,6 @@ from runbook.launch.slurm.files import (
 )
 from runbook.launch.slurm.gather import gather
 from runbook.launch.slurm.ranks import RanksOnNodes
-from runbook.records import Kind, LaunchStatus
 
 # How often Slurm is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0
@@ -101,17 +99,12 @@ class SlurmRun:
         self.state = state or self.state
         if self.state.waits:
             if self._asked_at - self.submitted > _WORTH_A_WORD_S:
-                self._tell(f"waits in the queue: {self._reason()}")
+                self._tell(f"waits in the queue: {reason_of(self.state)}")
         elif self.began is None and (self.watch.nodes or not self._is_over()):
             self.began = self._asked_at
             self._on_begin(self.state.nodes)
             if self._told:
                 self._tell(f"runs on {self.state.nodes}")
-
-    def _reason(self) -> str:
-        """Why Slurm lets the job wait, in its words."""
-        known = self.state.reason not in ("", "None")
-        return self.state.reason if known else "Slurm gives no reason"
 
     def _tell(self, text: str) -> None:
         if text != self._told:
@@ -170,14 +163,10 @@ class SlurmRun:
             self.wait(0.1)
 
     def _queued(self, now: float) -> End | None:
-        waited = now - self.submitted
-        if waited <= self._queue_s:
+        waited_s, limit_s = now - self.submitted, self._queue_s
+        if waited_s <= limit_s:
             return None
-        cause = (
-            f"{self.name} never started: {waited:.0f} s in the queue, the limit is "
-            f"{self._queue_s:g} s (--queue-s); {self._reason()}"
-        )
-        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
+        return never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
 
     def _lost_node(self, now: float, silent_s: float) -> End | None:
         if self.began is None:
@@ -193,45 +182,16 @@ class SlurmRun:
 
     def _loses(self, name: str, silent_s: float) -> End:
         self._lost = True
-        words = node_words(name)
-        why = f", {words['Reason']}" if words.get("Reason") else ""
-        cause = (
-            f"node {name} is lost: nothing heard from it for {silent_s:.0f} s; "
-            f"Slurm calls it {words.get('State', 'unknown')}{why}"
-        )
-        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+        return lost_node(name, silent_s)
 
     def _has_ended(self, name: str) -> bool:
         return name in self.watch.nodes and self.watch.nodes[name].end is not None
 
     def _ended_early(self) -> End:
-        """The job is over, and not all agents have said how their command ended."""
-        state = "gone from Slurm" if self._gone else self.state.state
-        if self.state.code == errno.ENOSPC:
-            cause = f"{self.name}: no space left on device, in {self._start.run_dir}"
-            return End(status=LaunchStatus.CRASHED, cause=cause, kind=Kind.DISK_FULL)
-        if self.state.state == "TIMEOUT":
-            cause = f"{self.name} reached its time limit in Slurm"
-            return End(status=LaunchStatus.TIMED_OUT, cause=cause)
-        if self.state.state == "NODE_FAIL":
-            cause = f"{self.name}: a node failed, says Slurm ({self.state.nodes})"
-            return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
         told = [node for node in self.watch.nodes.values() if node.code is not None]
-        if self.state.state in ("CANCELLED", "PREEMPTED"):
-            cause = f"{self.name} was ended in Slurm by somebody else (state {state})"
-            return End(status=LaunchStatus.PREEMPTED, cause=cause)
-        silent = self.job.nodes - len(told)
-        cause = (
-            f"{self.name} is over ({state}, exit code {self.state.code}), but {silent} of its "
-            f"{self.job.nodes} nodes did not say how; {self._last_words()}"
-        )
-        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
-
-    def _last_words(self) -> str:
-        path = self._start.run_dir / "slurm.log"
-        lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
-        said = [line.strip() for line in lines if line.strip()]
-        return f"slurm.log ends with: {said[-1][:300]}" if said else "slurm.log is empty"
+        silent = f"{self.job.nodes - len(told)} of its {self.job.nodes} nodes"
+        run_dir = self._start.run_dir
+        return ended_early(self.name, self.state, run_dir, gone=self._gone, silent=silent)
 
     def console_bytes(self) -> int:
         """As in `Running`."""

@@ -1,0 +1,122 @@
+"""Going on with a run that was cut off, or further than it was asked; what finished stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from runbook import __version__
+from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
+from runbook.engine.identity import identity, refuse_if_unlike
+from runbook.engine.journal import EVENTS_FILE, Journal, derive_record
+from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.options import Setup, setup_to_resume
+from runbook.engine.outputs import MANIFEST_FILE
+from runbook.engine.part import Part
+from runbook.engine.phase_run import RunState
+from runbook.engine.run import finished_phases, go_on, guard, keep_configs
+from runbook.engine.standing import require_standing
+from runbook.errors import RunbookError, UsageError
+from runbook.launch.observer import Observer
+from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+
+_NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
+
+
+def resume_run(
+    run_root: Path,
+    *,
+    observer: Observer,
+    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
+    until_s: float | None = None,
+    extension: Extension | None = None,
+) -> RunRecord:
+    """Continue a run after an interruption, its time limit, or a crash of harness or machine.
+
+    Phases that had finished stay byte for byte as they are; in the phase that was cut off,
+    launches that had ended are not repeated. A plan that ended with a crash, a hang or a time limit
+    goes on after its last launch that finished. An `extension` adds phases, or runs those again
+    that did not pass, and a finished run goes on too; phases after one that ran are judged again.
+    Raises `UsageError` if there is nothing to continue, or if what is added would not be
+    comparable: another version of the program, another commit, machine or software (`identity`);
+    `RunbookError` if its journal is damaged.
+    """
+    part = Part(limit_s=until_s)
+    run_root = run_root.resolve()
+    if not (run_root / EVENTS_FILE).is_file():
+        raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
+    with Journal.reopen(run_root) as journal:
+        if not journal.events:
+            raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
+        record = derive_record(journal.events)
+        again = after_an_accident(record) if extension is None and _is_over(journal) else []
+        _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
+        refuse_if_unlike(record, identity())
+        if extension is not None:
+            extend(journal, record, extension, make_setup)
+            record = derive_record(journal.events)
+        setup = make_setup(record)
+        # Before anything is written, so that a refusal leaves the run as it was.
+        require_standing(setup, run_root.parent, finished_phases(journal).keys() - set(again))
+        for name in again:
+            before = next(phase for phase in record.phases if phase.name == name)
+            repeat(journal, before, only_unfinished=True)
+        done = finished_phases(journal)
+        keep_aside(run_root, journal, setup.phases)
+        keep_configs(setup, run_root)
+        state = RunState(
+            setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
+        )
+        state.finished_launches = _finished_launches(journal, done)
+        _restore(state, done)
+        journal.append("run_resumed", sync=True)
+        (run_root / MANIFEST_FILE).unlink(missing_ok=True)
+        return go_on(state)
+
+
+def _is_over(journal: Journal) -> bool:
+    return bool(journal.events[-1]["event"] == "run_finished")
+
+
+def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) -> None:
+    if _is_over(journal) and not goes_on:
+        hint = "--phase NAME adds a phase to it, --failed runs again what did not pass"
+        if record.options.get("plan"):
+            more = record.verdict is Verdict.PARTIAL
+            hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
+        raise UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
+    if record.tool_version != __version__:
+        raise UsageError(
+            f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
+            hint="continue it with the version that began it",
+        )
+
+
+def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
+    if "preflight" in done:
+        state.facts |= read_facts(state.run_root)
+    for name, record in done.items():
+        state.choices[name] = record.choices
+        guard(state, record)
+        state.evidence[name] = read_phase(
+            state.run_root, name, record.launches, facts=state.facts, earlier={}
+        )
+
+
+def _finished_launches(
+    journal: Journal, done: dict[str, PhaseRecord]
+) -> dict[tuple[str, str], LaunchResult]:
+    found: dict[tuple[str, str], LaunchResult] = {}
+    for event in journal.events:
+        if event["event"] == "phase_repeated":
+            kept = event.get("kept", ())
+            found = {
+                key: result
+                for key, result in found.items()
+                if key[0] != event["phase"] or key[1] in kept
+            }
+        elif event["event"] == "launch_finished" and event["phase"] not in done:
+            result = LaunchResult.model_validate(event["result"])
+            if result.status not in _NOT_FINISHED:
+                found[(event["phase"], event["launch"])] = result
+    return found
