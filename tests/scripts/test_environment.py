@@ -100,7 +100,7 @@ def test_what_is_no_environment_is_left_alone(
     assert (tmp_path / "thesis.txt").exists() and script.installed == []
 
 
-@pytest.mark.parametrize("version", ["3.10.13", "3.14.0"])
+@pytest.mark.parametrize("version", ["3.10.13", "3.15.0"])
 def test_a_python_that_does_not_work_is_told_which_do(
     script: ModuleType,
     tmp_path: Path,
@@ -114,7 +114,7 @@ def test_a_python_that_does_not_work_is_told_which_do(
     monkeypatch.setattr(script.shutil, "which", lambda name: name == "python3.12")
     assert script.main([str(tmp_path / "venv")]) == 2
     said = capsys.readouterr().err
-    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13" in said
+    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13, 3.14" in said
     assert "give PYTHON=python3.12" in said
     assert not (tmp_path / "venv").exists()
 
