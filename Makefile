@@ -45,7 +45,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/zizmor --offline --quiet --persona=pedantic .github/workflows
+	$(BIN)/zizmor --offline --quiet --persona=pedantic .github/workflows action.yml
 
 wheels:
 	@$(PYTHON) scripts/wheels.py --have "$(HAVE)" $(WHEELS_ARGS)

@@ -21,6 +21,8 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from nsa.torch_env import installed_torch, libuv_takes_socket
+
 HOST = "127.0.0.1"
 BACKEND = "loopback"
 _TIMEOUT = timedelta(minutes=10)
@@ -51,7 +53,7 @@ class LoopbackRendezvous(RendezvousHandler):
             listener.listen()
             self._store = TCPStore(
                 HOST, self._port, 1, True, _TIMEOUT, multi_tenant=True,
-                master_listen_fd=listener.detach(),
+                master_listen_fd=listener.detach(), use_libuv=libuv_takes_socket(installed_torch()),
             )  # fmt: skip
         info = RendezvousStoreInfo(HOST, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, info)

@@ -94,23 +94,35 @@ def allocator_variable(torch_version: str | None) -> str:
 
     torch 2.8 knows PYTORCH_CUDA_ALLOC_CONF only; from 2.9 on that is the old name of the other.
     """
-    if torch_version is None:
-        return _ALLOC
-    major, minor = (int(number) for number in torch_version.split(".")[:2])
-    return _ALLOC if (major, minor) >= (2, 9) else _OLD_ALLOC
+    return _ALLOC if _since(torch_version, 2, 9) else _OLD_ALLOC
 
 
-def flight_dumps(prefix: str) -> dict[str, str]:
+def flight_dumps(prefix: str, torch_version: str | None) -> dict[str, str]:
     """Variables by which NCCL's watchdog dumps the last collectives to `prefix` + rank.
 
-    Without a prefix the dumps go to ~/.cache/torch. torch 2.8 to 2.15 read these names; 2.8 is the
-    first, and warns of those before it (TORCH_NCCL_TRACE_BUFFER_SIZE).
+    Without a prefix the dumps go to ~/.cache/torch. torch 2.8 is the first with the newer names,
+    and warns of the older ones.
     """
-    return {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_FR_DUMP_TEMP_FILE": prefix,
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
+    newer = _since(torch_version, 2, 8)
+    size = "TORCH_FR_BUFFER_SIZE" if newer else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    file = "TORCH_FR_DUMP_TEMP_FILE" if newer else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    return {size: "2000", file: prefix, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
+def libuv_takes_socket(torch_version: str | None) -> bool:
+    """Can torch's store on libuv, its usual one, be given a socket that listens? From 2.8 on.
+
+    Before, only the store without libuv can; its clients are the same.
+    """
+    return _since(torch_version, 2, 8)
+
+
+def _since(torch_version: str | None, major: int, minor: int) -> bool:
+    """Is it this version or a later one? None is the newest."""
+    if torch_version is None:
+        return True
+    found = tuple(int(number) for number in torch_version.split(".")[:2])
+    return found >= (major, minor)
 
 
 def changes(rows: list[Passed], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

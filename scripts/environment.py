@@ -4,7 +4,8 @@
 
 Standard library only, and read by old Pythons too: it says which ones work. A folder in which an
 earlier installation did not come to its end is made anew. A torch that the interpreter has already
-is used; where there is no GPU, torch's CPU build is taken if there is one to be had.
+is used; where there is no GPU, torch's CPU build is taken if there is one to be had. uv installs,
+if it is there and pip has not been told where packages come from.
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ UNFINISHED = ".unfinished"
 INSTALLED = ".installed"
 VENV = ("-m", "venv")
 _REACH_S = 5
+# Settings that say where pip takes packages from, or which. uv does not read them.
+_SOURCES = (
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "constraint",
+    "proxy",
+    "cert",
+    "client-cert",
+    "trusted-host",
+)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -126,29 +139,49 @@ def create(folder: Path) -> None:
 def install(folder: Path, *, dev: bool) -> None:
     """The checkout and what it needs. Raises Refused."""
     python = str(folder / "bin" / "python")
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    command = installer(python)
     probe = [python, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('torch'))"]
     if subprocess.run(probe, check=False).returncode != 0:
-        install_torch(pip)
+        install_torch(command)
     what = f"{ROOT}[dev]" if dev else str(ROOT)
-    print(f"installing nsa-runbook{' and the development tools' if dev else ''} into {folder}")
-    if subprocess.run([*pip, "--editable", what], check=False).returncode != 0:
-        raise Refused(f"pip could not install it into {folder}: see above, and try again")
+    by = "uv" if command[0] != python else "pip"
+    print(f"{by} installs nsa-runbook{' and the development tools' if dev else ''} into {folder}")
+    if subprocess.run([*command, "--editable", what], check=False).returncode != 0:
+        raise Refused(f"{by} could not install it into {folder}: see above, and try again")
 
 
-def install_torch(pip: list[str]) -> None:
+def installer(python: str) -> list[str]:
+    """The command to which packages are added: uv's where it is there and obeys, else pip's.
+
+    uv reads none of pip's settings: where they say where packages come from, pip installs. By
+    itself uv stops at the first source that has a package; it is told to look at all, as pip does.
+    """
+    pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    uv = shutil.which("uv")
+    if uv is not None:
+        listed = subprocess.run(
+            [*pip, "config", "list"], check=False, capture_output=True, text=True
+        )
+        names = {line.partition("=")[0].rpartition(".")[2] for line in listed.stdout.splitlines()}
+        if listed.returncode == 0 and names.isdisjoint(_SOURCES):
+            strategy = ["--index-strategy", "unsafe-best-match"]
+            return [uv, "pip", "install", "--quiet", "--python", python, *strategy]
+    return [*pip, "install", "-qq"]
+
+
+def install_torch(command: list[str]) -> None:
     """torch's CPU build where there is no GPU and it can be had; else it comes with the rest."""
-    if "PIP_CONSTRAINT" in os.environ:
+    if "PIP_CONSTRAINT" in os.environ or "UV_CONSTRAINT" in os.environ:
         return  # somebody has chosen one
     if not has_gpu():
         pinned = f"{CONSTRAINTS.read_text().split()[0]}+cpu"
         print(f"no NVIDIA driver here: looking for {pinned}, without CUDA (about 200 MB)")
         sources = ["--extra-index-url", CPU_INDEX] if reachable(CPU_INDEX) else []
-        done = subprocess.run([*pip, *sources, pinned], check=False, capture_output=True)
+        done = subprocess.run([*command, *sources, pinned], check=False, capture_output=True)
         if done.returncode == 0:
             return
-        print(f"there is none for this Python in pip's sources, nor at {CPU_INDEX}")
-    print("torch comes from pip's sources: with its CUDA libraries, a download of about 3 GB")
+        print(f"there is none for this Python in the sources set here, nor at {CPU_INDEX}")
+    print("torch comes with its CUDA libraries, a download of about 3 GB")
 
 
 def has_gpu() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +16,7 @@ from nsa.train.launch import LaunchPlan, Place
 
 # Description of the group whose collectives a save runs beside those of the steps.
 SAVING_GROUP = "saving"
+_SETTLE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,9 @@ class Ranks:
     def end(self) -> None:
         """Leave the process group."""
         if self.grouped:
+            # gloo's thread may still hold the last collective, whose tensors it frees under the
+            # interpreter's lock. torch keeps that lock while it waits for the thread: both stand.
+            time.sleep(_SETTLE_S)
             dist.destroy_process_group()
 
 

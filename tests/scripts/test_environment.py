@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def test_what_is_no_environment_is_left_alone(
     assert (tmp_path / "thesis.txt").exists() and script.installed == []
 
 
-@pytest.mark.parametrize("version", ["3.10.13", "3.14.0"])
+@pytest.mark.parametrize("version", ["3.10.13", "3.15.0"])
 def test_a_python_that_does_not_work_is_told_which_do(
     script: ModuleType,
     tmp_path: Path,
@@ -113,7 +114,7 @@ def test_a_python_that_does_not_work_is_told_which_do(
     monkeypatch.setattr(script.shutil, "which", lambda name: name == "python3.12")
     assert script.main([str(tmp_path / "venv")]) == 2
     said = capsys.readouterr().err
-    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13" in said
+    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13, 3.14" in said
     assert "give PYTHON=python3.12" in said
     assert not (tmp_path / "venv").exists()
 
@@ -134,6 +135,45 @@ def test_what_an_active_environment_has_is_not_shared_and_what_is_below_it_neith
     monkeypatch.setattr(script.sys, "prefix", str(tmp_path / "active"))
     assert script.main([str(tmp_path / "venv")]) == 0
     assert "include-system-site-packages = false" in (tmp_path / "venv/pyvenv.cfg").read_text()
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A pip without any setting."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("there", "setting", "by"),
+    [
+        (True, {"PIP_TIMEOUT": "60"}, "uv"),
+        (True, {"PIP_CONSTRAINT": "constraints.txt"}, "pip"),
+        (True, {"PIP_EXTRA_INDEX_URL": "https://packages.example/simple"}, "pip"),
+        (False, {}, "pip"),
+    ],
+)
+def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(
+    script: ModuleType,
+    tmp_path: Path,
+    unset: pytest.MonkeyPatch,
+    there: bool,
+    setting: dict[str, str],
+    by: str,
+) -> None:
+    uv = tmp_path / "uv"
+    if there:
+        uv.write_text("#!/bin/sh\n")
+        uv.chmod(0o755)
+    unset.setenv("PATH", str(tmp_path))
+    for name, value in setting.items():
+        unset.setenv(name, value)
+    words = script.installer(sys.executable)
+    assert words[0] == (str(uv) if by == "uv" else sys.executable)
+    assert "pip" in words and "install" in words
+    assert by == "pip" or words[words.index("--python") + 1] == sys.executable
 
 
 def test_make_says_it_before_anything_else(tmp_path: Path) -> None:

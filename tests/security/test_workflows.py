@@ -1,7 +1,8 @@
-"""The workflows as zizmor reads them, and the few things that it does not ask for."""
+"""Workflows and the action as zizmor reads them, and the few things that it does not ask for."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parents[2] / ".github/workflows"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / ".github/workflows"
+ACTION = ROOT / "action.yml"
 ZIZMOR = Path(sys.executable).with_name("zizmor")
 HARMFUL = """\
 on: pull_request
@@ -22,14 +25,18 @@ jobs:
 """
 
 
-def found(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [ZIZMOR, "--offline", "--quiet", "--persona=pedantic", path]
+# What the jobs that publish a release may do; every other one may read the repository.
+MORE = {("release", "publish"): {"id-token": "write", "attestations": "write"}}
+
+
+def found(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [ZIZMOR, "--offline", "--quiet", "--persona=pedantic", *paths]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(not ZIZMOR.is_file(), reason="zizmor is not installed here")
 def test_zizmor_finds_nothing_in_them_and_something_in_a_harmful_one(tmp_path: Path) -> None:
-    ours = found(FOLDER)
+    ours = found(FOLDER, ACTION)
     assert ours.returncode == 0, ours.stdout
     (tmp_path / "harmful.yml").write_text(HARMFUL)
     harmful = found(tmp_path / "harmful.yml")
@@ -42,9 +49,33 @@ def test_zizmor_finds_nothing_in_them_and_something_in_a_harmful_one(tmp_path: P
 def test_each_job_has_a_time_limit_and_only_the_permissions_that_it_names(path: Path) -> None:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert document["permissions"] == {}
-    for job in document["jobs"].values():
+    for name, job in document["jobs"].items():
         assert job["timeout-minutes"] <= 240
-        assert job["permissions"] == {"contents": "read"}
+        assert job["permissions"] == MORE.get((path.stem, name), {"contents": "read"})
+
+
+def used(path: Path) -> dict[str, str]:
+    """Actions that a file uses, each with the rest of its line."""
+    lines = re.findall(r"uses: (\S+?)@(.*)", path.read_text(encoding="utf-8"))
+    assert lines
+    return dict(lines)
+
+
+def test_every_action_is_one_commit_and_the_same_everywhere() -> None:
+    commits: dict[str, set[str]] = {}
+    for path in [*FOLDER.glob("*.yml"), ACTION]:
+        for action, rest in used(path).items():
+            assert re.fullmatch(r"[0-9a-f]{40} # v\d+\.\d+\.\d+", rest), f"{path.name}: {action}"
+            commits.setdefault(action, set()).add(rest)
+    assert {action for action, rests in commits.items() if len(rests) > 1} == set()
+
+
+def test_what_gets_an_identity_runs_nothing_of_the_repository() -> None:
+    jobs = yaml.safe_load((FOLDER / "release.yml").read_text(encoding="utf-8"))["jobs"]
+    for step in jobs["publish"]["steps"]:
+        assert step.keys() <= {"uses", "with"}
+        assert "checkout" not in step["uses"] and "password" not in step["with"]
+    assert jobs["publish"]["needs"] == "build"
 
 
 def test_the_nightly_fetches_the_pinned_commit_and_gets_the_signal_of_a_cancelled_job() -> None:

@@ -41,11 +41,26 @@ def test_gloo_on_a_machine_with_gpus_is_recorded_too(
     assert entry[:2] == [1, op]
 
 
-def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
+@pytest.mark.parametrize(
+    ("torch", "size", "file"),
+    [
+        (None, "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.7.1+cu126", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ],
+)
+def test_the_watchdogs_dump_lands_in_the_run_directory(
+    torch: str | None, size: str, file: str
+) -> None:
     prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
-    found = flight_dumps(prefix)
-    assert found["TORCH_FR_DUMP_TEMP_FILE"] == prefix
-    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1" and len(found) == 3
+    assert flight_dumps(prefix, torch) == {
+        size: "2000",
+        file: prefix,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+
+
+def test_names_of_dumps() -> None:
     assert NCCL_FLIGHTS.rank_of(f"{NCCL_FLIGHTS.stem}11") == 11
     assert NCCL_FLIGHTS.rank_of(FLIGHTS.name(0)) is None
     assert FLIGHTS.rank_of(NCCL_FLIGHTS.name(0)) is None

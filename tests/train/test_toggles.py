@@ -203,7 +203,9 @@ def test_the_installed_torch_reads_these_names() -> None:
     new, old = b"PYTORCH_ALLOC_CONF", b"PYTORCH_CUDA_ALLOC_CONF"
     name = torch_env.allocator_variable(torch_env.installed_torch())
     assert name.encode() == (new if new in code else old)
-    assert all(name.encode() in rest for name in torch_env.flight_dumps("x") if "_FR_" in name)
+    # A build without CUDA has of the recorder's names the newer ones only.
+    names = torch_env.flight_dumps("x", torch_env.installed_torch())
+    assert all(name.encode() in rest for name in names if "_FR_" in name)
     assert torch_env.installed_torch() == str(torch.__version__).partition("+")[0] or (
         torch_env.installed_torch() == torch.__version__
     )
