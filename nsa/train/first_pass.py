@@ -3,12 +3,14 @@
 Before the first step, and once more after the last one, every rank runs a batch forward and
 backward through the real wrapper and hook, with known numbers in the place of its gradients. What
 comes out of the reduction tells whether every rank's share arrives, and how many bits of it. On the
-way the pass notes which parameters got a gradient of their own and for how many positions the loss
-was taken, and rank 0 holds what the model computed against the oracle.
+way the pass notes which parameters got a gradient of their own, for how many positions the loss was
+taken, and whether its gradient is that of cross entropy; every rank holds what its model computed
+against the oracle. A trainer that accumulates does it here as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +33,8 @@ _WIRE = ("8 bits or fewer", "bf16", "fp16", "fp32")
 # A difference has survived if it comes out within this share of itself: the coarse one also after
 # the sums of many ranks were rounded to bf16.
 _SURVIVED = (0.0, 0.5, 0.1, 0.1)
+# Positions whose logits are looked at together.
+_AT_ONCE = 1024
 
 
 @dataclass(kw_only=True)
@@ -40,6 +44,8 @@ class _Seen:
     local: list[tuple[Piece, Tensor]] = field(default_factory=list)
     positions: Tensor | None = None
     logits: Tensor | None = None
+    # Of the logits: the last micro-batch's, as the backward pass hands it on.
+    gradient: Tensor | None = None
 
 
 def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
@@ -58,15 +64,17 @@ def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
         if group[0].parameter.requires_grad
     ]
     handles.append(engine.model.head.register_forward_hook(_counting(seen)))
-    spots = SpotCheck(model=engine.model) if engine.ranks.rank == 0 else None
+    spots = SpotCheck(
+        model=engine.model, row=engine.ranks.rank % len(batch.tokens), seed=_drawn(engine, batch)
+    )
+    count = min(2, engine.plan.config.train.accumulate_grad_batches)
     try:
         # The way that a step goes, so that what goes wrong there goes wrong here.
-        watch = spots.watch() if spots else None
-        loss = engine.gradients([batch], StepClock(engine.device), watch)
+        loss = engine.gradients([batch] * count, StepClock(engine.device), spots.watch())
     finally:
         for handle in handles:
             handle.remove()
-    arrived = _arrived(engine)
+    arrived = _arrived(engine, count)
     clipped = _clipped(engine)
     engine.optimizer.zero_grad(set_to_none=True)
     if engine.wrapped is not None and engine.wrapped.wire is not None:
@@ -78,8 +86,18 @@ def first_pass(engine: Engine, batch: Batch) -> dict[str, Any]:
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
         **arrived,
         **clipped,
-        "oracle": spots.result() if spots else None,
+        "logit_gradient": _logit_gradient(
+            seen, batch.tokens, float(engine.scaler.get_scale()) / count
+        ),
+        "oracle": spots.result(),
     }
+
+
+def _drawn(engine: Engine, batch: Batch) -> int:
+    """What this rank's positions are drawn with: another number for each launch and batch."""
+    words = f"{engine.plan.run_token} {engine.ranks.rank} ".encode()
+    text = words + batch.tokens.cpu().numpy().tobytes()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
 
 def _swap(seen: _Seen, group: list[Piece], weight: float, gradient: Tensor) -> Tensor:
@@ -100,6 +118,7 @@ def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
 
     def count(gradient: Tensor) -> None:
         seen.positions = gradient.ne(0).any(-1).sum()
+        seen.gradient = gradient.detach()
 
     def hook(_module: nn.Module, _inputs: Any, logits: Tensor) -> None:
         seen.logits = logits.detach()
@@ -117,14 +136,38 @@ def _mean_surprise(logits: Tensor | None, tokens: Tensor) -> float | None:
     return float((z.logsumexp(-1) - following).mean())
 
 
-def _arrived(engine: Engine) -> dict[str, Any]:
+def _logit_gradient(seen: _Seen, tokens: Tensor, factor: float) -> float | None:
+    """Error of the logits' gradient as a share of what cross entropy has: softmax(z) less 1 at the
+    next token, over the positions, times `factor`. Both as root mean squares. None where one is not
+    finite, as under a gradient scaler that tried a factor too large.
+    """
+    if seen.logits is None or seen.gradient is None:
+        return None
+    z, found = seen.logits.flatten(0, 1), seen.gradient.flatten(0, 1)
+    following = tokens[:, 1:].flatten().to(z.device)
+    if len(z) != len(following):
+        return None
+    off, whole = 0.0, 0.0
+    # In parts: a float32 copy of all logits of a large vocabulary is most of what a step holds.
+    for part in torch.arange(len(z), device=z.device).split(_AT_ONCE):
+        wanted = z[part].float().softmax(-1)
+        wanted[torch.arange(len(part)), following[part]] -= 1
+        wanted *= factor / len(z)
+        off += float((found[part].float() - wanted).square().sum())
+        whole += float(wanted.square().sum())
+    share = math.sqrt(off / whole) if whole > 0 else math.nan
+    return float(f"{share:.4g}") if math.isfinite(share) else None
+
+
+def _arrived(engine: Engine, count: int) -> dict[str, Any]:
     """What the reduction made of the known numbers: their mean, and which details survived.
 
+    `count`: how many micro-batches sent them.
     mean_low, mean_high: the extremes over all elements, as multiples of what the mean of all
     ranks' numbers is. wire: the widest type in which the details could have traveled.
     """
-    count = engine.ranks.world_size
-    expected = sum(range(1, count + 1)) / count
+    size = engine.ranks.world_size
+    expected = count * sum(range(1, size + 1)) / size
     lows, highs, details = [], [], []
     missing = []
     for name, parameter in engine.model.named_parameters():

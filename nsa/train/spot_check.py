@@ -1,8 +1,9 @@
 """A launch's real first or last batch, at its real shape, against the oracle at a few positions.
 
 The paths that train are proven on small shapes elsewhere. What this launch computes, with its
-length, precision, device and kernels, is seen only here: inputs and outputs of the first and the
-last layer and of the head are noted during one pass, then computed again in NumPy.
+length, precision, device and kernels, is seen only here: inputs and outputs of every layer and of
+the head are noted during one pass, then computed again in NumPy. Each rank looks at a row of its own
+and at positions that are drawn anew for each launch, so that no place is safe from it for long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from nsa import oracle
 from nsa.model import NSALanguageModel
 
-# Positions of the first sequence that are computed again; spread over it, the ends included.
+# Positions of the sequence that are computed again: both ends, and one of each part between them.
 POSITIONS = 8
 
 Array = NDArray[np.float64]
@@ -29,9 +30,14 @@ Array = NDArray[np.float64]
 
 @dataclass(kw_only=True)
 class SpotCheck:
-    """Inputs and outputs by module name, of the first sequence of one pass."""
+    """Inputs and outputs by module name, of one sequence of one pass.
+
+    row: which of the batch. seed: what the positions are drawn with.
+    """
 
     model: NSALanguageModel
+    row: int = 0
+    seed: int = 0
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
@@ -55,8 +61,8 @@ class SpotCheck:
                 handle.remove()
 
     def _names(self) -> list[str]:
-        ends = dict.fromkeys((0, self.model.cfg.n_layers - 1))
-        layers = [f"layers.{number}{part}" for number in ends for part in ("", ".attention")]
+        numbers = range(self.model.cfg.n_layers)
+        layers = [f"layers.{number}{part}" for number in numbers for part in ("", ".attention")]
         # "" is the model itself: its logits are what the loss is taken of.
         return ["embedding", *layers, ""]
 
@@ -69,8 +75,8 @@ class SpotCheck:
         """A hook that keeps what went into and came out of a module, at the positions only."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            at = torch.from_numpy(_positions(output.shape[1])).to(output.device)
-            ends = inputs[0][0].detach()[at], output[0].detach()[at]
+            at = torch.from_numpy(self._positions(output.shape[1])).to(output.device)
+            ends = inputs[0][self.row].detach()[at], output[self.row].detach()[at]
             self.seams.setdefault(name, ends)
 
         return hook
@@ -78,22 +84,24 @@ class SpotCheck:
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if name not in self.outputs:  # checkpointing runs a layer a second time
-                self.inputs[name], self.outputs[name] = inputs[0][:1].detach(), output[:1].detach()
+                of = slice(self.row, self.row + 1)
+                self.inputs[name], self.outputs[name] = inputs[0][of].detach(), output[of].detach()
                 if name.endswith(".attention"):
-                    self.blocks[name] = module.last_blocks[:1].detach()  # type: ignore[index]
+                    self.blocks[name] = module.last_blocks[of].detach()  # type: ignore[index]
 
         return hook
 
     def result(self) -> dict[str, Any]:
         """Errors at the position that is furthest off, as shares of a root mean square.
 
-        attention, layer: of the worse of the two layers; `layer` relative to what the layer adds.
+        attention, layer: of the worst layer; `layer` relative to what the layer adds.
         layers: how many ran. seams: places where a module gets what the one before did not give.
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
         """
-        at = _positions(self.inputs["embedding"].shape[1])
-        found: dict[str, Any] = {"positions": at.tolist(), "embedding": self._embedding(at)}
+        at = self._positions(self.inputs["embedding"].shape[1])
+        found: dict[str, Any] = {"row": self.row, "positions": at.tolist()}
+        found["embedding"] = self._embedding(at)
         errors: dict[str, list[float]] = {}
         for name in self._names():
             if name.endswith(".attention"):
@@ -103,7 +111,12 @@ class SpotCheck:
         found["logits"] = self._logits(at)
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
         found["seams"] = self._broken_seams()
-        return {n: v if isinstance(v, list) else float(f"{v:.4g}") for n, v in found.items()}
+        return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
+
+    def _positions(self, seq_len: int) -> NDArray[np.int64]:
+        bounds = np.linspace(0, seq_len - 1, POSITIONS - 1).round().astype(np.int64)
+        drawn = np.random.default_rng(self.seed).integers(bounds[:-1], bounds[1:] + 1)
+        return np.unique(np.concatenate([[0], drawn, [seq_len - 1]]))
 
     def _broken_seams(self) -> int:
         ends = [self.seams[name] for name in self._chain() if name in self.seams]
@@ -138,10 +151,6 @@ class SpotCheck:
         weights = {name: _array(state[name]) for name in ("norm.weight", words)}
         x = _array(self.outputs[f"layers.{cfg.n_layers - 1}"])[:, at]
         return _share(_array(self.outputs[""])[:, at], oracle.head(cfg, weights, x))
-
-
-def _positions(seq_len: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, seq_len - 1, POSITIONS).round().astype(np.int64))
 
 
 def _array(tensor: Tensor) -> Array:

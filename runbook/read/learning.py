@@ -54,6 +54,13 @@ def _proof_problems(who: str, proof: Mapping[str, Any] | None, work: Workload) -
         problems.append(f"{who}: the mean of known gradients came out as {low} to {high} of itself")
     if work.wire is not None and wire != work.wire:
         problems.append(f"{who}: gradients travel as {wire}, not as {work.wire}")
+    off, most = proof.get("logit_gradient"), oracle_tolerance(work)
+    # fp16's scaler tries factors that are too large, and leaves such a step out.
+    if not _at_most(off, most) and not (off is None and work.dtype == "fp16"):
+        problems.append(
+            f"{who}: the gradient of its logits is off by {off} of that of the cross entropy, "
+            f"allowed {most:.2g}"
+        )
     own: Mapping[str, float] = proof.get("own_gradient") or {}
     idle = [
         name
@@ -105,25 +112,29 @@ def movement_account(ranks: Sequence[RankLog]) -> list[str]:
 
 
 def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """What rank 0 computed for its first and its last batch, against the equations in float64.
+    """What each rank computed for its first and its last batch, against the equations in float64.
 
     The last one in fp32 only: trained weights make scores so large that what half types round
     off has no bound.
     """
-    first = next((rank for rank in ranks if rank.rank == 0), None)
-    proofs = [("first", first.proof if first else None)]
-    if work.dtype == "fp32" and first is not None:
-        proofs.append(("last", first.ending.get("proof")))
-    return [text for when, proof in proofs for text in _spot_problems(when, proof, work)]
+    if not ranks:
+        return ["no rank held a batch against the oracle"]
+    proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
+    if work.dtype == "fp32":
+        proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
+    return [text for who, when, proof in proofs for text in _spot_problems(who, when, proof, work)]
 
 
-def _spot_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) -> list[str]:
+def _spot_problems(
+    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload
+) -> list[str]:
     spots: Mapping[str, Any] = (proof or {}).get("oracle") or {}
     if not spots:
-        return [f"rank 0 did not hold its {when} batch against the oracle"]
+        return [f"{who} did not hold its {when} batch against the oracle"]
     allowed = oracle_tolerance(work)
     problems = [
-        f"{what} is off by {spots.get(what)} of itself in the {when} batch, allowed {limit:.2g}"
+        f"{who}: {what} is off by {spots.get(what)} of itself in the {when} batch, "
+        f"allowed {limit:.2g}"
         for what, limit in {
             "embedding": 0.0,
             "attention": allowed,
@@ -136,13 +147,15 @@ def _spot_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) -
     least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
     attention = spots.get("attention")
     if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
-        problems.append(f"attention is off by {attention} only: not computed in {work.dtype}")
+        problems.append(
+            f"{who}: attention is off by {attention} only: not computed in {work.dtype}"
+        )
     if work.layers is not None and spots.get("layers") != work.layers:
-        problems.append(f"{spots.get('layers')} layers ran, the config has {work.layers}")
+        problems.append(f"{who}: {spots.get('layers')} layers ran, the config has {work.layers}")
     if spots.get("seams") != 0:
-        problems.append(f"{spots.get('seams')} modules get what the one before did not give")
+        problems.append(f"{who}: {spots.get('seams')} modules get what the one before did not give")
     if spots.get("blocks_illegal") != 0:
-        problems.append(f"{spots.get('blocks_illegal')} choices of blocks break the rules")
+        problems.append(f"{who}: {spots.get('blocks_illegal')} choices of blocks break the rules")
     return problems
 
 

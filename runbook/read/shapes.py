@@ -310,6 +310,7 @@ _PROOF_NUMBERS = (
     "norm_told",
     "norm_before",
     "norm_after",
+    "logit_gradient",
 )
 _PROOF = Fields(
     {

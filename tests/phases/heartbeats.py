@@ -66,6 +66,7 @@ PROOF: Mapping[str, Any] = {
     "norm_told": 3.0,
     "norm_before": 3.0,
     "norm_after": 1.0,
+    "logit_gradient": 1e-6,
     "own_gradient": dict.fromkeys(GROUPS, 1e-3),
 }
 SPOTS: Mapping[str, Any] = {
@@ -115,7 +116,7 @@ def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> M
         "positions": work.seq_len * work.global_batch // launch.nproc,
         "wire": "fp32" if wire == "off" else wire,
         "mean_low": 1.0 if wire == "off" else PROOF["mean_low"],
-        "oracle": _spots(profile) if rank == 0 else None,
+        "oracle": _spots(profile),
     }
 
 

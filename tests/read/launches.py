@@ -62,13 +62,12 @@ def proof(number: int) -> dict[str, Any]:
         "norm_told": 4.0,
         "norm_before": 4.0,
         "norm_after": 1.0,
+        "logit_gradient": 1e-6,
         "oracle": dict.fromkeys(
             ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
             0.0,
         )
-        | {"attention": 0.005, "layers": 12.0, "seams": 0.0}
-        if number == 0
-        else None,
+        | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
     }
 
 

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from runbook.read import learning
-from tests.read.launches import STEPS, WORK, Ranks, changed, ending_of, honest, oracle_of, proof
+from tests.read.launches import (
+    STEPS,
+    WORK,
+    Ranks,
+    changed,
+    ending_of,
+    honest,
+    oracle_of,
+    proof,
+    proof_of,
+)
 
 FP32 = replace(WORK, dtype="fp32", wire="fp32", device="cpu")
 
@@ -153,14 +163,14 @@ def test_a_type_explains_eight_roundoffs_and_no_more(
     for wrong in (most * 1.001, -1e-9, math.nan, None):
         found = learning.oracle_account(spots(ranks, **base | {what: wrong}), work)
         for batch in batches:
-            says = f"{what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
+            says = f"rank 0: {what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
             assert says in found
 
 
 def test_an_embedding_is_copied_exactly() -> None:
     _, ranks = honest()
     (text,) = learning.oracle_account(spots(ranks, embedding=1e-12), WORK)
-    assert text == "embedding is off by 1e-12 of itself in the first batch, allowed 0"
+    assert text == "rank 0: embedding is off by 1e-12 of itself in the first batch, allowed 0"
 
 
 @pytest.mark.parametrize(("dtype", "roundoff"), [("bf16", 2**-8), ("fp16", 2**-11)])
@@ -181,19 +191,44 @@ def test_what_is_counted_has_to_be_exact(name: str, off: float) -> None:
     _, ranks = honest()
     right = 12.0 if name == "layers" else 0.0
     (text,) = learning.oracle_account(spots(ranks, **{name: right + off}), WORK)
-    assert text.startswith(f"{right + off} ")
+    assert text.startswith(f"rank 0: {right + off} ")
     unknown = replace(WORK, layers=None)
     count = 0 if name == "layers" else 1
     assert len(learning.oracle_account(spots(ranks, **{name: right + off}), unknown)) == count
 
 
-def test_it_is_rank_0_that_is_held_against_the_oracle() -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_every_rank_is_held_against_the_oracle(number: int) -> None:
     _, ranks = honest()
+    who = f"rank {number}"
     assert learning.oracle_account(ranks[::-1], WORK) == []
-    assert learning.oracle_account(ranks[1:], FP32) == [
-        "rank 0 did not hold its first batch against the oracle"
+    assert learning.oracle_account([], WORK) == ["no rank held a batch against the oracle"]
+    for change in ({"attention": 0.3}, {"layers": 3.0}, {"seams": 1.0}, {"blocks_illegal": 1.0}):
+        off = proof_of(ranks, number, oracle={**proof(number)["oracle"], **change})
+        (text,) = learning.oracle_account(off, WORK)
+        assert text.startswith(f"{who}: ")
+    exact = ranks
+    for other in range(2):
+        spots_of = {**proof(other)["oracle"], "attention": 1e-6}
+        exact = proof_of(exact, other, oracle=spots_of)
+        exact = ending_of(exact, other, proof={**proof(other), "oracle": spots_of})
+    assert learning.oracle_account(exact, FP32) == []
+    assert learning.oracle_account(proof_of(exact, number, oracle=None), FP32) == [
+        f"{who} did not hold its first batch against the oracle"
     ]
-    silent = ending_of(spots(ranks, attention=1e-6), 0, proof=None)
-    assert learning.oracle_account(silent, FP32) == [
-        "rank 0 did not hold its last batch against the oracle"
+    assert learning.oracle_account(ending_of(exact, number, proof=None), FP32) == [
+        f"{who} did not hold its last batch against the oracle"
     ]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_gradient_of_the_logits_is_that_of_the_cross_entropy(number: int) -> None:
+    _, ranks = honest()
+    most = learning.oracle_tolerance(WORK)
+    assert learning.gradient_account(proof_of(ranks, number, logit_gradient=most), WORK) == []
+    for wrong in (most * 1.01, None, "x"):
+        (text,) = learning.gradient_account(proof_of(ranks, number, logit_gradient=wrong), WORK)
+        assert f"rank {number}: the gradient of its logits is off by {wrong}" in text
+    half = replace(WORK, dtype="fp16")
+    lost = proof_of(ranks, number, logit_gradient=None)
+    assert not any("logits" in text for text in learning.gradient_account(lost, half))

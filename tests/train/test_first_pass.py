@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from nsa.train.engine import Engine
 from nsa.train.first_pass import first_pass
 from nsa.train.launch import plan_launch
 from nsa.train.ranks import choose_device, start_ranks
+from nsa.train.spot_check import SpotCheck
 from tests.train.launching import SMOKE, run
 
 S = 128
 TOLERANCE = 1e-4
 
 
-def engine() -> Engine:
-    plan = plan_launch(["--config", str(SMOKE), "--ddp", "0"], {"NSA_PREFILL_BATCHED": "1"})
+def engine(*words: str) -> Engine:
+    asked = ["--config", str(SMOKE), "--ddp", "0", *words]
+    plan = plan_launch(asked, {"NSA_PREFILL_BATCHED": "1"})
     made = Engine(plan, start_ranks(plan, choose_device(plan)))
     made.configure(plan.toggles)
     return made
@@ -125,8 +128,6 @@ def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[pytest.Mon
     """A part of the projection changed on its way into attention."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        from dataclasses import replace
-
         real = layers.split_projection
 
         def changed(*args: Any) -> Any:
@@ -160,6 +161,64 @@ def test_a_model_that_is_not_the_equations(name: str, monkeypatch: pytest.Monkey
     plant(monkeypatch)
     # More than bf16 explains, so that it is noticed in every precision.
     assert first_pass(engine(), batch())["oracle"][where] > 0.0313
+
+
+def test_no_layer_is_safe_from_the_oracle() -> None:
+    trainer = engine("--set", "model.n_layers=3")
+    middle = trainer.model.layers[1]
+    middle.attention.rope_base = 10.0  # type: ignore[assignment, union-attr]
+    spots = first_pass(trainer, batch())["oracle"]
+    assert spots["layers"] == 3 and spots["attention"] > 100 * TOLERANCE
+
+
+def test_each_launch_looks_elsewhere_and_no_position_is_safe() -> None:
+    seen = {
+        tuple(SpotCheck(model=engine().model, seed=seed)._positions(S).tolist())
+        for seed in range(60)
+    }
+    places = {place for positions in seen for place in positions}
+    assert len(seen) == 60 and len(places) > 100
+    assert all(positions[0] == 0 and positions[-1] == S - 1 for positions in seen)
+
+
+def test_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong in the second row only is met by the rank that looks there."""
+    trainer, spots = engine(), {}
+    real = layers.NSAAttention.forward
+    monkeypatch.setattr(
+        layers.NSAAttention,
+        "forward",
+        lambda self, x: real(self, x) * torch.tensor([1.0, 0.5])[:, None, None],
+    )
+    for rank in range(2):
+        trainer.ranks = replace(trainer.ranks, place=replace(trainer.ranks.place, rank=rank))
+        spots[rank] = first_pass(trainer, batch())["oracle"]["attention"]
+    assert spots[0] < TOLERANCE < 0.4 < spots[1]
+
+
+def test_a_loss_that_counts_half_shows_in_the_gradient_of_the_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert first_pass(engine(), batch())["logit_gradient"] < 1e-5
+    real = Engine.loss
+    monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0.5)
+    assert first_pass(engine(), batch())["logit_gradient"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_micro_batch_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients dropped before the last one: half of the known numbers arrives."""
+    trainer = engine("--accum", "2")
+    assert first_pass(trainer, batch())["mean_high"] == pytest.approx(1.0, abs=1e-6)
+    real, calls = Engine.loss, []
+
+    def forgetful(self: Engine, tokens: Tensor) -> Tensor:
+        calls.append(1)
+        self.optimizer.zero_grad(set_to_none=False)
+        return real(self, tokens)
+
+    monkeypatch.setattr(Engine, "loss", forgetful)
+    assert first_pass(trainer, batch())["mean_high"] == pytest.approx(0.5, abs=1e-6)
+    assert len(calls) == 2
 
 
 def _halved_on_the_way(patch: pytest.MonkeyPatch) -> None:
@@ -310,9 +369,14 @@ def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) 
     args, toggles, wire, error = MODES[mode]
     launch = run(tmp_path, ["--steps", "3", *args], ranks=2, toggles=toggles)
     assert launch.process.returncode == 0, launch.text()
+    drawn = []
     for number in range(2):
         (proof,) = launch.beats(number, "proof")
         assert proof["wire"] == wire
         assert proof["missing"] == []
         assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=error)
-        assert (proof["oracle"] is None) == (number == 1)
+        assert proof["logit_gradient"] < 2e-3
+        spots = proof["oracle"]
+        assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
+        drawn.append(spots["positions"])
+    assert drawn[0] != drawn[1]
