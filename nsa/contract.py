@@ -349,9 +349,25 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.HALT: ("reason",),
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
-        "largest_lr", "updates", "first_update", "proof", "loader",
+        "largest_lr", "updates", "first_update", "shadow", "proof", "loader",
     ),
 }  # fmt: skip
+
+
+# Pairs of steps, beside the first and the last one, in which the optimizer is watched.
+_DRAWN_PAIRS = 3
+
+
+def watched_steps(token: str, first: int, last: int) -> tuple[int, ...]:
+    """The steps in which a launch from step `first` to `last` watches its optimizer, ascending.
+
+    The first two, the last two, and pairs between that nobody knows before there is a token.
+    """
+    begins = {first, max(first, last - 1)}
+    for number in range(_DRAWN_PAIRS):
+        drawn = hashlib.blake2b(f"{number} {token}".encode(), digest_size=8).digest()
+        begins.add(first + int.from_bytes(drawn, "little") % max(1, last - first))
+    return tuple(sorted({step for begin in begins for step in (begin, begin + 1) if step <= last}))
 
 
 # -- ceilings of the devices -----------------------------------------------------------------------

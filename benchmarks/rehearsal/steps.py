@@ -66,6 +66,11 @@ class Job:
         return bool(self.eval_every) and step > 0 and step % self.eval_every == 0
 
     @property
+    def last_step(self) -> int:
+        """Of all blocks, those that cannot run included."""
+        return sum(block.warmup + block.steps for block in (*self.blocks, *self.refused))
+
+    @property
     def per_rank(self) -> int:
         """Sequences of a rank in a micro-batch."""
         return self.global_batch // self.ranks

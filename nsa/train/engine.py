@@ -96,6 +96,7 @@ class Engine:
         self.dense: Dense | None = None
         self.gaps: list[Gap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
+        self.before_clipping: Callable[[], None] | None = None
         self._made: dict[str, Dense] = {}
         self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
@@ -310,6 +311,8 @@ class Engine:
     ) -> StepOutcome:
         """Forward and backward over the micro-batches, then the clipped gradient."""
         loss = self.gradients(batches, clock, watch)
+        if self.before_clipping is not None:
+            self.before_clipping()
         with clock.part("optimizer"):
             norm = self.clip()
         return StepOutcome(loss=loss, norm=norm)

@@ -39,6 +39,7 @@ from nsa.train.profiling import StepProfiler
 from nsa.train.record import Tables
 from nsa.train.retention import Retention
 from nsa.train.settle import End, Pending, Settler
+from nsa.train.shadow import Shadow
 
 
 class Loop:
@@ -75,6 +76,9 @@ class Loop:
         self.compiling = Compiling(heartbeat)
         self.meter = TokenMeter(engine.model)
         self.movement = Movement(engine.model)
+        self.shadow = Shadow(
+            engine, token=heartbeat.token, first=start_step + 1, last=plan.total_steps
+        )
         self.largest_lr = 0.0
         self.first_update: dict[str, float] | None = None
         self._proven = False
@@ -156,6 +160,7 @@ class Loop:
             "largest_lr": self.largest_lr,
             "updates": self.engine.updates(),
             "first_update": self.first_update,
+            "shadow": self.shadow.told(),
             "proof": self._last_proof,
             "loader": self.source.statistics(),
         }
@@ -234,10 +239,12 @@ class Loop:
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
         self.meter.begin(batches)
+        self.shadow.watch(self.step)
         outcome = self.engine.compute(batches, clock, evidence.watch())
         posted = self._post(outcome)
         with evidence.watch_update():
             rate = self.engine.update(self.step, clock)
+        self.shadow.updated(self.step, outcome.norm)
         self.largest_lr = max(self.largest_lr, rate)
         if self.step == 1:
             farthest = max(self.movement.by_group().values())

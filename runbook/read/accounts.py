@@ -45,6 +45,7 @@ class Workload:
     device: str
     layers: int | None = None
     grad_clip: float | None = None
+    steps: int | None = None
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
@@ -72,6 +73,7 @@ class Workload:
             device=str(effective.get("device")),
             layers=(config.get("model") or {}).get("n_layers"),
             grad_clip=(config.get("train") or {}).get("grad_clip"),
+            steps=effective.get("steps"),
         )
 
 

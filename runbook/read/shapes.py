@@ -322,6 +322,7 @@ _PROOF = Fields(
         "oracle": Fields({"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}),
     }
 )
+_SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps")
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
@@ -339,6 +340,7 @@ EVENTS: Mapping[str, Fields] = {
             "largest_lr": is_any_number,
             "updates": Items(is_count),
             "first_update": Each(is_any_number),
+            "shadow": Fields({"steps": Items(is_count), **dict.fromkeys(_SHADOW, is_any_number)}),
             "proof": _PROOF,
         }
     ),

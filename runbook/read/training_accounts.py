@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.read.accounts import COPY_TOLERANCE, Workload, balance
 from runbook.read.learning import gradient_account, movement_account
+from runbook.read.shadow_account import NORM_TOLERANCE, shadow_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 FIRST_UPDATE = (0.5, 2.0)
 # The rate of a step follows from the config, and the cosine ends at this share of its peak.
 COSINE_END = 0.1
-# A norm of millions of float32 numbers, against the same in float64.
-NORM_TOLERANCE = 1e-2
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
 # So many readings of the gates that do not differ in any digit were not taken.
@@ -54,6 +53,7 @@ def learning_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         *gradient_account(ranks, work),
         *clip_account(ranks, work),
         *update_account(ranks, work),
+        *shadow_account(ranks, work),
         *movement_account(ranks),
     ]
 

@@ -10,10 +10,12 @@ from typing import Any
 
 import pandas as pd
 
+from nsa.contract import watched_steps
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
+from tests.read.launches import shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
@@ -171,6 +173,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "updates": [launch.after + len(table)] * 2,
                 "proof": proof(launch, profile, rank, table),
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
+                "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
             },
             steps=beats(table, rank, launch.nproc),
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nsa.contract import watched_steps
 from runbook.read import accounts, learning, training_accounts
 from runbook.read.accounts import Workload
 from runbook.records import RankExit
@@ -26,6 +28,7 @@ WORK = Workload(
     device="cuda",
     layers=12,
     grad_clip=1.0,
+    steps=STEPS,
 )
 Ranks = tuple[RankLog, ...]
 EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
@@ -69,6 +72,12 @@ def proof(number: int) -> dict[str, Any]:
         )
         | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
     }
+
+
+def shadow(steps: Sequence[int]) -> dict[str, Any]:
+    """What a rank tells about its optimizer in the watched steps."""
+    off = {"weight": 1.6, "first_moment": 2.8, "second_moment": 4.7, "norm": 4e-7, "rate": 0.0}
+    return {"steps": list(steps), **off, "jumps": 0}
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:
@@ -116,6 +125,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "proof": proof(number),
             "updates": [STEPS, STEPS],
             "first_update": {"moved": 3e-4, "lr": 3e-4},
+            "shadow": shadow(watched_steps("t", 1, STEPS)),
         },
         steps=steps,
     )
@@ -153,6 +163,10 @@ def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
 
 def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
     return changed(ranks, number, ending={**ranks[number].ending, **values})
+
+
+def shadow_of(ranks: Ranks, **values: Any) -> Ranks:
+    return ending_of(ranks, 0, shadow={**ranks[0].ending["shadow"], **values})
 
 
 def oracle_of(ranks: Ranks, **values: Any) -> Ranks:

@@ -36,6 +36,7 @@ def test_the_workload_of_a_launch() -> None:
         layers=4,
         grad_clip=0.5,
     )
+    assert Workload.of(env(steps=9)).steps == 9
     assert Workload.of(env() | {"config": None}).block == 0
 
 

@@ -25,6 +25,7 @@ from tests.read.launches import (
     oracle_of,
     proof,
     proof_of,
+    shadow_of,
     steps_of,
 )
 
@@ -126,6 +127,8 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         lambda r: ending_of(r, 0, first_update={"moved": 3e-5, "lr": 3e-4}),
         "but by 0.1 of it",
     ),
+    "another learning rate": (lambda r: shadow_of(r, rate=2e-6), "learning rate: off by 2e-06"),
+    "nothing held against AdamW": (lambda r: ending_of(r, 1, shadow=None), "against nothing"),
     "no first update": (lambda r: ending_of(r, 0, first_update=None), "but by nan of it"),
     "reading below what is in use": (lambda r: steps_of(r, 1, cuda_mib=900.0), "memory of step"),
     "a peak above what was reserved": (

@@ -6,6 +6,9 @@ import json
 import math
 from pathlib import Path
 
+from nsa.contract import watched_steps
+from tests.read.launches import shadow
+
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 TOKEN = "a1b2"
 
@@ -40,11 +43,13 @@ def healthy(folder: Path, *, steps: int = 120, ranks: int = 2) -> Path:
     write_rows(folder, [HEADER, *(row(step) for step in range(1, steps + 1))])
     for rank in range(ranks):
         write_beats(folder, rank, beats(rank, steps, ranks=ranks))
-    write_env(folder, world_size=ranks)
+    write_env(folder, world_size=ranks, steps=steps)
     return folder
 
 
-def write_env(folder: Path, *, world_size: int = 2, floor: float | None = math.log(256)) -> None:
+def write_env(
+    folder: Path, *, world_size: int = 2, floor: float | None = math.log(256), steps: int = 120
+) -> None:
     effective = {
         "loss_floor": floor,
         "loss_floor_source": "ln(vocab_size)",
@@ -54,6 +59,7 @@ def write_env(folder: Path, *, world_size: int = 2, floor: float | None = math.l
         "dtype": "fp32",
         "device": "cpu",
         "dataset": "synthetic",
+        "steps": steps,
         "schedule_steps": 1000,
     }
     train = {"lr": 0.001, "warmup_steps": 0, "lr_schedule": "constant", "grad_clip": 1.0}
@@ -100,6 +106,7 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
     moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
     moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
+    moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
     return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
 
 

@@ -1,0 +1,63 @@
+"""The account of the optimizer's updates: what it did, against AdamW's equation in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsa.contract import watched_steps
+from runbook.read.accounts import COPY_TOLERANCE, Workload
+from runbook.records.evidence import RankLog
+
+# A norm of millions of float32 numbers, against the same in float64.
+NORM_TOLERANCE = 1e-2
+# Roundoffs of float32 that an update may be off by, as shares of the sizes that were added up:
+# clipping rounds a gradient 5 times, so 9 for the first moment and 15 for the second (measured: 3
+# and 5). A bias correction in float32 adds 10 in the first step. bf16 is off by 32,768.
+UPDATE_ROUNDOFFS = 32.0
+# The largest gap of each kind that the trainer tells, and what float32 explains of it.
+_ALLOWED: Mapping[str, tuple[str, float]] = {
+    "weight": ("weights after the update", UPDATE_ROUNDOFFS),
+    "first_moment": ("the optimizer's first moment", UPDATE_ROUNDOFFS),
+    "second_moment": ("the optimizer's second moment", UPDATE_ROUNDOFFS),
+    "norm": ("the norm that clipping goes by", NORM_TOLERANCE),
+    "rate": ("the optimizer's own learning rate", COPY_TOLERANCE),
+}
+_ROUNDOFFS = ("weight", "first_moment", "second_moment")
+
+
+def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """In the watched steps the optimizer did what config, schedule and gradient make of AdamW."""
+    return [
+        f"rank {rank.rank}: {text}"
+        for rank in ranks
+        for text in _problems(rank, rank.ending.get("shadow"), work)
+    ]
+
+
+def _problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+    if not told or rank.first_step is None or rank.steps is None:
+        return ["the optimizer's updates were held against nothing"]
+    if work.steps is None:
+        return ["env.json does not say how many steps its launch has"]
+    ended = {int(step) for step in rank.steps["step"]}
+    # One token; that it is the launch's own is another row's to say.
+    wanted = [
+        [step for step in watched_steps(token, rank.first_step, work.steps) if step in ended]
+        for token in sorted(rank.tokens)
+    ]
+    problems = []
+    if told.get("steps") not in wanted:
+        drawn = " or ".join(map(str, wanted)) or "those that a token draws"
+        problems.append(f"the optimizer was watched in steps {told.get('steps')}, not {drawn}")
+    for name, (what, limit) in _ALLOWED.items():
+        gap = told.get(name)
+        if not isinstance(gap, int | float) or not 0 <= gap <= limit:
+            unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
+            problems.append(f"{what}: off by {gap}{unit}, allowed {limit:g}")
+    if told.get("jumps") != 0:
+        problems.append(
+            f"weights or moments change between two steps, or updates are not counted: "
+            f"{told.get('jumps')} of those watched"
+        )
+    return problems
