@@ -159,6 +159,9 @@ class LaunchEvidence:
     processes: pd.DataFrame | None = None
     processes_path: str = ""
     processes_sha256: str = ""
+    resources: pd.DataFrame | None = None
+    resources_path: str = ""
+    resources_sha256: str = ""
     last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     problems: tuple[str, ...] = ()
