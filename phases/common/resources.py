@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Looks at a launch that steps, without which nothing is said of a trend.
-FEWEST_LOOKS = 12
+FEWEST_LOOKS = 8
 # A rank may open or start so many more for good between the third and the last quarter: a
 # communicator, a worker, a file of a profile.
 FEW = 4.0

@@ -63,7 +63,8 @@ def _held_by(pid: int) -> tuple[int, int, int] | None:
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return None
-    return descriptors, len(threads), _children(threads)
+    # A process that ends has given its descriptors back already.
+    return (descriptors, len(threads), _children(threads)) if descriptors else None
 
 
 def _children(threads: Iterable[Path]) -> int:

@@ -72,5 +72,5 @@ def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
 
 
 def test_too_few_looks_are_told_and_not_judged() -> None:
-    check = row("long_run", "memory_plateau", seen(11, descriptors=40 + STEP))
+    check = row("long_run", "memory_plateau", seen(7, descriptors=40 + STEP))
     assert check.outcome is Outcome.PASS and "too few looks at its processes" in check.reason
