@@ -43,7 +43,10 @@ _GLOBAL = ("-h", "--help", "--version")
 
 
 # What a machine refuses whatever the code does: no defect of the program, and the user can fix it.
-_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSALS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
