@@ -67,12 +67,38 @@ def load_strict(text: str) -> tuple[Any, list[str]]:
     return deepcopy(_parsed(text))
 
 
+# More values than any profile or config has, with every alias written out, and deeper than any.
+_MOST_NODES, _DEEPEST = 100_000, 64
+
+
+def _outsize(root: yaml.Node) -> str:
+    """What is too much of the document once its aliases stand for what they name, if anything."""
+    left, count = [(root, 1)], 0
+    while left:
+        node, depth = left.pop()
+        count += 1
+        if depth > _DEEPEST:
+            return f"its lists and maps are nested over {_DEEPEST} deep"
+        if count > _MOST_NODES:
+            return f"its aliases stand for over {_MOST_NODES} values"
+        if isinstance(node, yaml.MappingNode):
+            left += [(one, depth + 1) for pair in node.value for one in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            left += [(one, depth + 1) for one in node.value]
+    return ""
+
+
 @lru_cache(maxsize=32)
 def _parsed(text: str) -> tuple[Any, list[str]]:
     loader = _Loader(text)
     loader.problems = []
     try:
-        data = loader.get_single_data()
+        node = loader.get_single_node()
+        if node is not None and (outsize := _outsize(node)):
+            return None, [f"not usable YAML: {outsize}"]
+        data = None if node is None else loader.construct_document(node)
+    except RecursionError:
+        return None, [f"not usable YAML: its lists and maps are nested over {_DEEPEST} deep"]
     except yaml.YAMLError as error:
         return None, [f"not valid YAML: {' '.join(str(error).split())}"]
     finally:

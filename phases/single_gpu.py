@@ -8,7 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa.toggles import TOGGLES
-from phases.common.case import Case, Finding, failed, invalid, missing, passed, skipped
+from phases.common.case import (
+    Case,
+    Finding,
+    failed,
+    invalid,
+    lost_heartbeats,
+    missing,
+    passed,
+    skipped,
+)
 from phases.common.commands import repeated
 from phases.common.compared import efficiencies_compared, efficiency_row
 from phases.common.curves import marks, throughputs
@@ -180,6 +189,11 @@ class SingleGpu(RowPhase):
         first, name = next(iter(before.evidence.launches)), self.names(case)[0]
         many, one = before.completed(first), case.completed(name)
         paths = [rank.path for rank in (*many.ranks, *one.ranks)]
+        for side in (many, one):
+            if len(side.ranks) != side.launch.nproc:
+                told = f"heartbeats of {len(side.ranks)} of {side.launch.nproc} ranks are there"
+                lost = ", ".join(lost_heartbeats(side)) or side.launch.run_dir
+                raise missing(f"{side.launch.id}: {told}; not there: {lost}", *paths)
         together, alone = union_of_data(many.ranks), union_of_data(one.ranks)
         if together is None or alone is None:
             raise missing("the ranks do not say which data they read", *paths)

@@ -21,6 +21,7 @@ from phases.common.case import (
 )
 from phases.common.measure import log_value, rank_value
 from runbook.read.accounts import Workload
+from runbook.read.beside import beside_words
 from runbook.read.learning import oracle_account, oracle_tolerance
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
@@ -49,6 +50,7 @@ def balanced(case: Case, name: str) -> Finding:
         reason = f"{name}: {listed(problems)}"
         return failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
+    reason += beside_words(log.frame, launch.ranks[0])
     return passed(reason, measurement=value, evidence=paths)
 
 

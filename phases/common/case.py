@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nsa.contract import HEARTBEATS
 from nsa.toggles import TOGGLES
 from phases.common.commands import environment
 from runbook.config.limits import Limit
@@ -181,6 +182,16 @@ def ending(launch: LaunchEvidence) -> Finding:
         reason = f"{name} {how}{culprit}{cause}"
     follows = launch.launch.id
     return _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
+
+
+def lost_heartbeats(launch: LaunchEvidence) -> list[str]:
+    """Heartbeat files that are not there, of ranks that the launcher saw end with exit code 0."""
+    present = {rank.rank for rank in launch.ranks}
+    return [
+        f"{launch.launch.run_dir}/{HEARTBEATS.name(end.rank)}"
+        for end in launch.result.ranks
+        if end.code == 0 and end.rank not in present
+    ]
 
 
 def _lacking(log: TrainingLog, launch: Launch) -> list[str]:

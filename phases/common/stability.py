@@ -16,8 +16,9 @@ from phases.common.measure import (
     shown_only,
     with_limit,
 )
+from phases.common.resources import resource_leak, resource_words
 from phases.limits import DRIFT, MEMORY, STALL_SHARE
-from runbook.records import Measurement, Reason
+from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
@@ -81,9 +82,13 @@ def _readings(rank: RankLog) -> pd.DataFrame:
 
 
 def memory_plateau(case: Case, name: str) -> Finding:
-    """Of the rank whose memory looks worst."""
+    """Of the rank whose memory looks worst; nothing else that they hold may grow either."""
     ranks = with_memory(case, name).ranks
-    return min((plateau_of(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
+    found = min((plateau_of(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
+    if found.outcome is Outcome.FAIL:
+        return found
+    told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
+    return resource_leak(case, name) or told
 
 
 def plateau_of(case: Case, rank: RankLog) -> Finding:

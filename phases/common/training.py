@@ -17,6 +17,7 @@ from phases.common.case import (
     incomplete,
     inconclusive,
     invalid,
+    lost_heartbeats,
     once,
     passed,
     warned,
@@ -223,6 +224,9 @@ def _ranks_alive(case: Case, name: str) -> Finding:
         end = ending(launch)
         if end.outcome is Outcome.INCOMPLETE:  # cut off by us, perhaps before that rank began
             return incomplete(end.code, f"{reason}; {end.reason}", evidence=paths, follows=fault)
+        if lost := lost_heartbeats(launch):
+            told = f"{reason}, which ended with exit code 0: {', '.join(lost)} is not there"
+            return incomplete(Reason.MISSING_ARTIFACT, told, evidence=paths, follows=fault)
         return failed(Reason.CRASH, reason, evidence=paths, follows=fault)
     strangers = [
         r.path

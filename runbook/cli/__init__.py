@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from runbook import __version__
 from runbook.cli._parser import Command, parse_all
@@ -42,7 +43,10 @@ _GLOBAL = ("-h", "--help", "--version")
 
 
 # What a machine refuses whatever the code does: no defect of the program, and the user can fix it.
-_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+_REFUSALS = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.ENAMETOOLONG,
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,22 +58,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except RunbookError as error:
-        console.error(f"runbook: error: {error}")
+        _tell(console, f"runbook: error: {error}")
         return ProgramExit.USAGE
     except KeyboardInterrupt:
-        console.error("runbook: interrupted")
+        _tell(console, "runbook: interrupted")
         return ProgramExit.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return ProgramExit.INCOMPLETE
     except OSError as error:
         if error.errno not in _REFUSALS:
             return _defect(console, error)
-        console.error(f"runbook: error: {error.filename or 'the system'}: {error.strerror}")
+        _tell(console, f"runbook: error: {error.filename or 'the system'}: {error.strerror}")
         return ProgramExit.USAGE
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
         return _defect(console, error)
+
+
+def _tell(console: Console, text: str) -> None:
+    """The error, unless stderr takes nothing more: the exit code still tells what it was."""
+    try:
+        console.error(text)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Send what is still written to a stream nowhere, also what Python flushes at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _defect(console: Console, error: Exception) -> int:
@@ -85,9 +102,9 @@ def _defect(console: Console, error: Exception) -> int:
             stream.write(text)
         where = stream.name
     except OSError:
-        console.error(text)
+        _tell(console, text)
         where = "above"
-    console.error(f"runbook: internal error, no verdict: {what} (traceback: {where})")
+    _tell(console, f"runbook: internal error, no verdict: {what} (traceback: {where})")
     return ProgramExit.DEFECT
 
 

@@ -33,6 +33,7 @@ from runbook.launch.place import Aftermath, Launcher, Running, Start
 from runbook.launch.processes import build_environment
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankWatch
+from runbook.launch.resources import ResourceLog
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.read.documents import (
     CONSOLE_LOG,
@@ -85,6 +86,8 @@ class Attempt:
         self.began = time.monotonic()
         self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
         self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
+        looks = launch.watched and launch.has_ranks
+        self.resources = ResourceLog(self.run_dir) if looks else None
         self.notes: list[str] = []
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
@@ -301,7 +304,7 @@ class Attempt:
             )
 
     def _look(self) -> None:
-        """Twice a second: the pulse, the numbers, after each block whether it may stop early."""
+        """Twice a second: the pulse, the numbers, what is held; after a block, is it enough?"""
         now = time.monotonic()
         if now < self._looked_at + _LOOK_EVERY_S:
             return
@@ -310,6 +313,8 @@ class Attempt:
         pulse = pulse_of(list(self.watch.ranks.values()), wanted=wanted, now=now)
         self.options.observer.launch_ranks(self.launch, pulse)
         self._watch_numbers()
+        if self.resources is not None:
+            self.resources.look(self.watch.ranks.values())
         schedule = self.launch.schedule
         if self.options.enough is None or schedule is None:
             return

@@ -30,6 +30,8 @@ NVIDIA_SMI_AFTER_XML = "nvidia_smi_after.xml"
 CHECKOUT_JSON = "checkout.json"
 KERNEL_LOG_JSON = "kernel_log.json"
 LOAD_JSON = "load.json"
+# What the ranks of a watched launch held besides memory.
+RESOURCES_CSV = "resources.csv"
 # Of a trainer of one's own: where it writes, when its rows came, and its processes meanwhile.
 OWN_FOLDER = "own"
 ARRIVALS_CSV = "arrivals.csv"
@@ -68,6 +70,22 @@ GPU_SAMPLES = RowSpec(
     text=frozenset({"timestamp", "throttle_reasons", "uuid", "source", "others"}),
     filled=frozenset({"index"}),
     whole=frozenset({"index"}),
+)
+
+RESOURCES = RowSpec(
+    columns=(
+        "mono",
+        "step",
+        "rank",
+        "descriptors",
+        "threads",
+        "children",
+        "shm_mib",
+        "folder_mib",
+        "free_mib",
+    ),
+    key="mono",
+    whole=frozenset({"step", "rank", "descriptors", "threads", "children"}),
 )
 
 

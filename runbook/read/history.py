@@ -20,7 +20,7 @@ from runbook.records.evidence import Effect, RankLog
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.read.columns import Columns, Forms
+    from runbook.read.columns import Columns, Forms, Ints
 
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
@@ -46,7 +46,9 @@ class RankHistory(RankFold):
     ended: Table = field(default_factory=lambda: Table(_ENDED))
     progress: Table = field(default_factory=lambda: Table(_PROGRESS))
     misshapen: list[str] = field(default_factory=list)
+    beside: dict[int, frozenset[str]] = field(default_factory=dict)
     _alone: bool = False
+    _others: set[str] = field(default_factory=set)
     _forms: Forms | None = None
 
     def take_lines(self, block: bytes) -> None:
@@ -86,6 +88,7 @@ class RankHistory(RankFold):
         ends = columns.each(lines, lambda record: record["event"] == Event.STEP_END)
         broken = columns.each(lines, lambda record: record["event"] not in _IN_A_STEP)
         marks = np.flatnonzero(ends | broken)
+        self._take_others(columns, lines, np.flatnonzero(broken), np.flatnonzero(ends))
         alone = np.concatenate([[self._alone], ends[marks]])
         self._alone = bool(alone[-1])
         if ends.any():
@@ -100,6 +103,23 @@ class RankHistory(RankFold):
         if said.any():
             self.progress.extend({name: columns.number(name)[lines][said] for name in _PROGRESS})
 
+    def _take_others(self, columns: Columns, lines: slice, broken: Ints, ends: Ints) -> None:
+        """Which events, at the places `broken`, came before which end of a step."""
+        import numpy as np
+
+        if not self._others and not len(broken):
+            return
+        events = columns.each(lines, lambda record: record["event"])
+        before: dict[int, set[str]] = {0: self._others}
+        following = np.searchsorted(ends, broken).tolist()
+        for place, end in zip(broken.tolist(), following, strict=True):
+            before.setdefault(end, set()).add(str(events[place]))
+        self._others = before.pop(len(ends), set())
+        steps = columns.number("step")[lines][ends]
+        for end, kinds in before.items():
+            if kinds and (end or self.ended):
+                self.beside[int(steps[end])] = frozenset(kinds)
+
     def _take_account(self, record: Mapping[str, Any]) -> None:
         """What this step says, to be held against the CSV's row of it."""
         if self.event == Event.STEP_END:
@@ -109,6 +129,9 @@ class RankHistory(RankFold):
                 when = None  # no clock reads that
             digest = self._digest(record)
             wall = self._number(record, "ts")
+            if self._others and self.ended:
+                self.beside[self.step] = frozenset(self._others)
+            self._others = set()
             self.ended.add((self.step, when, wall, self._alone, embedded, digest, *kept))
             self._alone = True
         elif self.event == Event.PROGRESS:
@@ -116,6 +139,7 @@ class RankHistory(RankFold):
             self.progress.add((self.step, *said))
         elif self.event not in _IN_A_STEP:
             self._alone = False
+            self._others.add(self.event)
 
     def _number(self, record: Mapping[str, Any], name: str) -> float | None:
         """A field as a number, NaN included; a null is nothing, anything else is remembered."""
@@ -261,6 +285,7 @@ def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> Rank
         proof=history.last(Event.PROOF) or None,
         ending=history.last(Event.EXIT),
         steps=history.steps_frame(),
+        beside=history.beside,
         dropped_lines=dropped + bool(torn),
         problems=tuple(problems),
         damaged=damaged,

@@ -17,6 +17,8 @@ from runbook.read.documents import (
     KERNEL_LOG_JSON,
     LOAD_JSON,
     PROCESSES_CSV,
+    RESOURCES,
+    RESOURCES_CSV,
     file_sha256,
     name_below,
     read_console,
@@ -76,6 +78,7 @@ _TABLES = (
     ("gates", contract.GATES_CSV, GATES),
     ("gpu_samples", GPU_SAMPLES_CSV, GPU_SAMPLES),
     ("processes", PROCESSES_CSV, PROCESSES),
+    ("resources", RESOURCES_CSV, RESOURCES),
 )
 
 

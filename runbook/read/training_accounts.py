@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.accounts import COPY_TOLERANCE, Workload, balance
+from runbook.read.beside import beside_account
 from runbook.read.learning import gradient_account, movement_account
 from runbook.read.shadow_account import NORM_TOLERANCE, shadow_account
 from runbook.records import RankExit
@@ -41,6 +42,7 @@ def book_problems(
     """Everything in the tables of a launch that no second source bears out."""
     return [
         *balance(frame, ranks, work, duration_s, exits),
+        *beside_account(frame, ranks, env),
         *rate_account(frame, env),
         *memory_account(ranks, work),
         *gates_account(gates),

@@ -54,7 +54,8 @@ class RankLog:
     `steps` has a row for each optimizer step that the rank ended: step, mono and ts (s), alone
     (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
     reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
-    reported progress, loss, toks_per_s and grad_norm. `checkpoints` are those that were
+    reported progress, loss, toks_per_s and grad_norm. `beside` has for each step, the first apart,
+    the events since the step before that are no part of a step. `checkpoints` are those that were
     written, each with its path and the seconds it took.
     """
 
@@ -80,6 +81,7 @@ class RankLog:
     proof: Mapping[str, Any] | None = None
     ending: Mapping[str, Any] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
+    beside: Mapping[int, frozenset[str]] = field(default_factory=dict)
     dropped_lines: int = 0
     problems: tuple[str, ...] = ()
     damaged: bool = False
@@ -159,6 +161,9 @@ class LaunchEvidence:
     processes: pd.DataFrame | None = None
     processes_path: str = ""
     processes_sha256: str = ""
+    resources: pd.DataFrame | None = None
+    resources_path: str = ""
+    resources_sha256: str = ""
     last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     problems: tuple[str, ...] = ()

@@ -242,6 +242,23 @@ def test_a_stream_that_is_closed_is_no_defect_and_no_no_go(tmp_path: Path, close
     assert (__version__ in done.stdout) is (closed == "2>&-")
 
 
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [("nosuch 2>/dev/full", ""), ("run --steps-scale 0.1 --phase preflight 2>/dev/full", ""),
+     ("run --steps-scale 0.1 --phase preflight 2>told", "ulimit -f 0; ")],
+)  # fmt: skip
+def test_a_disk_that_takes_no_more_words_is_no_no_go(
+    tmp_path: Path, words: str, limit: str
+) -> None:
+    """The error about it cannot be told either, and Python's own exit code for that is 1."""
+    done = subprocess.run(
+        ["bash", "-c", f'{limit}exec "{sys.executable}" -m runbook {words}'],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stdout
+
+
 def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
     """Run a command that raises `error`."""
 

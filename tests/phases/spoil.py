@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from runbook.records import LaunchStatus
+from runbook.records import LaunchStatus, RankExit
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
 Change = Callable[[LaunchEvidence], LaunchEvidence]
@@ -103,3 +103,10 @@ def rank(number: int, **values: Any) -> Change:
 def parts(**values: Any) -> Change:
     """Fields of the launch's evidence replaced."""
     return lambda made: replace(made, **values)
+
+
+def without_rank_1(made: LaunchEvidence) -> LaunchEvidence:
+    """Both ranks ended with exit code 0, and the heartbeat file of rank 1 is no more there."""
+    exits = tuple(RankExit(rank=rank, code=0) for rank in range(made.launch.nproc))
+    result = made.result.model_copy(update={"ranks": exits})
+    return replace(made, result=result, ranks=made.ranks[:1])

@@ -367,4 +367,9 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
         assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
         assert "read other data" in check.reason
     higher = answer(spoil.columns(loss=lambda t: t["loss"] + 0.1))
+    many = builder.evidence("baseline", where, change=spoil.without_rank_1)
+    alone = builder.evidence("single_gpu", where, earlier={"baseline": many})
+    lost = builder.row("single_gpu", "same_as_baseline", alone, where)
+    assert (lost.outcome, lost.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    assert "baseline/run1/heartbeat_rank1.jsonl" in lost.reason
     assert "the first loss of all ranks" in higher.reason

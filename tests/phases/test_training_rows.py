@@ -115,6 +115,13 @@ SHARED: list[tuple[str, str, Change, Outcome, Reason]] = [
         Reason.CRASH,
     ),
     (
+        "rank 1 ended well and its file is lost",
+        "ranks_alive",
+        spoil.without_rank_1,
+        INCOMPLETE,
+        Reason.MISSING_ARTIFACT,
+    ),
+    (
         "stopped by us before rank 1 spoke",
         "ranks_alive",
         lambda made: replace(

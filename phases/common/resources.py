@@ -1,0 +1,119 @@
+"""Does a launch keep what it takes besides memory: descriptors, threads, children, files?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from phases.common.case import Case, Finding, failed
+from phases.common.measure import in_file
+from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+# Looks at a launch that steps, without which nothing is said of a trend.
+FEWEST_LOOKS = 8
+# A rank may open or start so many more for good between the third and the last quarter: a
+# communicator, a worker, a file of a profile.
+FEW = 4.0
+# MiB that may be new in /dev/shm, and MiB of logs that a rank may write in a step: ours take 0.003.
+SHM_SLACK_MIB = 64.0
+LOGS_MIB = 0.0625
+_IN_FILES = ("shm_mib", "folder_mib")
+_COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "children": "children"}
+
+
+def resource_leak(case: Case, name: str) -> Finding | None:
+    """FAIL if a rank, or all together, hold ever more in the second half of the launch.
+
+    None if they do not, or if too few looks are known: `resource_words` says which.
+    """
+    launch = case.launch(name)
+    looks = _looks(launch)
+    if looks is None:
+        return None
+    steps_left = case.profile.workload.production_steps - float(looks["step"].max())
+    problems = [*_by_rank(looks), *_in_files(looks, launch.launch.nproc, steps_left)]
+    if not problems:
+        return None
+    what, grown, text = problems[0]
+    more = "".join(f"; {other}" for _, _, other in problems[1:])
+    value = _measured(launch, what, grown, len(looks))
+    return failed(Reason.LEAK, f"{text}{more}", measurement=value, topic="leak")
+
+
+def resource_words(case: Case, name: str) -> str:
+    """What is known of a launch without such a leak, to be told after its memory."""
+    if _looks(case.launch(name)) is None:
+        return "; descriptors, threads, children and files: too few looks at its processes"
+    return "; descriptors, threads, children and files keep level"
+
+
+def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
+    """Looks at ranks that step; None if there are too few of any rank."""
+    if launch.resources is None or launch.resources.empty:
+        return None
+    stepping = launch.resources[launch.resources["step"] > 0]
+    counts = stepping.groupby("rank").size()
+    return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
+
+
+def _by_rank(looks: pd.DataFrame) -> Iterator[tuple[str, float, str]]:
+    for rank, own in looks.groupby("rank"):
+        for column, words in _COUNTED.items():
+            before, after = _late_levels(own[column].to_numpy(dtype=float))
+            if after - before > FEW:
+                yield (
+                    column,
+                    after - before,
+                    f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
+                    f"{after:.0f} in the last, allowed {FEW:.0f} more",
+                )
+
+
+def _in_files(
+    looks: pd.DataFrame, ranks: int, steps_left: float
+) -> Iterator[tuple[str, float, str]]:
+    """Of all ranks together: /dev/shm keeps its level, and the folder grows as logs do."""
+    both = looks.drop_duplicates("mono")
+    half = both.iloc[len(both) // 2 :]
+    steps = max(1.0, float(half["step"].iloc[-1] - half["step"].iloc[0]))
+    grown = {name: float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES}
+    rate = {name: more / steps for name, more in grown.items()}
+    if grown["shm_mib"] > SHM_SLACK_MIB:
+        yield (
+            "shm_mib",
+            grown["shm_mib"],
+            f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
+            f"({grown['shm_mib']:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)",
+        )
+    allowed, free = LOGS_MIB * ranks, float(half["free_mib"].iloc[-1])
+    needed = rate["folder_mib"] * max(0.0, steps_left)
+    if grown["folder_mib"] <= 1.0:
+        return
+    if rate["folder_mib"] > allowed or needed > free:
+        yield (
+            "folder_mib",
+            grown["folder_mib"],
+            f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without its "
+            f"checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step of "
+            f"production, {free:.0f} MiB are free",
+        )
+
+
+def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The median level in the third quarter and in the last."""
+    import numpy as np
+
+    half, last = len(held) // 2, len(held) * 3 // 4
+    return float(np.median(held[half:last])), float(np.median(held[last:]))
+
+
+def _measured(launch: LaunchEvidence, what: str, grown: float, looks: int) -> Measurement:
+    path, digest = launch.resources_path, launch.resources_sha256
+    unit = "MiB" if what in _IN_FILES else what
+    return in_file(path, digest, f"{what}_growth", grown, unit, n=looks)

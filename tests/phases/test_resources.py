@@ -1,0 +1,76 @@
+"""A launch that keeps what it takes besides memory is no GO, and the reason names what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from runbook.records import Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+from tests.phases import spoil
+from tests.phases.answers import row
+from tests.phases.heartbeats import SHA
+
+LOOKS = 60
+STEP = np.linspace(20, 1200, LOOKS).round()
+
+
+def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
+    """Two ranks that were looked at while they stepped; all keep their level but rank 1's."""
+    tables = []
+    for rank in (0, 1):
+        level: dict[str, Any] = {
+            "mono": np.arange(LOOKS) / 2,
+            "step": STEP,
+            "rank": rank,
+            "descriptors": 40 + np.arange(LOOKS) % 3,
+            "threads": np.where(np.arange(LOOKS) % 10 == 0, 20, 16),
+            "children": 0,
+            "shm_mib": 30.0,
+            "folder_mib": 5 + 0.006 * STEP,
+            "free_mib": 100_000.0,
+        }
+        files = {k: v for k, v in of_rank_1.items() if k.endswith("_mib")}
+        tables.append(pd.DataFrame(level | (of_rank_1 if rank else files))[:looks])
+    table = pd.concat(tables).sort_values("mono", kind="stable")
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        path = f"{made.launch.run_dir}/resources.csv"
+        return replace(made, resources=table, resources_path=path, resources_sha256=SHA)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("grown", "words"),
+    [
+        ({"descriptors": 40 + STEP}, "rank 1 holds ever more open file descriptors"),
+        ({"threads": 16 + STEP // 4}, "rank 1 holds ever more threads"),
+        ({"children": STEP // 40}, "rank 1 holds ever more children"),
+        ({"shm_mib": 30 + STEP}, "files in /dev/shm grow by 1 MiB in each step"),
+        ({"folder_mib": 5 + STEP}, "the launch's folder grows by 1 MiB in each step"),
+        ({"free_mib": 100.0}, "100 MiB are free"),
+    ],
+)
+def test_what_grows_with_the_steps_is_a_leak(grown: dict[str, Any], words: str) -> None:
+    check = row("long_run", "memory_plateau", seen(**grown))
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.LEAK)
+    assert words in check.reason
+    assert check.measurement is not None and check.measurement.path.endswith("resources.csv")
+
+
+def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
+    check = row("long_run", "memory_plateau", seen())
+    assert check.outcome is Outcome.PASS and "files keep level" in check.reason
+    once = np.where(STEP > 900, 44, 40)
+    check = row("long_run", "memory_plateau", seen(descriptors=once, threads=once))
+    assert check.outcome is Outcome.PASS, check.reason
+
+
+def test_too_few_looks_are_told_and_not_judged() -> None:
+    check = row("long_run", "memory_plateau", seen(7, descriptors=40 + STEP))
+    assert check.outcome is Outcome.PASS and "too few looks at its processes" in check.reason
