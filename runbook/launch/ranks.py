@@ -23,8 +23,9 @@ _PAUSES = 16
 _FEWEST_PAUSES = 3
 # Rates and records that are remembered.
 _RATES, _RECORDS = 50, 10
-# Heartbeat files that are looked at in a second, at most: more ranks are each looked at less often.
-LOOKS_PER_S = 1000
+# Heartbeat files that are looked at in a second, at most: ranks that are more than few are each
+# looked at less often, few whenever somebody asks.
+LOOKS_PER_S, FEW = 1000, 10
 
 
 @dataclass(kw_only=True)
@@ -147,7 +148,8 @@ class RankWatch:
 
     def update(self) -> None:
         """Read what has been written since the last call."""
-        self._look_at = time.monotonic() + len(self.ranks) / LOOKS_PER_S
+        count = len(self.ranks)
+        self._look_at = time.monotonic() + (count / LOOKS_PER_S if count > FEW else 0.0)
         for rank, path in heartbeat_files(self.run_dir).items():
             if rank not in self.ranks:
                 self.ranks[rank] = RankState(

@@ -219,7 +219,8 @@ class _Precision(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+# Triton's kernels are no products of torch; their own proofs hold their precision.
+@pytest.mark.parametrize("window", [window for window in WINDOWS if window != "triton"])
 def test_scores_have_all_of_float32(window: Window, precision: None) -> None:
     """Whatever the process allows: forward, backward, and `select_blocks`."""
     torch.set_float32_matmul_precision("high")

@@ -163,8 +163,8 @@ def test_a_type_explains_eight_roundoffs_and_no_more(
     for wrong in (most * 1.001, -1e-9, math.nan, None):
         found = learning.oracle_account(spots(ranks, **base | {what: wrong}), work)
         for batch in batches:
-            says = f"rank 0: {what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
-            assert says in found
+            says = f"{what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
+            assert f"rank 0: {says}" in found
 
 
 def test_an_embedding_is_copied_exactly() -> None:
