@@ -25,6 +25,7 @@ from benchmarks.examples.catalog import EXAMPLES
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
+from runbook.errors import ProgramExit
 from runbook.records import Outcome, RunRecord, Verdict
 from tests import executed
 from tests.cli.shell import Ended
@@ -292,6 +293,9 @@ def reproduced(shell: Shell) -> RunRecord:
         live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
         assert live is not None
         stacks = shell.type(live[0])
+        # Between two launches of the phase no rank is alive.
+        while stacks.code == ProgramExit.INCOMPLETE and not _ended(pid):
+            stacks = shell.type(live[0])
         assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
         os.kill(pid, signal.SIGINT)
 
@@ -305,6 +309,11 @@ def reproduced(shell: Shell) -> RunRecord:
     after = shell.newest()
     assert after.run_id == record.run_id
     return after
+
+
+def _ended(pid: int) -> bool:
+    """Is this child over? It is not reaped: somebody else waits for it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def both_runs(shell: Shell, one: str, other: str) -> None:
