@@ -7,6 +7,7 @@ execute is in NOT_HERE, with the reason. A kind in neither fails.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -25,7 +26,6 @@ from benchmarks.examples.catalog import EXAMPLES
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
-from runbook.errors import ProgramExit
 from runbook.records import Outcome, RunRecord, Verdict
 from tests import executed
 from tests.cli.shell import Ended
@@ -178,23 +178,23 @@ class Shell:
     folder: Path
     printed: dict[str, None] = field(default_factory=dict)
 
-    def type(self, line: str, *, once_launched: Callable[[int], None] | None = None) -> Ended:
+    def type(self, line: str, *, once_begun: Callable[[int], None] | None = None) -> Ended:
         """Execute a line as a shell does, with this Python's programs first on PATH.
 
-        `once_launched` is called with its process as soon as the run that it starts has a launch.
+        `once_begun` is called with its process as soon as the run that it starts starts a launch.
         """
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
         before = set(self.folder.glob("artifacts/*"))
         process = subprocess.Popen(
-            ["sh", "-c", f"exec {line}" if once_launched else line], cwd=self.folder, text=True,
+            ["sh", "-c", f"exec {line}" if once_begun else line], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**kept, "PATH": programs, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        while once_launched and process.poll() is None:
+        while once_begun and process.poll() is None:
             new = set(self.folder.glob("artifacts/*")) - before
-            if any(list(folder.glob("*/*/heartbeat_rank1.jsonl")) for folder in new):
-                once_launched(process.pid)
+            if any("launch_started" in told.read_text() for told in _journals(new)):
+                once_begun(process.pid)
                 break
             time.sleep(0.05)
         out, err = process.communicate(timeout=400)
@@ -292,14 +292,18 @@ def reproduced(shell: Shell) -> RunRecord:
     def meanwhile(pid: int) -> None:
         live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
         assert live is not None
-        stacks = shell.type(live[0])
-        # Between two launches of the phase no rank is alive.
-        while stacks.code == ProgramExit.INCOMPLETE and not _ended(pid):
+        # The launch lasts a second: with rank 0 held, rank 1 waits for it in a collective.
+        held = _pid_of_rank(0, shell.folder / live[0].split()[-1], pid)
+        os.kill(held, signal.SIGSTOP)
+        try:
+            _pid_of_rank(1, shell.folder / live[0].split()[-1], pid)
             stacks = shell.type(live[0])
+        finally:
+            os.kill(held, signal.SIGCONT)
         assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
         os.kill(pid, signal.SIGINT)
 
-    cut = shell.type(shell.only("runbook run --phase nvtx "), once_launched=meanwhile)
+    cut = shell.type(shell.only("runbook run --phase nvtx "), once_begun=meanwhile)
     assert cut.code == 130, cut.out + cut.err
     record = shell.newest()
     assert record.interrupted
@@ -309,6 +313,20 @@ def reproduced(shell: Shell) -> RunRecord:
     after = shell.newest()
     assert after.run_id == record.run_id
     return after
+
+
+def _journals(runs: set[Path]) -> list[Path]:
+    return [path for run in runs if (path := run / "events.jsonl").is_file()]
+
+
+def _pid_of_rank(rank: int, run: Path, harness: int) -> int:
+    """The process of a rank, once it tells it."""
+    while True:
+        for path in run.glob(f"*/*/heartbeat_rank{rank}.jsonl"):
+            if (line := path.read_text().partition("\n")[0]).endswith("}"):
+                return int(json.loads(line)["pid"])
+        assert not _ended(harness)
+        time.sleep(0.01)
 
 
 def _ended(pid: int) -> bool:
