@@ -330,7 +330,7 @@ COMMON_FIELDS = (
 EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.PROOF: (
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
-        "missing", "norm_told", "norm_before", "norm_after", "oracle",
+        "missing", "norm_told", "norm_before", "norm_after", "logit_gradient", "oracle",
     ),
     Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s"),
     Event.PROFILER: ("active",),
