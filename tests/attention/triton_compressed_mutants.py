@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _ROWS, _COLUMNS, _TOP = "compressed_rows.py", "compressed_columns.py", "top.py"
+# What the rows of all branches have in common.
+_ALL_ROWS = "rows.py"
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
     # Not seen: a control, which has to live.
@@ -11,8 +13,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "last_key_lost": (_ROWS, "(token + 1 - L) // STRIDE + 1", "(token + 1 - L) // STRIDE"),
     "keys_rounded": (_ROWS, "tl.static_range(TERMS - 1)", "tl.static_range(0)"),
     "compressed_delta_left_out": (_ROWS, "(dp - mine[:, None])", "dp"),
-    "compressed_scale_left_out_of_dq": (_ROWS, "(acc * dq_scale)", "acc"),
-    "compressed_another_head": (_ROWS, "row // HEADS, row % HEADS", "row // HEADS, row * 0"),
+    "compressed_scale_left_out_of_dq": (_ROWS, "acc * dq_scale", "acc"),
+    "compressed_another_head": (_ALL_ROWS, "row // HEADS, row % HEADS", "row // HEADS, row * 0"),
     "compressed_first_group": (_ROWS, "k += batch * k_b + group * k_g", "k += batch * k_b"),
     "compressed_pieces_in_one_place": (_COLUMNS, "* n_pieces + piece\n", "* n_pieces\n"),
     "first_token_lost": (_COLUMNS, "* STRIDE + L - 1)\n", "* STRIDE + L)\n"),
@@ -38,7 +40,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
 RACES = ("compressed_another_head", "compressed_pieces_in_one_place")
 # Offsets that wrap around.
 IN_32_BITS = {
-    "queries_in_32_bits": (_ROWS, "far = token.to(tl.int64)", "far = token"),
+    "queries_in_32_bits": (_ALL_ROWS, "far = token.to(tl.int64)", "far = token"),
     "keys_in_32_bits": (_TOP, "key.to(tl.int64)[:, None] * k_t", "key[:, None] * k_t"),
     "columns_in_32_bits": (_COLUMNS, "far = token.to(tl.int64)", "far = token"),
 }

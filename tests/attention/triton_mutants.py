@@ -15,7 +15,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "nothing_less_nothing": ("rows.py", "tl.where(higher == NOTHING, 0.0, higher)", "higher"),
     "natural_logarithm": ("rows.py", "tl.log2(tl.where", "tl.log(tl.where"),
     "delta_left_out": ("rows.py", "(dp - delta[:, None])", "dp"),
-    "scale_left_out_of_dq": ("rows.py", "(acc * dq_scale)", "acc"),
+    "scale_left_out_of_dq": ("rows.py", "acc * dq_scale", "acc"),
     "another_head": ("rows.py", "row // HEADS, row % HEADS", "row // HEADS, row * 0"),
     "first_group_for_all": ("rows.py", "k += batch * k_b + group * k_g", "k += batch * k_b"),
     "last_block_left_out": ("rows.py", "range(last + 1)", "range(last)"),

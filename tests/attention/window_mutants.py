@@ -27,12 +27,12 @@ WINDOW_MUTANTS: dict[str, tuple[str, str, str]] = {
     "nothing_so_far": (_WINDOW, "tl.where(higher == NOTHING, 0.0, higher)", "higher"),
     "window_natural_logarithm": (_WINDOW, "best + tl.log2(total)", "best + tl.log(total)"),
     "window_delta_left_out": (_WINDOW, "(dp - delta[:, None])", "dp"),
-    "scale_left_out_of_window_dq": (_WINDOW, "(acc * dq_scale)", "acc"),
+    "scale_left_out_of_window_dq": (_WINDOW, "acc * dq_scale", "acc"),
     "window_first_group_for_all": (
         _WINDOW, "v += batch * v_b + group * v_g", "v += batch * v_b",
     ),
     "window_first_head_for_all": (
-        _WINDOW, "* groups + group) * HEADS + head", "* groups + group) * HEADS + 0",
+        "rows.py", "* groups + group) * HEADS + head", "* groups + group) * HEADS + 0",
     ),
     "readers_end_early": (
         _KEYS, "tl.minimum(last + w, seq_len) * HEADS",

@@ -4,5 +4,6 @@
 `columns` hold its kernels, `launch` starts them, `operators` is what torch sees. The compressed
 branch has the same modules with `compressed_` before their names, and `top` chooses the blocks. The
 window's kernels are in `window` and `window_keys`, those of one new token on a cache in `decode`,
-each with its tiles, launches and operators beside it.
+each with its tiles, launches and operators beside it. All share the rows of `rows`, the helpers of
+`launch`, and `registered`.
 """

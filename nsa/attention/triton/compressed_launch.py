@@ -14,7 +14,14 @@ from nsa.attention.triton.compressed_tiles import (
     choose_compressed_cut,
     places,
 )
-from nsa.attention.triton.launch import device_of, how, inner, scale_of, strides_of
+from nsa.attention.triton.launch import (
+    device_of,
+    how,
+    inner,
+    results_of,
+    scale_of,
+    strides_of,
+)
 from nsa.attention.triton.tiles import padded
 from nsa.attention.triton.top import top_kernel
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
@@ -27,8 +34,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     """
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
-    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=k.dtype, device=q.device)
-    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    out, lse = results_of(q, cfg, k.dtype)
     cut = choose_compressed_cut(cfg, seq_len, batch * groups)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](

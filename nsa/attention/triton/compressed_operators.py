@@ -5,27 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from nsa.attention.triton.registered import config_of, differentiate
 from nsa.config import MIN_N_SEL, NSAConfig
-
-
-def _config(
-    q: Tensor, d_v: int, l: int, d: int, l_sel: int | None = None, n_sel: int = MIN_N_SEL  # noqa: E741
-) -> NSAConfig:  # fmt: skip
-    """What the kernels read of a config, with the numbers of these tensors."""
-    groups, heads, d_k = q.shape[2:]
-    return NSAConfig(
-        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=d_v, l=l, d=d,
-        l_sel=d if l_sel is None else l_sel, n_sel=n_sel,
-    )  # fmt: skip
-
 
 # What they are to profilers and dispatch modes.
 COMPRESSED_OPERATOR, TOP_OPERATOR = "compressed", "top_blocks"
+
+
+def _config(q: Tensor, v: Tensor, l: int, d: int) -> NSAConfig:  # noqa: E741
+    return config_of(q, v.shape[-1], l=l, d=d, l_sel=d, n_sel=MIN_N_SEL)
 
 
 @torch.library.custom_op(f"nsa::{COMPRESSED_OPERATOR}", mutates_args=())
@@ -33,7 +24,7 @@ def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor,
     """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
     from nsa.attention.triton import compressed_launch
 
-    return compressed_launch.forward(q, k, v, _config(q, v.shape[-1], l, d))
+    return compressed_launch.forward(q, k, v, _config(q, v, l, d))
 
 
 @compressed.register_fake
@@ -50,7 +41,7 @@ def compressed_backward(
     """Gradients of q, k and v from that of the output."""
     from nsa.attention.triton import compressed_launch
 
-    return compressed_launch.backward(grad, q, k, v, out, lse, _config(q, v.shape[-1], l, d))
+    return compressed_launch.backward(grad, q, k, v, out, lse, _config(q, v, l, d))
 
 
 @compressed_backward.register_fake
@@ -67,7 +58,8 @@ def top_blocks(
     """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk]."""
     from nsa.attention.triton import compressed_launch
 
-    return compressed_launch.top_blocks(q, k, lse, _config(q, k.shape[-1], l, d, l_sel, n_sel))
+    cfg = config_of(q, k.shape[-1], l=l, d=d, l_sel=l_sel, n_sel=n_sel)
+    return compressed_launch.top_blocks(q, k, lse, cfg)
 
 
 @top_blocks.register_fake
@@ -77,21 +69,7 @@ def _(
     return q.new_empty(*q.shape[:3], n_sel, dtype=torch.int64)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, l, d = inputs  # noqa: E741
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = (l, d)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 5
-    return (*compressed_backward(grad, *ctx.saved_tensors, *ctx.numbers), None, None)
-
-
-compressed.register_autograd(_backward, setup_context=_keep)
+differentiate(compressed, compressed_backward)
 
 
 def attend_compressed_by_triton(

@@ -9,7 +9,15 @@ of the queries' type, and adds up the products: as exact as one product of float
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, absorb, load_block
+from nsa.attention.triton.rows import (
+    NOTHING,
+    absorb,
+    load_block,
+    load_rows,
+    query_side,
+    store_rows,
+    this_tile,
+)
 
 
 @triton.jit
@@ -46,17 +54,12 @@ def compressed_kernel(
     KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
-    # Late tiles have the most to do: they begin first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
-    row = tile * ROWS + tl.arange(0, ROWS)
-    token, head = row // HEADS, row % HEADS
     inside = token < seq_len
-    far = token.to(tl.int64)
-    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-    at = q + batch * q_b + group * q_g + far * q_t + head * q_h
-    queries = tl.load(at[:, None] + dim_k[None, :], inside[:, None] & (dim_k < D_K)[None, :], 0.0)
+    queries = load_rows(
+        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    )  # fmt: skip
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     best = tl.full((ROWS,), NOTHING, tl.float32)
@@ -71,8 +74,9 @@ def compressed_kernel(
         best, total, acc = absorb(best, total, acc, scores, values.to(queries.dtype))
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
-    to = out + (((batch * seq_len + far) * groups + group) * HEADS + head) * D_V
-    tl.store(to[:, None] + dim_v[None, :], acc, inside[:, None] & (dim_v < D_V)[None, :])
+    store_rows(
+        out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
+    )  # fmt: skip
     sums = tl.where(empty, NOTHING, best + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + pair * seq_len * HEADS + row, sums, inside)
 
@@ -86,24 +90,14 @@ def compressed_query_gradient_kernel(
     KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
-    row = tile * ROWS + tl.arange(0, ROWS)
-    token, head = row // HEADS, row % HEADS
     inside = token < seq_len
-    far = token.to(tl.int64)
-    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-    of_k, of_v = inside[:, None] & (dim_k < D_K)[None, :], inside[:, None] & (dim_v < D_V)[None, :]
-    at = q + batch * q_b + group * q_g + far * q_t + head * q_h
-    queries = tl.load(at[:, None] + dim_k[None, :], of_k, 0.0)
-    flat = ((batch * seq_len + far) * groups + group) * HEADS + head
-    places = (flat * D_V)[:, None] + dim_v[None, :]
-    exact = tl.load(grad + places, of_v, 0.0)
-    mine = tl.sum(exact * tl.load(out + places, of_v, 0.0), 1)
-    tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
+    queries, exact, mine, sums = query_side(
+        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+    )  # fmt: skip
     grads = exact.to(queries.dtype)
-    sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
@@ -117,5 +111,6 @@ def compressed_query_gradient_kernel(
         dp = tl.dot(grads, tl.trans(values.to(grads.dtype)), input_precision="ieee")
         ds = p * (dp - mine[:, None])
         acc = tl.dot(ds.to(queries.dtype), keys.to(queries.dtype), acc, input_precision="ieee")
-    to = dq + (flat * D_K)[:, None] + dim_k[None, :]
-    tl.store(to, (acc * dq_scale).to(dq.dtype.element_ty), of_k)
+    store_rows(
+        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
+    )  # fmt: skip

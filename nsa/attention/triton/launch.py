@@ -38,8 +38,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tu
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
-    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    out, lse = results_of(q, cfg, q.dtype)
     cut = choose_cut(cfg, seq_len, batch * groups)
     with device_of(q):
         forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
@@ -101,6 +100,14 @@ def _readers(bits: Tensor, seq_len: int, cfg: NSAConfig) -> tuple[Tensor, Tensor
         bits, counts, offsets, readers, seq_len, words, n_blocks, length, FILL=True, **more
     )
     return readers, counts, offsets
+
+
+def results_of(q: Tensor, cfg: NSAConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Room for the output [B,S,G,h,Dv] and the log-sum-exp [B*G, S*h] of q [B,S,G,h,Dk]."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=dtype, device=q.device)
+    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    return out, lse
 
 
 def inner(x: Tensor) -> Tensor:

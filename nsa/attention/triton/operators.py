@@ -1,30 +1,22 @@
 """The selected branch as operators of torch: known to autograd, to torch.compile and to profilers.
 
-`nsa::selected_bits`, `nsa::selected` and `nsa::selected_backward`. They take numbers instead of a
-config, because an operator's arguments are tensors and numbers.
+`nsa::selected_bits`, `nsa::selected` and `nsa::selected_backward`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from nsa.attention.triton.registered import config_of, differentiate
 from nsa.config import NSAConfig
-
-
-def _config(q: Tensor, v: Tensor, l_sel: int, n_sel: int) -> NSAConfig:
-    """What the kernels read of a config, with the numbers of these tensors."""
-    groups, heads, d_k = q.shape[2:]
-    return NSAConfig(
-        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1],
-        l=l_sel, d=l_sel, l_sel=l_sel, n_sel=n_sel,
-    )  # fmt: skip
-
 
 # What it is to profilers and dispatch modes.
 SELECTED_OPERATOR = "selected"
+
+
+def _config(q: Tensor, v: Tensor, l_sel: int, n_sel: int) -> NSAConfig:
+    return config_of(q, v.shape[-1], l=l_sel, d=l_sel, l_sel=l_sel, n_sel=n_sel)
 
 
 @torch.library.custom_op("nsa::selected_bits", mutates_args=())
@@ -83,21 +75,7 @@ def _(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, l_sel, n_sel = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = (l_sel, n_sel)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 6
-    return (*selected_backward(grad, *ctx.saved_tensors, *ctx.numbers), None, None, None)
-
-
-selected.register_autograd(_backward, setup_context=_keep)
+differentiate(selected, selected_backward)
 
 
 def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:

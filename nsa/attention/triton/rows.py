@@ -68,6 +68,41 @@ def load_rows(
 
 
 @triton.jit
+def store_rows(
+    base, rows, batch, group, token, head, inside, seq_len, groups, HEADS: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Rows [ROWS, WIDTH] into [B,S,G,HEADS,D], as far as they are inside."""
+    dim = tl.arange(0, WIDTH)
+    to = ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS + head
+    seen = inside[:, None] & (dim < D)[None, :]
+    tl.store(base + (to * D)[:, None] + dim[None, :], rows.to(base.dtype.element_ty), seen)
+
+
+@triton.jit
+def query_side(
+    q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+    q_b, q_t, q_g, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+):  # fmt: skip
+    """What a tile's gradient begins with: queries, gradients of the output, delta, log-sum-exp.
+
+    delta, each row's <grad, out> [B*G, S*HEADS], is stored for the kernels that own keys.
+    """
+    queries = load_rows(
+        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    )  # fmt: skip
+    values = (batch * seq_len * groups + group) * HEADS * D_V
+    step = groups * HEADS * D_V
+    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V, WIDTH_V)
+    outs = load_rows(out + values, step, D_V, token, head, inside, D_V, WIDTH_V)
+    mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
+    tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
+    sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
+    return queries, grads, mine, sums
+
+
+@triton.jit
 def visible(words, token, block, L_SEL: tl.constexpr, BLOCK: tl.constexpr):
     """What each row sees of a block [ROWS, BLOCK]: it reads it, up to its own token."""
     inner = tl.arange(0, BLOCK)
@@ -183,16 +218,10 @@ def query_gradient_kernel(
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    queries, grads, mine, sums = query_side(
+        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
     )  # fmt: skip
-    values = (batch * seq_len * groups + group) * HEADS * D_V
-    step = groups * HEADS * D_V
-    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V, WIDTH_V)
-    outs = load_rows(out + values, step, D_V, token, head, inside, D_V, WIDTH_V)
-    mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
-    tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
-    sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
@@ -216,9 +245,6 @@ def query_gradient_kernel(
                     scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
-    dim = tl.arange(0, WIDTH_K)
-    to = ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS + head
-    seen = inside[:, None] & (dim < D_K)[None, :]
-    tl.store(
-        dq + (to * D_K)[:, None] + dim[None, :], (acc * dq_scale).to(dq.dtype.element_ty), seen
-    )
+    store_rows(
+        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
+    )  # fmt: skip

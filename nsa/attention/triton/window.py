@@ -12,7 +12,7 @@ log-sum-exp is kept to the base 2. A row always sees its own token.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, load_rows, this_tile
+from nsa.attention.triton.rows import NOTHING, load_rows, query_side, store_rows, this_tile
 
 
 @triton.jit
@@ -101,10 +101,9 @@ def window_kernel(
         )  # fmt: skip
     # Rows beyond the sequence may have seen nothing, and are not stored.
     acc = acc / total[:, None]
-    dim = tl.arange(0, WIDTH_V)
-    to = ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS + head
-    seen = inside[:, None] & (dim < D_V)[None, :]
-    tl.store(out + (to * D_V)[:, None] + dim[None, :], acc.to(out.dtype.element_ty), seen)
+    store_rows(
+        out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
+    )  # fmt: skip
     tl.store(lse + pair * seq_len * HEADS + row, best + tl.log2(total), inside)
 
 
@@ -138,16 +137,10 @@ def window_query_kernel(
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    queries, grads, mine, sums = query_side(
+        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
     )  # fmt: skip
-    values = (batch * seq_len * groups + group) * HEADS * D_V
-    step = groups * HEADS * D_V
-    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V, WIDTH_V)
-    outs = load_rows(out + values, step, D_V, token, head, inside, D_V, WIDTH_V)
-    mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
-    tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
-    sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
@@ -164,9 +157,6 @@ def window_query_kernel(
             acc, queries, grads, sums, mine, token, start + at * KEYS, k, k_t, v, v_t, seq_len,
             w, scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, True,
         )  # fmt: skip
-    dim = tl.arange(0, WIDTH_K)
-    to = ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS + head
-    seen = inside[:, None] & (dim < D_K)[None, :]
-    tl.store(
-        dq + (to * D_K)[:, None] + dim[None, :], (acc * dq_scale).to(dq.dtype.element_ty), seen
-    )
+    store_rows(
+        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
+    )  # fmt: skip

@@ -6,7 +6,15 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa.attention.triton.launch import device_of, how, inner, scale_of, shape_constants, strides_of
+from nsa.attention.triton.launch import (
+    device_of,
+    how,
+    inner,
+    results_of,
+    scale_of,
+    shape_constants,
+    strides_of,
+)
 from nsa.attention.triton.window import window_kernel, window_query_kernel
 from nsa.attention.triton.window_keys import window_keys_kernel
 from nsa.attention.triton.window_tiles import WindowCut, choose_window_cut
@@ -23,8 +31,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
-    out = torch.empty(batch, seq_len, groups, heads, cfg.d_v, dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch * groups, seq_len * heads, dtype=torch.float32, device=q.device)
+    out, lse = results_of(q, cfg, q.dtype)
     cut = choose_window_cut(cfg)
     with device_of(q):
         window_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
