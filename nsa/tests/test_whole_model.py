@@ -133,12 +133,22 @@ def truth(case: str, seq_len: int, folder: Path) -> Truth:
     return Truth(case, built.build(case, "batched v2", folder), seq_len)
 
 
-def forward(engine: Engine, tokens: oracle.Index) -> torch.Tensor:
+def forward(
+    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     """Logits as the trainer's step computes them."""
     assert engine.wrapped is not None
     logits = engine.wrapped(torch.from_numpy(tokens[:, :-1]).to(engine.device))
-    assert logits.dtype == torch.float64
+    assert logits.dtype == dtype
     return logits
+
+
+def backward(engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64) -> None:
+    """The gradients of cross entropy in the model's parameters, and nothing else there."""
+    engine.model.zero_grad(set_to_none=True)
+    targets = torch.from_numpy(tokens[:, 1:]).to(engine.device)
+    logits = forward(engine, tokens, dtype)
+    cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
 
 
 def distance(found: torch.Tensor, expected: oracle.Array) -> float:
@@ -176,10 +186,7 @@ def test_gradients_are_the_equations(case: str, way: str, folder: Path) -> None:
     engine = built.build(case, way, folder)
     for seq_len in (lengths(way)[1], lengths(way)[-1]):
         expected = truth(case, seq_len, folder)
-        engine.model.zero_grad(set_to_none=True)
-        targets = torch.from_numpy(expected.tokens[:, 1:]).to(engine.device)
-        logits = forward(engine, expected.tokens)
-        cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        backward(engine, expected.tokens)
         expected.check_gradients(engine, SLOPES)
 
 
@@ -195,12 +202,11 @@ def test_the_step_is_the_equations(case: str, folder: Path) -> None:
     assert float(outcome.norm) == pytest.approx(squares**0.5, rel=STEP_LOSS)
 
 
-def gradients(engine: Engine, tokens: oracle.Index) -> dict[str, oracle.Array]:
+def gradients(
+    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
+) -> dict[str, oracle.Array]:
     """Gradients in float64 by the name of the group's part: in_proj row by row of its parts."""
-    engine.model.zero_grad(set_to_none=True)
-    logits = engine.wrapped(torch.from_numpy(tokens[:, :-1]).to(engine.device))  # type: ignore[misc]
-    targets = torch.from_numpy(tokens[:, 1:]).to(engine.device)
-    cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+    backward(engine, tokens, dtype)
     named = dict(engine.model.named_parameters())
     return {
         f"{group.name}, {name}": named[name].grad[rows].double().cpu().numpy()  # type: ignore[index]
@@ -219,7 +225,7 @@ def test_float32_over_several_pieces_has_the_gradients_of_masks(case: str, folde
     tokens = built.tokens(SEVERAL)
     wanted = gradients(exact, tokens)
     with full_float32():
-        found = gradients(single, tokens)
+        found = gradients(single, tokens, torch.float32)
     for ours, theirs in zip(
         built.attentions(single.model), built.attentions(exact.model), strict=True
     ):

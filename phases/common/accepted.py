@@ -13,6 +13,7 @@ from phases.common.case import (
     failed,
     inconclusive,
     invalid,
+    listed,
     passed,
     skipped,
     warned,
@@ -96,10 +97,9 @@ def _refuse_damaged(kept: AcceptedRuns, *, after: str = "") -> None:
     """
     found = [f"{name}: {why}" for name, why in kept.damaged.items() if name > after]
     if found:
-        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         reason = (
             "what this machine was accepted with cannot be read, because an earlier run is not as "
-            f"it was written: {'; '.join(found[:_NAMED])}{more}"
+            f"it was written: {listed(found, _NAMED)}"
         )
         raise Unanswerable(
             invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")

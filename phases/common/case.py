@@ -119,10 +119,10 @@ inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
 skipped = partial(_finding, Outcome.SKIPPED)
 
 
-def listed(problems: Sequence[str]) -> str:
+def listed(problems: Sequence[str], most: int = 20) -> str:
     """All problems in one line; of those of a thousand ranks the first ones, and a count."""
-    more = len(problems) - _LISTED
-    shown = "; ".join(problems[:_LISTED])
+    more = len(problems) - most
+    shown = "; ".join(problems[:most])
     return shown if more <= 0 else f"{shown}; and {more} more"
 
 
@@ -132,7 +132,6 @@ def missing(reason: str, *paths: str, follows: str = "") -> Unanswerable:
     return Unanswerable(found)
 
 
-_LISTED = 20
 # (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
 # cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
 _ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {

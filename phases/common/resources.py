@@ -40,10 +40,10 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     problems = [*_by_rank(looks), *_in_files(looks, launch.launch.nproc, steps_left)]
     if not problems:
         return None
-    what, grown, text = problems[0]
-    more = "".join(f"; {other}" for _, _, other in problems[1:])
+    what, grown, _ = problems[0]
+    reason = "; ".join(text for _, _, text in problems)
     value = _measured(launch, what, grown, len(looks))
-    return failed(Reason.LEAK, f"{text}{more}", measurement=value, topic="leak")
+    return failed(Reason.LEAK, reason, measurement=value, topic="leak")
 
 
 def resource_words(case: Case, name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.clocks import beside, time_account
+from runbook.read.clocks import joined, time_account
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -244,7 +244,7 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
             problems.append(
                 f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
             )
-        both = beside(frame, rank.steps, "loss", "grad_norm", "toks_per_s")
+        both = joined(frame, rank.steps, "loss", "grad_norm", "toks_per_s")
         # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
         agreed = ("loss", "grad_norm")
         for name in (*agreed, "toks_per_s") if rank.rank == 0 else agreed:

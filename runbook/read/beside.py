@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
+from runbook.read.clocks import with_clock
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def beside_words(frame: pd.DataFrame, rank: RankLog) -> str:
     kinds = sorted(set().union(*asked.values()))
     if not kinds or rank.steps is None or "dt_s" not in frame:
         return ""
-    both = frame[["step", "dt_s"]].merge(
-        rank.steps.assign(clock_s=rank.steps["mono"].diff())[["step", "clock_s"]], on="step"
-    )
+    both = with_clock(frame[["step", "dt_s"]], rank.steps)
     both = both[both["clock_s"].notna()]
     busy = both[both["step"].isin([step for step, own in asked.items() if own])]
     total = float(both["clock_s"].sum())

@@ -168,7 +168,7 @@ def _median_error(apart: pd.Series[float]) -> float:
     return 3 * 1.2533 * spread / math.sqrt(len(apart))
 
 
-def beside(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFrame:
+def joined(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFrame:
     """The rows of `frame` that `steps` has too, with these columns of it as NAME_said."""
     import numpy as np
 
@@ -177,6 +177,12 @@ def beside(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFram
         return frame.assign(**{f"{name}_said": steps[name].to_numpy() for name in names})
     said = steps[list(names)].set_axis([f"{name}_said" for name in names], axis=1)
     return frame.merge(said.assign(step=theirs), on="step")
+
+
+def with_clock(frame: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `frame` that `steps` has too, with clock_s: from the step_end before, in s."""
+    clock = steps[["step"]].assign(clock_s=steps["mono"].diff())
+    return joined(frame, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
 
 
 def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.DataFrame | None:
@@ -190,8 +196,7 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
         return None
     places = frame[[name for name in ("arm", "block") if name in frame]]
     both = frame[["step", "dt_s"]].assign(inside=places.eq(places.shift()).all(axis=1))
-    clock = rank.steps[["step"]].assign(clock_s=rank.steps["mono"].diff())
-    both = beside(both, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
+    both = with_clock(both, rank.steps)
     others = both["step"].isin(busy.of(rank.rank))
     kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
     return kept.assign(run=(kept["step"].diff() != 1).cumsum())

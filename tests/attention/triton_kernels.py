@@ -89,8 +89,11 @@ def selection(case: Case) -> Tensor:
     return torch.from_numpy(blocks)
 
 
-def inputs(case: Case) -> list[Tensor]:
-    """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously."""
+def inputs(case: Any) -> list[Tensor]:
+    """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously.
+
+    `case` is one of any branch that has a value for each token.
+    """
     generator = torch.Generator().manual_seed(case.seq_len)
 
     def normal(*shape: int) -> Tensor:

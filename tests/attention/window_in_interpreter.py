@@ -31,7 +31,14 @@ from nsa.attention.triton import window_launch, window_operators
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.window_tiles import WindowCut
 from tests.attention.equations import attention, softmax
-from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+from tests.attention.triton_kernels import (
+    BOUND,
+    compare,
+    inputs,
+    planted,
+    poisoned,
+    written_once,
+)
 from tests.attention.window_mutants import WINDOW_MUTANTS
 
 HALF = torch.float16
@@ -69,24 +76,6 @@ CORE = (
     Case(seq_len=19, w=64, heads=16),
     Case(seq_len=5, w=3, heads=2, cut=(64, 32)),
 )
-
-
-def inputs(case: Case) -> list[Tensor]:
-    """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously."""
-    generator = torch.Generator().manual_seed(case.seq_len)
-
-    def normal(*shape: int) -> Tensor:
-        wide = torch.randn(case.batch, case.seq_len, *shape[:-1], shape[-1] + 3,
-                           generator=generator)  # fmt: skip
-        return wide.to(case.dtype)[..., 1:-2]
-
-    g, h = case.groups, case.heads
-    return [
-        normal(g, h, case.d_k),
-        normal(g, case.d_k),
-        normal(g, case.d_v),
-        normal(g, h, case.d_v),
-    ]
 
 
 @cache
