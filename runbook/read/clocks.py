@@ -22,6 +22,9 @@ JITTER_S = 5e-5
 ARRIVAL_S = 1.0
 # Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
 _MANY = 40
+# The middle of so many steps lies within their range at three standard errors: 2 * 0.5**10. Of
+# fewer only the sum is held, on rank 0, which writes dt_s, each step too.
+_MIDDLE = 10
 # Starting and ending a launch, outside its ranks' clocks.
 OVERHEAD_S = 60.0
 # Rank 0 notes a step right after it ends: a typical step within this share and time, its place
@@ -114,7 +117,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
-    off = abs(float(apart.median())) > allowed
+    off = len(both) >= _MIDDLE and abs(float(apart.median())) > allowed
     # A block begins with host and device side by side, and ends with the host up to `lag` ahead.
     ahead = lag * float(both["dt_s"].median()) * both["run"].nunique()
     if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S + ahead:

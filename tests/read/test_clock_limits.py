@@ -165,3 +165,20 @@ def test_without_both_times_there_is_no_ratio() -> None:
         assert clocks.clocked_steps(frame, rank, clocks.BusySteps(ranks)) is None
         assert clocks.clock_ratio(frame, rank, clocks.BusySteps(ranks)) == 1.0
         assert "too few steps" in clocks.step_clock(frame, rank, clocks.BusySteps(ranks))[0]
+
+
+@pytest.mark.parametrize(("timed", "agreed"), [(3, True), (9, True), (10, False)])
+def test_a_few_steps_have_no_middle_to_hold(timed: int, agreed: bool) -> None:
+    """Steps of 50 ms of which dt_s tells 4 ms too much on a rank that waits for another one.
+
+    Three of three may lie on one side by chance (one time in four), ten of ten may not.
+    """
+    late = np.resize([0.0041, 0.0040, 0.0039], timed + 1)
+    table, ranks = one_rank(0.05, 0.05 + late, rows=timed + 1)
+    assert agrees(table, ranks) == agreed
+
+
+def test_a_few_steps_are_held_in_their_sum() -> None:
+    """Three steps of a second: 2 % of them and a pause of 0.1 s, and not a millisecond more."""
+    assert agrees(*one_rank(1.0, 1.053, rows=4))
+    assert not agrees(*one_rank(1.0, 1.054, rows=4))

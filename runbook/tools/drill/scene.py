@@ -42,7 +42,7 @@ _IDLE = "import time; time.sleep(600)"
 # Three seconds for what is quick, room for what is slow; a fault may have its own.
 _BUDGETS = Budgets(
     init_s=90, first_step_s=60, data_s=BUDGET_S, step_s=BUDGET_S, eval_s=30, checkpoint_s=30,
-    exit_s=BUDGET_S, silence_s=90,
+    exit_s=30, silence_s=90,
 )  # fmt: skip
 # Small enough that a step takes milliseconds on one core; the parts are all there.
 _CONFIG = {"train.seq_len": 64, "model.n_layers": 1, "train.eval_batches": 1}
