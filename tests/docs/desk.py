@@ -86,7 +86,6 @@ def environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "HF_HOME": str(home),
         "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         # torchrun's own default port would be that of another test's torchrun.
         "PET_MASTER_ADDR": "127.0.0.1",

@@ -109,7 +109,6 @@ def environment(toggles: Mapping[str, str]) -> dict[str, str]:
     kept.pop("CONFIG", None)
     return kept | {
         "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "NSA_PREFILL_BATCHED": "1",
         **toggles,
     }
