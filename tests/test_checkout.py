@@ -46,7 +46,7 @@ def start(*words: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str
     environ = {**os.environ, "PYTHONPATH": str(path)}
     command = [sys.executable, "-S", "-m", "runbook", *words]
     return subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=300
     )
 
 
@@ -84,7 +84,7 @@ def test_benchmarks_of_a_bare_checkout_run_by_their_module(copy: Path, tmp_path:
         ["-c", load, *(f"benchmarks.{name}" for name in names)],
     ):
         done = subprocess.run(
-            [sys.executable, "-S", *command], cwd=tmp_path, check=False, timeout=120,
+            [sys.executable, "-S", *command], cwd=tmp_path, check=False, timeout=300,
             env={**os.environ, "PYTHONPATH": carried}, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ class Ended:
     err: str
 
 
-def runbook(*words: str, cwd: Path, timeout_s: float = 120, **variables: str) -> Ended:
+def runbook(*words: str, cwd: Path, timeout_s: float = 300, **variables: str) -> Ended:
     """`runbook WORDS` in `cwd`, without the variables of this test run's own environment."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "runbook", *words],

@@ -255,7 +255,7 @@ def test_a_line_really_works_when_pasted_elsewhere(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     (rows,) = tmp_path.glob("artifacts/**/training.csv")

@@ -75,7 +75,7 @@ def ended(
             time.sleep(0.02)
         note(("runbook", "launch", *words))
         how(harness, leg)
-        return harness.wait(timeout=120)
+        return harness.wait(timeout=300)
 
 
 def begun_leg(folder: Path) -> Path | None:

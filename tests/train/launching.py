@@ -38,7 +38,7 @@ class Launch:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "process": Ended(self.process.returncode)}
 
-    def wait(self, timeout_s: float = 120) -> Launch:
+    def wait(self, timeout_s: float = 300) -> Launch:
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -87,7 +87,7 @@ class Launch:
         content: dict[str, Any] = json.loads((self.run_dir / "env.json").read_text())
         return content
 
-    def until(self, ready: Callable[[Launch], bool], timeout_s: float = 60) -> Launch:
+    def until(self, ready: Callable[[Launch], bool], timeout_s: float = 180) -> Launch:
         """Wait until `ready`, or fail with the log."""
         give_up = time.monotonic() + timeout_s
         while not ready(self):

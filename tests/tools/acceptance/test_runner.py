@@ -309,7 +309,7 @@ def test_a_disk_that_is_full_for_what_is_handed_over(tmp_path: Path) -> None:
         pytest.skip(f"no mounts here: {probe.stderr.decode().strip()}")
     done = subprocess.run(
         [*command, sys.executable, "-P", "-m", "runbook", *words(tmp_path)],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "cannot be handed over" in done.stderr and "No space left" in done.stderr

@@ -28,7 +28,7 @@ def run(folder: Path, code: str, *words: str, left_s: float = 60) -> tuple[int, 
     command = [sys.executable, "-m", "runbook.tools.acceptance.tests", "--out", str(folder / "out")]
     done = subprocess.run(
         [*command, "--left-s", str(left_s), "-c", os.devnull, *words, str(folder / "test_it.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, cwd=folder, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, cwd=folder, timeout=300,
         capture_output=True,
     )  # fmt: skip
     document: dict[str, object] = json.loads((folder / "out" / "result.json").read_text())
