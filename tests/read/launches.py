@@ -92,8 +92,9 @@ def shadow(steps: Sequence[int]) -> dict[str, Any]:
 
 def recomputed(steps: Sequence[int], table: pd.DataFrame) -> dict[str, Any]:
     """What a rank tells of the steps that it computes twice: the losses of the CSV."""
-    losses = table.set_index("step")["loss"]
-    return {"steps": list(steps), "losses": [losses[s] for s in steps], "gradient": 1e-3}
+    losses = dict(zip(table["step"], table["loss"], strict=True))
+    ended = [step for step in steps if step in losses]
+    return {"steps": ended, "losses": [losses[step] for step in ended], "gradient": 1e-3}
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:
