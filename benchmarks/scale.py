@@ -131,8 +131,6 @@ def said(log: RankLog) -> Iterator[Mapping[str, Any]]:
             plain |= {"rss_mib": 300.0, "cuda_mib": None}
             yield {"event": "step_start", **plain, "phase": "data"}
             yield {"event": "fetched", **plain, "phase": "step"}
-        if record["event"] == "step_end":
-            now["data"] = f"{(record['step'] << 16) + log.rank:016x}"  # no two read the same
         yield now
 
 

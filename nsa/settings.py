@@ -67,6 +67,8 @@ def load_strict(text: str) -> tuple[Any, list[str]]:
     return deepcopy(_parsed(text))
 
 
+# A query of a shorter window sees its own key alone.
+LEAST_WINDOW = 2
 # More values than any profile or config has, with every alias written out, and deeper than any.
 _MOST_NODES, _DEEPEST = 100_000, 64
 
@@ -351,10 +353,16 @@ def _validate(
 
 
 def _shape_problems(data: Mapping[str, Any]) -> list[str]:
-    """Shapes that do not fit together, although each value is allowed."""
+    """Shapes that do not fit together or cannot be trained, although each value is allowed."""
     model = ModelSection.model_validate(data["model"])
+    nsa = NsaSection.model_validate(data["nsa"])
+    if nsa.w < LEAST_WINDOW:
+        return [
+            f"nsa.w={nsa.w}: must be at least {LEAST_WINDOW} to be trained: over one key softmax "
+            "is 1, whatever the key, so the keys of the window would never get a gradient"
+        ]
     try:
-        attention = _attention(model, NsaSection.model_validate(data["nsa"]))
+        attention = _attention(model, nsa)
         ModelConfig(
             vocab_size=VOCAB_SIZES["byte"],
             n_layers=model.n_layers,

@@ -18,9 +18,10 @@ from benchmarks.rehearsal.steps import (
     Job,
     Steps,
     data_digests,
+    held_out_digest,
     seed_of,
 )
-from nsa.contract import Event, Phase, watched_steps
+from nsa.contract import Event, Phase, recomputed_steps, watched_steps
 
 Record = dict[str, Any]
 MIB = 2**20
@@ -143,6 +144,8 @@ class Rank:
                 Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
             )
         yield self.record(Event.FETCHED, fetched, step=number, phase=phase)
+        if number in self._twice():
+            yield self.record(Event.RECOMPUTED, fetched + 1e-5, step=number, phase=phase)
         lagging = at > 0 and not first_of_block and not job.evaluates(at)
         if lagging:
             yield self._progress(at - 1, ended - 1e-4, number, phase)
@@ -173,7 +176,11 @@ class Rank:
             yield from self._proven_nvtx(block, number, ended + 2e-4)
 
     def _evaluation(self, at: int, over: float) -> Iterator[Record]:
-        told = {"loss": float(self.steps.loss[at]) + 0.01, "seconds": EVAL_S - 0.02}
+        told = {
+            "loss": float(self.steps.loss[at]) + 0.01,
+            "seconds": EVAL_S - 0.02,
+            "data": held_out_digest(self.job, self.rank),
+        }
         begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
         yield begun
         yield self.record(Event.EVAL, over + EVAL_S - 0.01, step=at + 1, phase=Phase.EVAL, **told)
@@ -358,6 +365,7 @@ class Rank:
             "updates": [done, done],
             "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
             "shadow": self._shadow(done),
+            "recomputed": self._recomputed(done),
             "proof": self.proof(done),
         }
 
@@ -365,6 +373,15 @@ class Rank:
         steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
         off = {"weight": 1.8, "first_moment": 3.1, "second_moment": 4.7, "norm": 5e-7}
         return {"steps": steps, **off, "rate": 0.0, "jumps": 0}
+
+    def _recomputed(self, done: int) -> Mapping[str, Any]:
+        steps = [step for step in self._twice() if step <= done]
+        losses = [float(self.steps.loss[step - 1]) for step in steps]
+        return {"steps": steps, "losses": losses, "gradient": 4e-3}
+
+    def _twice(self) -> tuple[int, ...]:
+        profiled = self.job.profiled > 0
+        return recomputed_steps(self.token, 1, self.job.last_step, profiled=profiled)
 
 
 def _bf16(numbers: np.ndarray) -> np.ndarray:

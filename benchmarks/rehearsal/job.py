@@ -43,6 +43,8 @@ def read_job(argv: Sequence[str], env: Mapping[str, str], where: str) -> tuple[J
         learning_rate=float(train["lr"]),
         ramp=int(train["warmup_steps"]),
         schedule_steps=max(file_steps, steps),
+        seed=train["seed"],
+        eval_batches=train.setdefault("eval_batches", 4),
         eval_every=int(train.get("eval_every") or 0),
         profiled=int(_option(argv, "--profile-steps") or 0),
         ddp=ddp,

@@ -6,15 +6,15 @@ at most one step ahead of the device, as on CUDA.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.rehearsal.data import digest_of_rows
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_time
 
@@ -58,7 +58,9 @@ class Job:
     ramp: int
     schedule_steps: int
     profiled: int
+    seed: int
     eval_every: int
+    eval_batches: int
     ddp: bool
 
     def evaluates(self, step: int) -> bool:
@@ -243,14 +245,25 @@ def _losses(machine: Machine, job: Job, count: int) -> Floats:
 
 def data_digests(job: Job, count: int, rank: int) -> list[str]:
     """Sum of the digests of the rows that a rank reads in each step, in hexadecimal."""
-    found = []
-    per_micro, per_rank = job.global_batch, job.per_rank
-    for step in range(count):
-        total = 0
-        for micro in range(job.accumulation):
-            first = (step * job.accumulation + micro) * per_micro + rank * per_rank
-            for row in range(first, first + per_rank):
-                digest = hashlib.blake2b(f"{job.dataset} {row}".encode(), digest_size=8)
-                total += int.from_bytes(digest.digest(), "big")
-        found.append(f"{total % 2**64:016x}")
-    return found
+    each = job.accumulation
+    return [_digest(job, rank, range(at * each, (at + 1) * each), 0) for at in range(count)]
+
+
+def held_out_digest(job: Job, rank: int) -> str:
+    """Of the rows that a rank reads in an evaluation."""
+    return _digest(job, rank, range(job.eval_batches), 1)
+
+
+def _digest(job: Job, rank: int, batches: Iterable[int], stream: int) -> str:
+    rows = [
+        (batch * job.ranks + rank) * job.per_rank + row
+        for batch in batches
+        for row in range(job.per_rank)
+    ]
+    return digest_of_rows(
+        job.dataset,
+        [2 * row + stream for row in rows],
+        seed=job.seed,
+        vocabulary=job.shape.vocabulary,
+        seq_len=job.shape.seq_len,
+    )

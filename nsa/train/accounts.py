@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +53,21 @@ class TokenMeter:
             self._digest = (self._digest + batch_digest(batch.tokens)) % _WORD
             self._fetched_sum += int(batch.tokens[:, :-1].sum())
 
+    def passing(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """These held-out batches, digested as they go by."""
+        self._digest = 0
+        for tokens in batches:
+            self._digest = (self._digest + batch_digest(tokens)) % _WORD
+            yield tokens
+
+    def digest(self) -> str:
+        """Of the rows of the step, or of the held-out batches, that went by last."""
+        return f"{self._digest:016x}"
+
     def take(self) -> dict[str, int | str]:
         """The step is over: tokens embedded in it, and the digest of what was fetched for it."""
         self._counting = False
-        return {"embedded": self._embedded, "data": f"{self._digest:016x}"}
+        return {"embedded": self._embedded, "data": self.digest()}
 
     def sums(self) -> dict[str, int]:
         """Sums of all tokens of the launch, as fetched and as embedded. Synchronizes."""

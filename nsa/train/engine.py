@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.attention.compression import full_float32
 from nsa.config import Window
 from nsa.contract import ELSEWHERE, NSAError
-from nsa.data.source import Batch, Source
+from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
@@ -100,7 +100,7 @@ class Engine:
         self._made: dict[str, Dense] = {}
         self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
-        self._compiled_graphs = False
+        self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
         self.replay_gap: replay.ReplayGap | None = None
 
@@ -216,7 +216,7 @@ class Engine:
         self.dense = self._made.get(mode)
         self.model.use(self.dense)
         liger.use(self.model, with_liger)
-        self._compiled_graphs = mode == "graphs"
+        self.compiled_graphs = mode == "graphs"
 
     def _record(self, toggles: ToggleSet, *ways: str) -> None:
         """Record the layers where asked, and keep gradients out of the memory of graphs.
@@ -226,7 +226,7 @@ class Engine:
         while self._kept:
             self._kept.pop().remove()
         wanted = toggles.flag("NSA_CUDA_GRAPHS")
-        if wanted or self._compiled_graphs:
+        if wanted or self.compiled_graphs:
             self._kept = compiled.keep_gradients(self.model.parameters())
         if not wanted:
             self.model.recording, self._recorded, self.replay_gap = None, (), None
@@ -296,7 +296,7 @@ class Engine:
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
         call = self.wrapped if wrapped and self.wrapped is not None else self.model
-        if self._compiled_graphs:
+        if self.compiled_graphs:
             compiled.begin_micro_batch()
         with self.autocast():
             logits = call(tokens[:, :-1])
@@ -379,12 +379,12 @@ class Engine:
         loss = self.loss(batch.tokens.to(self.device), wrapped=False)
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
-    def validation_loss(self, source: Source, batches: int) -> float:
-        """Mean next-token loss in nats over `batches` batches of every rank. A collective."""
+    def validation_loss(self, batches: Iterable[Tensor]) -> float:
+        """Mean next-token loss in nats over these batches of every rank. A collective."""
         total, count = 0.0, 0
         self.model.eval()
         with torch.no_grad():
-            for tokens in source.validation(batches):
+            for tokens in batches:
                 total += float(self.loss(tokens.to(self.device), wrapped=False))
                 count += 1
         self.model.train()

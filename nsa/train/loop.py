@@ -161,6 +161,7 @@ class Loop:
             "updates": self.engine.updates(),
             "first_update": self.first_update,
             "shadow": self.shadow.told(),
+            "recomputed": self.shadow.told_again(),
             "proof": self._last_proof,
             "loader": self.source.statistics(),
         }
@@ -238,6 +239,10 @@ class Loop:
             batches = self._fetch()
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
+        if self.step in self.shadow.recomputed:
+            self.shadow.recompute(self.step, batches)
+            beat.write(Event.RECOMPUTED)
+            clock.restart()
         self.meter.begin(batches)
         self.shadow.watch(self.step)
         outcome = self.engine.compute(batches, clock, evidence.watch())
@@ -340,11 +345,13 @@ class Loop:
         beat, begin = self.heartbeat, perf_counter()
         beat.phase = Phase.EVAL
         beat.write(Event.EVAL_START)
-        loss = self.engine.validation_loss(self.source, self.plan.config.train.eval_batches)
+        held_out = self.source.validation(self.plan.config.train.eval_batches)
+        loss = self.engine.validation_loss(self.meter.passing(held_out))
         self.compiling.note("eval")
         self._evaluated = (self.step, loss)
         self.tables.val(self.step, loss)
-        beat.write(Event.EVAL, loss=loss, seconds=round(perf_counter() - begin, 4))
+        told = {"seconds": round(perf_counter() - begin, 4), "data": self.meter.digest()}
+        beat.write(Event.EVAL, loss=loss, **told)
         say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)
         beat.sync()
 

@@ -45,6 +45,12 @@ class Ranks:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
+    def mean(self, values: Tensor) -> Tensor:
+        """Element-wise mean over the ranks, in place. Does not wait for a device."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values.div_(self.world_size)
+
     def any(self, flag: bool) -> bool:
         """Is the flag up on any rank?"""
         return self.sum([float(flag)])[0] > 0

@@ -3,22 +3,25 @@
 At a few pairs of steps that the run's token draws, a sample of every piece of the parameters is
 noted: gradient as reduced and before it is clipped, weight and both moments before and after the
 update. From the gradient, the config and its learning-rate schedule follows what the update had to
-give. Nothing waits for the device before the run has ended.
+give. In some of these steps loss and gradient are computed a second time (`recompute`). Nothing
+waits for the device before the run has ended.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsa.contract import watched_steps
+from nsa.contract import recomputed_steps, watched_steps
+from nsa.data.source import Batch
 from nsa.train.accounts import pieces, plain_floats
 from nsa.train.engine import Engine
+from nsa.train.recompute import Recomputed, gap, recompute
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 _BETAS, _EPS = (0.9, 0.95), 1e-8
@@ -68,7 +71,11 @@ class Shadow:
     def __init__(self, engine: Engine, *, token: str, first: int, last: int) -> None:
         self._engine = engine
         self._watched = frozenset(watched_steps(token, first, last))
-        self._parameters, self._places = _places(engine, token)
+        profiled = engine.plan.flags.profile_steps > 0
+        self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
+        self._again: dict[int, Recomputed] = {}
+        self._seed = _seed(token)
+        self._parameters, self._places = _places(engine, self._seed)
         self._owner = torch.repeat_interleave(
             torch.arange(len(self._places)), torch.tensor([len(p) for p in self._places])
         )
@@ -79,6 +86,16 @@ class Shadow:
         )
         self._begun: dict[int, _Begun] = {}
         self._seen: dict[int, _Seen] = {}
+
+    def recompute(self, step: int, batches: Sequence[Batch]) -> None:
+        """What the step that is about to begin has to make of these micro-batches. A collective."""
+        self._again[step] = recompute(
+            self._engine,
+            batches,
+            self._parameters,
+            sample=self._sample,
+            seed=self._seed + step,
+        )
 
     def watch(self, step: int) -> None:
         """A step begins: note its gradient before it is clipped, if the step is a drawn one."""
@@ -118,6 +135,27 @@ class Shadow:
                 jumps += int((earlier.state.values != seen.begun.state.values).sum())
         return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps}
 
+    def told_again(self) -> dict[str, Any]:
+        """The steps computed twice, the losses that they had to have, the gradients' largest gap.
+
+        `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
+        Synchronizes.
+        """
+        gaps, ended = [0.0], [step for step in self._again if step in self._seen]
+        for step in ended:
+            again, begun = self._again[step], self._seen[step].begun
+            asked = torch.tensor(again.asked)[self._owner]
+            rescaled = begun.gradient.double() * (again.scale / begun.scale)
+            found = gap(again, rescaled * asked.to(rescaled.device), _SAMPLED)
+            # A step that the scaler leaves out has no gradient to hold.
+            gaps.append(found if self._moves(begun) else 0.0)
+        losses = [float(self._again[step].loss) for step in ended]
+        return {"steps": ended, "losses": losses, **plain_floats({"gradient": _worst(gaps)})}
+
+    def _moves(self, begun: _Begun) -> bool:
+        """Under a scaler, a step whose gradients are not finite is left out."""
+        return not self._engine.scaler.is_enabled() or float(begun.norm) < float("inf")
+
     def _note(self, step: int) -> None:
         grads = [p.grad for p in self._parameters]
         norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads if g is not None]
@@ -142,7 +180,7 @@ class Shadow:
         counts = [e["step"] if e else none for e in entries]
         return _State(values=torch.stack(values), counts=torch.stack(counts))
 
-    def _sample(self, tensors: list[Tensor | None] | list[Tensor]) -> Tensor:
+    def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The sampled elements of a tensor for each parameter; 0 where there is none."""
         taken = [
             torch.zeros(len(places), device=places.device)
@@ -157,8 +195,7 @@ class Shadow:
         begun = seen.begun
         norm, told = float(begun.norm) / begun.scale, float(seen.norm)
         rate = self._engine.rate(step)
-        # Under a scaler, a step whose gradients are not finite is left out.
-        left_out = self._engine.scaler.is_enabled() and not norm < float("inf")
+        left_out = not self._moves(begun)
         moves = torch.tensor(begun.has_gradient) & (not left_out)
         before, after = (s.values.double().cpu() for s in (begun.state, seen.state))
         was, now = (s.counts.double().cpu() for s in (begun.state, seen.state))
@@ -199,9 +236,17 @@ def _adamw(
     return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
 
 
-def _places(engine: Engine, token: str) -> tuple[list[nn.Parameter], list[Tensor]]:
+def _worst(gaps: list[float]) -> float:
+    """The largest; a NaN stays the worst."""
+    return next((one for one in gaps if one != one), max(gaps))
+
+
+def _seed(token: str) -> int:
+    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
+
+
+def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]]:
     """The parameters, and of each the numbers of the sampled elements, on the device."""
-    seed = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
     generator = torch.Generator().manual_seed(seed)
     found: dict[nn.Parameter, list[Tensor]] = {}
     for piece in pieces(engine.model):

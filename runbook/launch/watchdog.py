@@ -22,7 +22,9 @@ _PHASE_ORDER: tuple[str, ...] = (
     Phase.INIT, Phase.FIRST_STEP, Phase.DATA, Phase.STEP, Phase.PROFILE, Phase.EVAL,
     Phase.CHECKPOINT, Phase.EXIT,
 )  # fmt: skip
-_EVENT_ORDER: tuple[str, ...] = (Event.STEP_START, Event.FETCHED, Event.STEP_END, Event.PROGRESS)
+_EVENT_ORDER: tuple[str, ...] = (
+    Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END, Event.PROGRESS,
+)  # fmt: skip
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 

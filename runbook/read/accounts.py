@@ -3,17 +3,20 @@
 What the trainer says about itself is believed only where something else in the same folder says
 so too. Every function returns what does not balance, in words; a source that is missing does not
 balance either. Judging a run and inspecting a directory use the same functions. `clocks` has
-those on time, `learning` those on the model, `training_accounts` those on optimizer, memory and
-gates.
+those on time, `data_account` those on data, `learning` those on the model, `training_accounts`
+those on optimizer, memory and gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.clocks import joined, time_account
+from runbook.read.data_account import data_account
+from runbook.read.generated import GeneratedData
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -21,6 +24,9 @@ from runbook.records.evidence import RankLog
 if TYPE_CHECKING:
     import pandas as pd
 
+_PROFILE_FLAG = "--profile-steps"
+# The same weights on the same tokens, by the same kernels in another order of sums: nats.
+AGAIN_TOLERANCE = 2e-4
 # Numbers of the same step in two files: only their rounding may differ.
 COPY_TOLERANCE = 1e-6
 # The same logits, summed in another order: nats.
@@ -40,12 +46,15 @@ class Workload:
     seq_len: int
     block: int
     wire: str | None
-    generated: bool
+    data: GeneratedData | None
     dtype: str
     device: str
     layers: int | None = None
     grad_clip: float | None = None
     steps: int | None = None
+    profiled: bool = False
+    eval_every: int = 0
+    eval_batches: int = 0
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
@@ -60,6 +69,7 @@ class Workload:
         if lacking:
             raise ValueError(f"env.json has no usable {', '.join(lacking)}")
         nproc, seq_len = env["world_size"], effective["seq_len"]
+        train = config.get("train") or {}
         per_pass = effective["per_rank_batch"] * seq_len
         return cls(
             nproc=nproc,
@@ -68,12 +78,15 @@ class Workload:
             seq_len=seq_len,
             block=(config.get("nsa") or {}).get("l") or 0,
             wire=_wire(env, nproc),
-            generated=effective.get("dataset") in ("synthetic", "markov"),
+            data=GeneratedData.of(env),
             dtype=effective["dtype"],
             device=str(effective.get("device")),
             layers=(config.get("model") or {}).get("n_layers"),
-            grad_clip=(config.get("train") or {}).get("grad_clip"),
+            grad_clip=train.get("grad_clip"),
             steps=effective.get("steps"),
+            profiled=any(str(word).startswith(_PROFILE_FLAG) for word in env.get("argv") or ()),
+            eval_every=train.get("eval_every") or 0,
+            eval_batches=train.get("eval_batches") or 0,
         )
 
 
@@ -118,7 +131,7 @@ def balance(
         *token_account(frame, ranks, work),
         *data_account(ranks, work),
         *copy_account(frame, ranks),
-        *loss_account(frame, ranks, work),
+        *loss_account(frame, ranks),
     ]
 
 
@@ -165,74 +178,6 @@ def token_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload)
     return problems
 
 
-def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """Every rank reads its own data, and no step reads what another step did."""
-    problems: list[str] = []
-    told: dict[int, pd.Series[Any]] = {}
-    repeats: set[int] = set()
-    for rank in ranks:
-        if rank.steps is None or rank.steps["data"].isna().any():
-            problems.append(f"rank {rank.rank} does not say which data it read")
-            continue
-        own = _digests(rank.steps).astype(str)
-        again = own[own.duplicated()] if work.generated else own[own.eq(own.shift())]
-        if len(again):
-            problems.append(f"rank {rank.rank} reads in step {again.index[0]} what it read before")
-            repeats.add(rank.rank)
-        told[rank.rank] = own
-    if len(told) > 1:
-        problems += _read_by_another(told, work, repeats)
-    return problems
-
-
-def _read_by_another(
-    told: Mapping[int, pd.Series[Any]], work: Workload, repeats: Collection[int]
-) -> list[str]:
-    """Data that a rank reads and an earlier one has read, held against the first that did.
-
-    In the same step, or, where data are generated and none is ever read twice, in any.
-    """
-    import pandas as pd
-
-    reads = pd.concat(told, names=["rank", "step"]).rename("data").reset_index()
-    reads["other"] = reads.groupby(["step", "data"])["rank"].transform("first")
-    shared = reads["rank"] != reads["other"]
-    problems = [
-        f"ranks {other} and {rank} read the same data in {len(steps)} steps, "
-        f"first in step {steps['step'].iloc[0]}"
-        for (rank, other), steps in reads[shared].groupby(["rank", "other"])
-    ]
-    if not work.generated:
-        return problems
-    first = reads.groupby("data")
-    reads["other"] = first["rank"].transform("first")
-    moved = (reads["rank"] != reads["other"]) & (reads["step"] != first["step"].transform("first"))
-    moved &= ~shared & ~reads["rank"].isin(repeats)
-    return problems + [
-        f"rank {rank} reads in step {steps['step'].iloc[0]} what rank {other} reads in another "
-        f"({len(steps)} steps)"
-        for (rank, other), steps in reads[moved].groupby(["rank", "other"])
-    ]
-
-
-def _digests(steps: pd.DataFrame) -> pd.Series[Any]:
-    """The digest of each step's data; a step that is there twice counts once."""
-    digests: pd.Series[Any] = steps.drop_duplicates("step").set_index("step")["data"]
-    return digests
-
-
-def union_of_data(ranks: Sequence[RankLog]) -> pd.Series[Any] | None:
-    """For each step the sum of the ranks' digests: equal for one rank that reads everything."""
-    total = None
-    for rank in ranks:
-        if rank.steps is None or rank.steps["data"].isna().any():
-            return None
-        # As Python's own numbers: pandas would add int64 and uint64 as floats.
-        own = _digests(rank.steps).map(lambda text: int(str(text), 16)).astype(object)
-        total = own if total is None else total + own
-    return None if total is None else total.map(lambda number: number % (1 << 64))
-
-
 def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     """training.csv and the heartbeats tell the same steps, losses, norms and, on rank 0, rates."""
     problems = []
@@ -262,9 +207,9 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
-def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """The loss of the first batch: as trained on, as computed again, as in the CSV's first row."""
-    problems, found = [], []
+def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
+    problems = []
     for rank in ranks:
         proof = rank.proof or {}
         loss, again = proof.get("loss"), proof.get("loss_again")
@@ -272,15 +217,32 @@ def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) 
             problems.append(
                 f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
             )
-        else:
-            found.append(float(str(loss)))
-    whole = work.step_tokens == work.pass_tokens and not problems and bool(found)
-    first = frame.iloc[0]
-    if whole and first["step"] == 1 and not _close(sum(found) / len(found), float(first["loss"])):
-        problems.append(
-            f"the CSV's first loss is {first['loss']:.5f}, the ranks' mean was "
-            f"{sum(found) / len(found):.5f}"
-        )
+    return problems + _again_account(frame, ranks)
+
+
+def _again_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """Steps whose loss in the CSV is not what the same batches give when they run once more."""
+    told = dict(zip(frame["step"].tolist(), frame["loss"].tolist(), strict=True))
+    problems = []
+    for rank in ranks:
+        again = rank.ending.get("recomputed") or {}
+        steps, losses = (again.get(name) or () for name in ("steps", "losses"))
+        if not steps or len(steps) != len(losses):
+            problems.append(f"rank {rank.rank} computed no step's loss a second time")
+            continue
+        pairs = list(zip(steps, losses, strict=True))
+        apart = [
+            (step, loss)
+            for step, loss in pairs
+            if not abs(told.get(step, math.nan) - loss) <= AGAIN_TOLERANCE
+        ]
+        if apart:
+            step, loss = apart[0]
+            problems.append(
+                f"the CSV's loss of step {step} is {told.get(step, math.nan):.5f}; rank "
+                f"{rank.rank} computed it again, {loss:.5f} ({len(apart)} of {len(pairs)} steps "
+                "differ)"
+            )
     return problems
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import Event
+from nsa.contract import Event, recomputed_steps
 from runbook.read.clocks import with_clock
 from runbook.records.evidence import RankLog
 
@@ -35,12 +35,24 @@ def beside_account(
     frame: pd.DataFrame, ranks: Sequence[RankLog], env: Mapping[str, Any]
 ) -> list[str]:
     """Ranks that did beside their steps what env.json does not ask for, or did it too often."""
-    every, blocks = _every(env), _blocks(frame)
+    every, blocks, last = _every(env), _blocks(frame), (env.get("effective") or {}).get("steps")
     return [
         f"rank {rank.rank} did beside {found}"
         for rank in ranks
-        for found in _unasked(rank, every, blocks, len(frame))
+        for found in (*_unasked(rank, every, blocks, len(frame)), *_undrawn(rank, last))
     ]
+
+
+def _undrawn(rank: RankLog, last: int | None) -> Iterator[str]:
+    """Steps that were computed a second time, and no token draws them."""
+    drawn = {
+        step
+        for token in rank.tokens
+        for step in recomputed_steps(token, rank.first_step or 1, last or 1)
+    }
+    odd = [s for s, kinds in rank.beside.items() if Event.RECOMPUTED in kinds and s not in drawn]
+    if odd:
+        yield f"{len(odd)} steps {Event.RECOMPUTED}, first {odd[0]}, which no token draws"
 
 
 def _unasked(rank: RankLog, every: Mapping[str, int], blocks: int, steps: int) -> Iterator[str]:
@@ -53,7 +65,7 @@ def _unasked(rank: RankLog, every: Mapping[str, int], blocks: int, steps: int) -
             yield f"{seen[kind]} steps {kind}, of which no clock counts the time ({name}={cadence})"
     for kind in sorted(seen.keys() - _KNOWN):
         yield f"{seen[kind]} steps {kind[:40]!r}, which nothing asks for and no clock counts"
-    others = _KNOWN - _ASKED.keys()
+    others = _KNOWN - _ASKED.keys() - {Event.RECOMPUTED}
     proven = sum(not others.isdisjoint(kinds) for kinds in rank.beside.values())
     if proven > _PROOFS_A_BLOCK * blocks:
         kinds = ", ".join(sorted(seen.keys() & others))

@@ -91,6 +91,7 @@ def time_account(
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
             continue
         problems += step_clock(frame, rank, busy, lag=lag)
+        problems += wall_clock(rank)
         span = rank.clock_s
         if duration_s and span is not None:
             outside = duration_s - span
@@ -127,6 +128,23 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
             f"{len(both)} steps"
         ]
     return _step_by_step(both, lag) if rank.rank == 0 else []
+
+
+def wall_clock(rank: RankLog) -> list[str]:
+    """A rank's wall clock goes as fast as its monotonic one: a system keeps both at one rate.
+
+    The wall clock may be set, which moves one step's end, and not the middle of all.
+    """
+    if rank.steps is None or "ts" not in rank.steps or len(rank.steps) <= _MIDDLE:
+        return []
+    wall, clock = (rank.steps[name].diff().iloc[1:] for name in ("ts", "mono"))
+    typical, apart = float(clock.median()), float((wall - clock).median())
+    if abs(apart) <= CLOCK_TOLERANCE * abs(typical) + JITTER_S:
+        return []
+    return [
+        f"rank {rank.rank}: a typical step takes {typical:.4f} s by the monotonic clock and "
+        f"{typical + apart:.4f} s by the wall clock"
+    ]
 
 
 def _step_by_step(both: pd.DataFrame, lag: int) -> list[str]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
 from runbook.read.documents import name_below
-from runbook.read.forms import DIGEST_TEXT
 from runbook.read.heartbeats import STEPPING, RankFold, fold_file, whole_number
-from runbook.read.shapes import EVENTS, is_any_number, shaped
+from runbook.read.shapes import EVENTS, is_any_number, is_digest, shaped
 from runbook.read.table import Table
 from runbook.records.evidence import Effect, RankLog
 
@@ -153,8 +152,10 @@ class RankHistory(RankFold):
 
     def _digest(self, record: Mapping[str, Any]) -> str | None:
         value = record.get("data")
-        if value is None or (isinstance(value, str) and DIGEST_TEXT.fullmatch(value)):
-            return value
+        if value is None:
+            return None
+        if is_digest(value):
+            return str(value)
         self._misshapen(f"{self.event}.data is no digest: {str(value)[:40]!r}")
         return None
 
@@ -229,9 +230,8 @@ def _for_columns(record: Mapping[str, Any]) -> bool:
         return False
     own = (record.get(name) for name in _OWN.get(event, ()))
     digest = record.get("data")
-    is_digest = isinstance(digest, str) and DIGEST_TEXT.fullmatch(digest)
     return all(value is None or is_any_number(value) for value in own) and (
-        digest is None or bool(is_digest)
+        digest is None or is_digest(digest)
     )
 
 
@@ -278,6 +278,7 @@ def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> Rank
         ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
         arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
         checkpoints=tuple(history.kept.get(Event.CHECKPOINT, ())),
+        evaluations=tuple(history.kept.get(Event.EVAL, ())),
         nonfinite=history.last(Event.NONFINITE) or None,
         halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
         pids=tuple(history.pids),

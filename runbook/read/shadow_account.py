@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nsa.contract import watched_steps
+from nsa.contract import recomputed_steps, watched_steps
 from runbook.read.accounts import COPY_TOLERANCE, Workload
+from runbook.read.learning import ROUNDOFF, oracle_tolerance
 from runbook.records.evidence import RankLog
 
 # A norm of millions of float32 numbers, against the same in float64.
@@ -23,6 +25,8 @@ _ALLOWED: Mapping[str, tuple[str, float]] = {
     "norm": ("the norm that clipping goes by", NORM_TOLERANCE),
     "rate": ("the optimizer's own learning rate", COPY_TOLERANCE),
 }
+# Of one rank; two in bf16 are off by 1 / 256 (measured), and may be by 5.7 of that.
+_WIRE_ROUNDOFFS = 4
 _ROUNDOFFS = ("weight", "first_moment", "second_moment")
 
 
@@ -31,8 +35,44 @@ def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return [
         f"rank {rank.rank}: {text}"
         for rank in ranks
-        for text in _problems(rank, rank.ending.get("shadow"), work)
+        for text in (
+            *_problems(rank, rank.ending.get("shadow"), work),
+            *_again_problems(rank, rank.ending.get("recomputed"), work),
+        )
     ]
+
+
+def gradient_tolerance(work: Workload) -> float:
+    """What a step's gradient may be off by from the same without DDP, as a share of itself.
+
+    Each rank's is rounded to the wire's type, and so is every sum: random errors, whose squares add
+    up over the ranks. The order of sums may be another.
+    """
+    wire = _WIRE_ROUNDOFFS * ROUNDOFF[work.wire or "bf16"] * math.sqrt(work.nproc)
+    return max(oracle_tolerance(work), wire)
+
+
+def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+    """The gradient that the optimizer got is that of the loss of this step's batches."""
+    if not told or rank.first_step is None or rank.steps is None or work.steps is None:
+        return ["no gradient was computed a second time"]
+    ended = {int(step) for step in rank.steps["step"]}
+    first, last, profiled = rank.first_step, work.steps, work.profiled
+    wanted = [
+        [s for s in recomputed_steps(token, first, last, profiled=profiled) if s in ended]
+        for token in sorted(rank.tokens)
+    ]
+    problems = []
+    if told.get("steps") not in wanted:
+        drawn = " or ".join(map(str, wanted)) or "those that a token draws"
+        problems.append(f"gradients were computed again in steps {told.get('steps')}, not {drawn}")
+    gap, limit = told.get("gradient"), gradient_tolerance(work)
+    if not isinstance(gap, int | float) or not 0 <= gap <= limit:
+        problems.append(
+            f"the gradient before clipping is not that of the step's loss: off by {gap} of "
+            f"itself, allowed {limit:.2g}"
+        )
+    return problems
 
 
 def _problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsa.contract import Ceiling, Event
+from runbook.read.forms import DIGEST_TEXT
 
 # Of a GPU in devices_before.json and devices_after.json.
 DEVICE_COUNTERS = (
@@ -60,6 +61,11 @@ def is_flag(value: object) -> bool:
 def is_text(value: object) -> bool:
     """A string."""
     return isinstance(value, str)
+
+
+def is_digest(value: object) -> bool:
+    """A 64-bit number in hexadecimal."""
+    return isinstance(value, str) and DIGEST_TEXT.fullmatch(value) is not None
 
 
 def is_truth(value: object) -> bool:
@@ -160,7 +166,9 @@ ENV = Fields(
                 "train": Fields(
                     {
                         **dict.fromkeys(("lr", "grad_clip"), is_number),
-                        "warmup_steps": is_count,
+                        **dict.fromkeys(
+                            ("warmup_steps", "seed", "eval_every", "eval_batches"), is_count
+                        ),
                         "lr_schedule": is_text,
                     }
                 ),
@@ -329,6 +337,7 @@ EVENTS: Mapping[str, Fields] = {
     Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
     Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
+    Event.EVAL: Fields({"data": is_digest}),
     Event.NONFINITE: Fields({"step": is_count}),
     Event.HALT: Fields({"reason": is_text}),
     Event.EXIT: Fields(
@@ -341,6 +350,13 @@ EVENTS: Mapping[str, Fields] = {
             "updates": Items(is_count),
             "first_update": Each(is_any_number),
             "shadow": Fields({"steps": Items(is_count), **dict.fromkeys(_SHADOW, is_any_number)}),
+            "recomputed": Fields(
+                {
+                    "steps": Items(is_count),
+                    "losses": Items(is_any_number),
+                    "gradient": is_any_number,
+                }
+            ),
             "proof": _PROOF,
         }
     ),

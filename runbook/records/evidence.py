@@ -56,7 +56,8 @@ class RankLog:
     reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
     reported progress, loss, toks_per_s and grad_norm. `beside` has for each step, the first apart,
     the events since the step before that are no part of a step. `checkpoints` are those that were
-    written, each with its path and the seconds it took.
+    written, each with its path and the seconds it took; `evaluations` have the digest of the rows
+    that they read.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class RankLog:
     ddp_buckets: tuple[Mapping[str, Any], ...] = ()
     arm_failures: tuple[Mapping[str, Any], ...] = ()
     checkpoints: tuple[Mapping[str, Any], ...] = ()
+    evaluations: tuple[Mapping[str, Any], ...] = ()
     nonfinite: Mapping[str, Any] | None = None
     halt_reason: str | None = None
     pids: tuple[int, ...] = ()

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from nsa.contract import watched_steps
+from nsa.contract import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
+from runbook.read.generated import KINDS, GeneratedData
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
-from tests.read.launches import shadow
+from runbook.records.launch import option
+from tests.read.launches import recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
+SEED, VOCABULARY = 1337, 256
 # 2026-01-01 00:00:00 UTC: the first step begins.
 BEGAN_AT = 1_767_225_600.0
 
@@ -84,9 +87,34 @@ SPOTS: Mapping[str, Any] = {
 }
 
 
-def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
-    """What a rank's heartbeats tell of the steps that are in the CSV: it reads 2 rows, or 1."""
+def data_of(launch: Launch, profile: Profile) -> GeneratedData | None:
+    """The data of a launch, where they are generated."""
+    dataset, work = option(launch.argv, "--dataset") or "synthetic", profile.workload
+    if dataset not in KINDS:
+        return None
+    return GeneratedData(
+        kind=dataset,
+        seed=SEED,
+        vocab_size=VOCABULARY,
+        seq_len=work.seq_len,
+        nproc=launch.nproc,
+        rows=work.global_batch // launch.nproc,
+        accumulation=work.accumulation,
+    )
+
+
+def digests(data: GeneratedData | None, rank: int, nproc: int, steps: Sequence[int]) -> list[str]:
+    """Of what a rank reads in each step: of documents it reads 2 rows, or 1."""
+    if data is not None:
+        return [data.of_step(rank, step) for step in steps]
     rows = range(2) if nproc == 1 else (rank,)
+    return [f"{sum(step * 64 + row for row in rows):016x}" for step in steps]
+
+
+def beats(
+    table: pd.DataFrame, rank: int, nproc: int, data: GeneratedData | None = None
+) -> pd.DataFrame:
+    """What a rank's heartbeats tell of the steps that are in the CSV."""
     return pd.DataFrame(
         {
             "step": table["step"],
@@ -94,7 +122,7 @@ def beats(table: pd.DataFrame, rank: int, nproc: int) -> pd.DataFrame:
             "ts": BEGAN_AT + table["dt_s"].cumsum(),
             "alone": True,
             "embedded": table["tokens"] / nproc,
-            "data": [f"{sum(step * 64 + row for row in rows):016x}" for step in table["step"]],
+            "data": digests(data, rank, nproc, table["step"].tolist()),
             "mem_mib": table["mem_mib"],
             "reserved_mib": table["mem_mib"] * 1.1,
             "rss_mib": table["mem_mib"],
@@ -132,8 +160,23 @@ def told(made: LaunchEvidence) -> LaunchEvidence:
     """The same launch whose ranks tell of the steps what its CSV tells."""
     assert made.training is not None
     table, nproc = made.training.frame, made.launch.nproc
-    logs = tuple(replace(log, steps=beats(table, log.rank, nproc)) for log in made.ranks)
+    data = GeneratedData.of(made.env or {})
+    logs = tuple(
+        replace(
+            log,
+            steps=beats(table, log.rank, nproc, data),
+            ending={**log.ending, "recomputed": again(made.launch, table)},
+        )
+        for log in made.ranks
+    )
     return replace(made, ranks=logs)
+
+
+def again(launch: Launch, table: pd.DataFrame) -> dict[str, Any]:
+    """Loss and gradient of the steps that are computed twice."""
+    profiled = "--profile-steps" in launch.argv
+    steps = recomputed_steps(TOKEN, launch.after + 1, launch.steps, profiled=profiled)
+    return {**recomputed(steps, table), "gradient": 1e-6}
 
 
 def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
@@ -174,8 +217,9 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "proof": proof(launch, profile, rank, table),
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
+                "recomputed": again(launch, table),
             },
-            steps=beats(table, rank, launch.nproc),
+            steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
         )
         for rank in range(launch.nproc)
     )

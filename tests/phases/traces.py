@@ -29,13 +29,12 @@ from runbook.records.evidence import (
 )
 from runbook.records.launch import option
 from tests.phases import ceiling_files
-from tests.phases.heartbeats import BEGAN_AT, SHA, TOKEN, digest_of, ranks
+from tests.phases.heartbeats import BEGAN_AT, SEED, SHA, TOKEN, VOCABULARY, digest_of, ranks
 
 DRIVER, NCCL = "580.95.05", "2.27.7"
 # The first step begins so many seconds after the launch.
 _BOOT_S = 6.0
 STARTED_AT = utc_text(datetime.fromtimestamp(BEGAN_AT - _BOOT_S, tz=UTC))
-VOCABULARY = 256
 FLOOR = math.log(VOCABULARY)
 ENTROPY = 1.1063
 
@@ -99,6 +98,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "run_token": TOKEN,
+        "argv": list(launch.argv),
         "git": {
             "branch": profile.branch,
             "sha": launch.commit or "1" * 40,
@@ -128,6 +128,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
                 "warmup_steps": 0,
                 "lr_schedule": "constant",
                 "grad_clip": 1.0,
+                "seed": SEED,
             },
             "model": {"n_layers": 2},
             "nsa": {"l": 16},

@@ -9,13 +9,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.contract import watched_steps
+from nsa.contract import recomputed_steps, watched_steps
 from runbook.read import accounts, learning, training_accounts
 from runbook.read.accounts import Workload
+from runbook.read.generated import GeneratedData
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
+DATA = GeneratedData(
+    kind="synthetic",
+    seed=1,
+    vocab_size=256,
+    seq_len=128,
+    nproc=RANKS,
+    rows=1,
+    accumulation=1,
+)
 WORK = Workload(
     nproc=RANKS,
     step_tokens=PER_RANK,
@@ -23,7 +33,7 @@ WORK = Workload(
     seq_len=128,
     block=16,
     wire="bf16",
-    generated=True,
+    data=DATA,
     dtype="bf16",
     device="cuda",
     layers=12,
@@ -80,6 +90,13 @@ def shadow(steps: Sequence[int]) -> dict[str, Any]:
     return {"steps": list(steps), **off, "jumps": 0}
 
 
+def recomputed(steps: Sequence[int], table: pd.DataFrame) -> dict[str, Any]:
+    """What a rank tells of the steps that it computes twice: the losses of the CSV."""
+    losses = dict(zip(table["step"], table["loss"], strict=True))
+    ended = [step for step in steps if step in losses]
+    return {"steps": ended, "losses": [losses[step] for step in ended], "gradient": 1e-3}
+
+
 def rank(number: int, table: pd.DataFrame) -> RankLog:
     """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
 
@@ -92,7 +109,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "mono": 500.0 + table["dt_s"].cumsum() + late,
             "alone": True,
             "embedded": PER_RANK,
-            "data": [f"{step * 8 + number:016x}" for step in table["step"]],
+            "data": [DATA.of_step(number, step) for step in table["step"]],
             "mem_mib": 300.0,
             "reserved_mib": 340.0,
             "rss_mib": 2000.0,
@@ -126,6 +143,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "updates": [STEPS, STEPS],
             "first_update": {"moved": 3e-4, "lr": 3e-4},
             "shadow": shadow(watched_steps("t", 1, STEPS)),
+            "recomputed": recomputed(recomputed_steps("t", 1, STEPS), table),
         },
         steps=steps,
     )

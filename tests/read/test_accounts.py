@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.read import accounts
+from runbook.read import accounts, data_account
 from runbook.read.accounts import Workload
 from runbook.read.learning import gradient_account
 from tests.read.launches import (
-    PER_RANK,
+    DATA,
+    RANKS,
     STEPS,
     WORK,
     Ranks,
@@ -150,6 +151,10 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "rank 1 at the end: no gradient reaches b",
     ),
     "no last proof": (lambda r: ending_of(r, 1, proof=None), "rank 1 at the end proves nothing"),
+    "no loss again": (
+        lambda r: ending_of(r, 1, recomputed=None),
+        "rank 1 computed no step's loss a second time",
+    ),
     "no oracle": (lambda r: proof_of(r, 0, oracle=None), "rank 0 did not hold"),
 }
 
@@ -161,34 +166,40 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     assert text in "; ".join(all_accounts(table, change(ranks)))
 
 
-def test_the_first_row_has_the_loss_of_the_first_batch() -> None:
+def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
     table, ranks = honest()
-    table.loc[0, "loss"] = 5.58
-    assert "the CSV's first loss is 5.58000, the ranks' mean was 5.60000" in "; ".join(
-        accounts.loss_account(table, ranks, WORK)
-    )
-    two = replace(WORK, step_tokens=2 * PER_RANK)
-    assert accounts.loss_account(table, ranks, two) == []  # a pass is half of the step
+    smooth = table.assign(loss=table["loss"].ewm(alpha=0.1).mean())
+    told = [steps_of(ranks, n, loss=smooth["loss"])[n] for n in range(RANKS)]
+    (one, other) = accounts.balance(smooth, told, WORK, None)
+    assert "rank 0 computed it again" in one and "5 of 6 steps differ" in one
+    assert "rank 1" in other
+
+
+@pytest.mark.parametrize(("apart", "found"), [(1.9e-4, 0), (2.1e-4, 2)])
+def test_the_same_loss_in_another_order_of_sums(apart: float, found: int) -> None:
+    table, ranks = honest()
+    step = ranks[0].ending["recomputed"]["steps"][1]
+    table.loc[step - 1, "loss"] += apart
+    assert len(accounts.loss_account(table, ranks)) == found
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:
     table, ranks = honest()
     digests = [f"{step % 20:016x}" for step in table["step"]]
     again = steps_of(ranks, 0, data=digests)
-    assert all_accounts(table, again, replace(WORK, generated=False)) == []
+    assert all_accounts(table, again, replace(WORK, data=None)) == []
     stuck = steps_of(ranks, 0, data=["1", *["1"], *digests[2:]])
-    assert "what it read before" in "; ".join(
-        all_accounts(table, stuck, replace(WORK, generated=False))
-    )
+    assert "what it read before" in "; ".join(all_accounts(table, stuck, replace(WORK, data=None)))
 
 
 def test_the_ranks_together_read_what_one_reads() -> None:
     _, ranks = honest()
     steps = ranks[0].steps
     assert steps is not None
-    both = [f"{(step * 8) + (step * 8 + 1):016x}" for step in steps["step"]]
+    whole = replace(DATA, nproc=1, rows=RANKS)
+    both = [whole.of_step(0, step) for step in steps["step"]]
     alone = steps_of(ranks, 0, data=both)[:1]
-    together, single = accounts.union_of_data(ranks), accounts.union_of_data(alone)
+    together, single = data_account.union_of_data(ranks), data_account.union_of_data(alone)
     assert together is not None
     assert single is not None
     assert together.tolist() == single.tolist()

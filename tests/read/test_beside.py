@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nsa.contract import recomputed_steps
 from runbook.read.beside import beside_account, beside_words
 from runbook.read.heartbeats import fold_file
 from runbook.read.history import RankHistory
@@ -51,6 +52,16 @@ def test_what_is_asked_for_balances_as_often_as_it_is_asked_for(
 ) -> None:
     assert beside_account(rows(), doing(range(2, 2 + most), *kinds), env) == []
     assert beside_account(rows(), doing(range(2, 3 + most), *kinds), env) != []
+
+
+def test_only_steps_that_the_token_draws_are_computed_twice() -> None:
+    env = {"effective": {"steps": STEPS}}
+    drawn = recomputed_steps("t", 1, STEPS)[1:]
+    assert beside_account(rows(), doing(drawn, "recomputed"), env) == []
+    others = [step for step in range(2, STEPS) if step not in drawn][:2]
+    assert beside_account(rows(), doing([*drawn, *others], "recomputed"), env) == [
+        f"rank 1 did beside 2 steps recomputed, first {others[0]}, which no token draws"
+    ]
 
 
 def test_each_block_of_an_arm_may_prove_its_toggles() -> None:

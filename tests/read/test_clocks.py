@@ -25,6 +25,25 @@ def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -
     assert all_accounts(table, steps_of(ranks, 1, mono=late)) == []
 
 
+def test_both_clocks_of_a_rank_slowed_alike_are_held_by_its_wall_clock() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    wall = 1.7e9 + steps["mono"]
+    assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
+    (text,) = clocks.wall_clock(steps_of(ranks, 0, ts=wall, mono=steps["mono"] * 0.8)[0])
+    assert text.startswith("rank 0: a typical step takes 0.0079 s by the monotonic clock and 0.00")
+
+
+def test_a_wall_clock_that_is_set_is_no_fraud() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    for hours in (-3600.0, 3600.0):
+        wall = 1.7e9 + steps["mono"] + np.where(steps["step"] > 30, hours, 0.0)
+        assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
+
+
 def test_time_beside_the_steps_is_left_out() -> None:
     """An evaluation of 9 s before step 31, which dt_s leaves out as it should."""
     table, ranks = honest()

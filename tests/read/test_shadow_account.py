@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from nsa.contract import watched_steps
-from runbook.read.shadow_account import shadow_account
-from tests.read.launches import STEPS, WORK, Ranks, changed, ending_of, honest, shadow, shadow_of
+from nsa.contract import recomputed_steps, watched_steps
+from runbook.read.shadow_account import gradient_tolerance, shadow_account
+from tests.read.launches import (
+    STEPS,
+    WORK,
+    Ranks,
+    changed,
+    ending_of,
+    honest,
+    recomputed,
+    rows,
+    shadow,
+    shadow_of,
+)
 
 ALONE = honest()[1][:1]
 
@@ -35,20 +47,22 @@ def test_the_steps_that_the_token_draws_are_watched_as_far_as_the_launch_went() 
     wanted = list(watched_steps("t", 1, STEPS))
     (text,) = shadow_account(shadow_of(ALONE, steps=wanted[:2]), WORK)
     assert text == f"rank 0: the optimizer was watched in steps [1, 2], not {wanted}"
-    short = _first_steps(ALONE, 30)
-    (text,) = shadow_account(short, WORK)
+    short, twice = _first_steps(ALONE, 30), list(recomputed_steps("t", 1, STEPS))
+    (text, again) = shadow_account(short, WORK)
     assert text.endswith(f"not {[s for s in wanted if s <= 30]}")
-    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset({"u"})), WORK)) == 1
-    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset()), WORK)) == 1
-    (text,) = shadow_account(ALONE, replace(WORK, steps=None))
+    assert again.endswith(f"not {[s for s in twice if s <= 30]}")
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset({"u"})), WORK)) == 2
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset()), WORK)) == 2
+    (text, _) = shadow_account(ALONE, replace(WORK, steps=None))
     assert "does not say how many steps" in text
 
 
 def test_a_resumed_launch_watches_its_own_first_steps() -> None:
     later = changed(ALONE, 0, first_step=21)
-    assert len(shadow_account(later, WORK)) == 1
+    assert len(shadow_account(later, WORK)) == 2
     told = shadow(watched_steps("t", 21, STEPS))
-    assert shadow_account(ending_of(later, 0, shadow=told), WORK) == []
+    twice = recomputed(recomputed_steps("t", 21, STEPS), rows())
+    assert shadow_account(ending_of(later, 0, shadow=told, recomputed=twice), WORK) == []
 
 
 def test_every_rank_has_to_tell() -> None:
@@ -74,3 +88,42 @@ def test_the_first_and_the_last_pair_are_always_watched(last: int) -> None:
 def test_another_token_draws_other_steps() -> None:
     drawn = {watched_steps(str(token), 1, 200) for token in range(20)}
     assert len(drawn) == 20
+
+
+def again(**changes: Any) -> list[str]:
+    """Problems of a launch whose rank 0 tells this of what it computed twice."""
+    _, ranks = honest()
+    told = {**ranks[0].ending["recomputed"], **changes}
+    return shadow_account(ending_of(ranks, 0, recomputed=told), WORK)
+
+
+@pytest.mark.parametrize(("gap", "found"), [(0.0, 0), (0.031, 0), (0.032, 1), (math.nan, 1)])
+def test_a_gradient_is_off_by_what_bf16_explains(gap: float, found: int) -> None:
+    assert len(again(gradient=gap)) == found
+
+
+def test_a_gradient_in_float32_is_off_by_its_sums_alone() -> None:
+    narrow = replace(WORK, wire="fp32", dtype="fp32", device="cpu")
+    assert gradient_tolerance(narrow) == 2e-5
+    two = gradient_tolerance(replace(narrow, wire="bf16"))
+    assert two == pytest.approx(4 * 2**-8 * 2**0.5)
+    assert gradient_tolerance(replace(narrow, wire=None)) == two
+    assert gradient_tolerance(replace(narrow, wire="bf16", nproc=8)) == pytest.approx(2 * two)
+
+
+def test_what_was_not_computed_twice_or_in_other_steps_is_said() -> None:
+    steps = list(recomputed_steps("t", 1, STEPS))
+    (text,) = again(steps=steps[1:])
+    assert text == f"rank 0: gradients were computed again in steps {steps[1:]}, not {steps}"
+    assert again(gradient=None)[0].endswith("off by None of itself, allowed 0.031")
+    _, ranks = honest()
+    silent = shadow_account(ending_of(ranks, 0, recomputed=None), WORK)
+    assert silent == ["rank 0: no gradient was computed a second time"]
+
+
+@pytest.mark.parametrize("last", [1, 2, 9, 10, 20, 30, 500])
+def test_the_steps_that_are_computed_twice(last: int) -> None:
+    steps = recomputed_steps("ab", 1, last)
+    assert steps[0] == 1 and set(steps) <= set(watched_steps("ab", 1, last))
+    assert len(steps) <= 1 + 2 * (last // 10)
+    assert recomputed_steps("ab", 1, last, profiled=True) == (1,)

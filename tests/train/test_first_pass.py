@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -380,3 +380,18 @@ def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) 
         assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
         drawn.append(spots["positions"])
     assert drawn[0] != drawn[1]
+
+
+def test_what_an_evaluation_reads_is_digested_as_it_goes_by() -> None:
+    trainer, seen = engine(), []
+    meter = TokenMeter(trainer.model)
+    held_out = [batch(seed).tokens for seed in (1, 2, 3)]
+
+    def passing() -> Iterator[Tensor]:
+        for tokens in meter.passing(held_out):
+            seen.append(tokens)
+            yield tokens
+
+    trainer.validation_loss(passing())
+    assert seen == held_out
+    assert int(meter.digest(), 16) == sum(map(batch_digest, held_out)) % 2**64

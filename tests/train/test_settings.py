@@ -56,6 +56,17 @@ def test_the_production_config_is_the_documented_one() -> None:
     assert parameter_count(plan.model_config()) == pytest.approx(78.4e6, rel=0.001)
 
 
+@pytest.mark.parametrize(("w", "refused"), [(1, True), (2, False)])
+def test_a_window_of_one_key_has_keys_that_nothing_trains(w: int, refused: bool) -> None:
+    """Softmax over one score is 1: no loss depends on the key, so its projection stays as it is."""
+    asked = [Override(section="nsa", key="w", value=w, origin="--set")]
+    if not refused:
+        assert load_config(SMOKE, asked).config.nsa.w == w
+        return
+    with pytest.raises(ConfigError, match=r"nsa\.w=1: must be at least 2 to be trained"):
+        load_config(SMOKE, asked)
+
+
 def test_the_config_of_125m_has_them() -> None:
     named = ["--config", str(CONFIGS / "m7c_125m_gpt2_2xa100.yaml")]
     plan = plan_launch(named, {})

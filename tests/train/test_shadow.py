@@ -35,14 +35,18 @@ def engine(*args: str, **toggles: str) -> Engine:
 def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
     """What the shadow of these steps tells."""
     shadow, clock = Shadow(made, token=TOKEN, first=first, last=last), StepClock(made.device)
+    accum, losses = made.plan.config.train.accumulate_grad_batches, {}
     for step in range(first, last + 1):
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, 256, (2, 33), generator=generator)
+        batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator))] * accum
+        if step in shadow.recomputed:
+            shadow.recompute(step, batches)
         shadow.watch(step)
-        outcome = made.compute([Batch(tokens=tokens)], clock)
+        outcome = made.compute(batches, clock)
+        losses[step] = float(outcome.loss)
         made.update(step, clock)
         shadow.updated(step, outcome.norm)
-    return shadow.told()
+    return {**shadow.told(), "recomputed": {**shadow.told_again(), "own_losses": losses}}
 
 
 def problems(told: dict[str, Any], first: int = 1, last: int = STEPS) -> list[str]:
@@ -50,7 +54,96 @@ def problems(told: dict[str, Any], first: int = 1, last: int = STEPS) -> list[st
     (rank,) = changed(honest()[1][:1], 0, first_step=first, tokens=frozenset({TOKEN}))
     assert rank.steps is not None
     rank = replace(rank, steps=rank.steps[rank.steps["step"].between(first, last)])
-    return shadow_account(ending_of((rank,), 0, shadow=told), replace(WORK, steps=last))
+    own = ending_of((rank,), 0, shadow=told, recomputed=told["recomputed"])
+    return shadow_account(own, replace(WORK, steps=last, dtype="fp32", wire="fp32", device="cpu"))
+
+
+@pytest.mark.parametrize("words", [[], ["--accum", "3"], ["--precision", "fp16", "--accum", "2"]])
+def test_what_is_computed_twice_is_the_same(words: list[str]) -> None:
+    told = trained(engine(*words), last=10)["recomputed"]
+    assert len(told["steps"]) >= 2
+    assert told["gradient"] < 1e-6
+    assert told["losses"] == pytest.approx([told["own_losses"][n] for n in told["steps"]], abs=1e-5)
+
+
+def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.train.recompute._MOST_ELEMENTS", 40_000)
+    made = engine()
+    shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
+    for step in sorted(shadow.recomputed):
+        shadow.recompute(step, [Batch(tokens=torch.zeros(1, 33, dtype=torch.int64))])
+        asked.append(shadow._again[step].asked)
+    assert not any(all(found) for found in asked) and all(any(found) for found in asked)
+    assert len(set(map(tuple, asked))) > 1
+    assert all(p.grad is None for p in made.model.parameters())
+
+
+def _in_the_loss(change: Callable[[Engine, Tensor], Tensor]) -> Callable[[Engine], None]:
+    def plant(made: Engine) -> None:
+        loss = made.loss
+
+        def changed(tokens: Tensor, *, wrapped: bool = True) -> Tensor:
+            return change(made, loss(tokens, wrapped=wrapped))
+
+        made.loss = changed  # type: ignore[method-assign]
+
+    return plant
+
+
+class _Unseen(torch.autograd.Function):
+    """The loss as it is, with the gradient of something else added."""
+
+    @staticmethod
+    def forward(_ctx: Any, loss: Tensor, _other: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return gradient, gradient
+
+
+def _decayed(made: Engine, loss: Tensor) -> Tensor:
+    squares = sum((p.square().sum() for p in made.model.parameters()), torch.zeros(()))
+    added: Tensor = _Unseen.apply(loss, 1e-3 * squares)  # type: ignore[no-untyped-call]
+    return added
+
+
+def _before_clipping(act: Callable[[Engine], None]) -> Callable[[Engine], None]:
+    def plant(made: Engine) -> None:
+        gradients = made.gradients
+
+        def changed(*args: Any) -> Tensor:
+            loss = gradients(*args)
+            act(made)
+            return loss
+
+        made.gradients = changed  # type: ignore[method-assign]
+
+    return plant
+
+
+def _silence(made: Engine) -> None:
+    for parameter in made.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+
+
+def _scale_one(made: Engine) -> None:
+    gradient = made.model.layers[0].get_parameter("attention.in_proj.weight").grad
+    assert gradient is not None
+    gradient[-8:] *= 1.01
+
+
+@pytest.mark.parametrize(
+    "plant", [_in_the_loss(_decayed), _before_clipping(_silence), _before_clipping(_scale_one)]
+)
+def test_a_gradient_of_something_else_than_the_loss_fails_the_account(
+    plant: Callable[[Engine], None],
+) -> None:
+    made = engine()
+    plant(made)
+    (text,) = problems(trained(made))
+    assert "the gradient before clipping is not that of the step's loss: off by" in text
 
 
 @pytest.mark.parametrize("fused", ["0", "1"])

@@ -6,11 +6,12 @@ import json
 import math
 from pathlib import Path
 
-from nsa.contract import watched_steps
+from nsa.contract import recomputed_steps, watched_steps
+from runbook.read.generated import GeneratedData
 from tests.read.launches import shadow
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
-TOKEN = "a1b2"
+TOKEN, SEED = "a1b2", 1
 
 
 def loss_of(step: int) -> float:
@@ -59,10 +60,12 @@ def write_env(
         "dtype": "fp32",
         "device": "cpu",
         "dataset": "synthetic",
+        "vocab_size": 256,
         "steps": steps,
         "schedule_steps": 1000,
     }
     train = {"lr": 0.001, "warmup_steps": 0, "lr_schedule": "constant", "grad_clip": 1.0}
+    train["seed"] = SEED
     document = {"run_token": TOKEN, "world_size": world_size, "effective": effective}
     document |= {"config": {"train": train}}
     (folder / "env.json").write_text(json.dumps(document))
@@ -94,19 +97,31 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     lines: list[dict[str, object]] = [
         {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
     ]
+    data = GeneratedData(
+        kind="synthetic",
+        seed=SEED,
+        vocab_size=256,
+        seq_len=128,
+        nproc=ranks,
+        rows=4 // ranks,
+        accumulation=1,
+    )
     mono = 5.0
     for step in range(1, steps + 1):
         mono += dt_of(step)
-        now = {"step": step, "ts": 1000 + step, "mono": mono}
+        now = {"step": step, "ts": 1000 + mono, "mono": mono}
         said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step), "grad_norm": 1.0}
-        told = {"embedded": 512 // ranks, "data": f"{2 * step + rank:x}"}
+        told = {"embedded": 512 // ranks, "data": data.of_step(rank, step)}
         told |= {"mem_mib": 300.0, "rss_mib": 300.0}
         lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
-    end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + steps, "mono": mono + 1.0}
+    end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + mono, "mono": mono + 1.0}
     sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
     moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
     moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
     moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
+    twice = recomputed_steps(token, 1, steps)
+    losses = [loss_of(step) for step in twice]
+    moved |= {"recomputed": {"steps": list(twice), "losses": losses, "gradient": 1e-6}}
     return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
 
 
