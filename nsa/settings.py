@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import REFUSAL, NSAError, did_you_mean
 
-_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$")
+# At most so many digits as a float can hold: one beyond is no number, but a word.
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9_]{0,299})$")
 _FLOAT = re.compile(
     r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?"
     r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9]+(?:[eE][-+]?[0-9]+)?)$"
@@ -40,8 +41,10 @@ class _Loader(_Safe):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {line}: a key is a word, not a list or a mapping")
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 self.problems.append(f"line {line}: key {key!r} repeats line {seen[key]}")
             seen.setdefault(key, line)
@@ -316,6 +319,8 @@ def refusal(problems: Sequence[str]) -> ConfigError:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    if path.is_fifo():
+        return None, [f"config {path}: is a pipe, of which one rank could read; save it as a file"]
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -91,9 +91,10 @@ def _bool(text: str) -> bool | None:
 def _number(text: str, *, whole: bool) -> int | float | None:
     try:
         number = int(text) if whole else float(text)
-    except ValueError:
+        finite = math.isfinite(number)
+    except (ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if finite else None
 
 
 def _row(

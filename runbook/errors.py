@@ -41,6 +41,15 @@ class UsageError(RunbookError):
         return f"{len(self.problems)} problems:\n{lines}"
 
 
+_MOST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A wrong value as a message repeats it; of a very long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
     import difflib

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
+import stat
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +26,45 @@ def write_atomic(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def is_text(text: str) -> bool:
+    """Can a file hold it? Bytes of a command line that are not UTF-8 cannot be written as such."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# A pipe is read if somebody begins to write into it meanwhile.
+_PIPE_WAIT_S = 10.0
+
+
+def read_given(path: Path, *, pipe: bool = False, wait_s: float = _PIPE_WAIT_S) -> bytes:
+    """The bytes of a file that a person named; with `pipe` also those of a pipe, to its end.
+
+    Raises OSError, also for what can be read once only or has no end: a device, a pipe (without
+    `pipe`, or if nobody has begun to write into it after `wait_s`).
+    """
+    mode = path.stat().st_mode
+    if pipe and stat.S_ISFIFO(mode):
+        return _read_pipe(path, wait_s)
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        text = "is a pipe or a device, and is read more than once; save it as a file"
+        raise OSError(errno.EINVAL, text, str(path))
+    return path.read_bytes()
+
+
+def _read_pipe(path: Path, wait_s: float) -> bytes:
+    # A blocking open would wait for a writer without end.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as stream:
+        if not select.select([handle], [], [], wait_s)[0]:
+            text = f"nobody has written into this pipe for {wait_s:g} s"
+            raise OSError(errno.ETIMEDOUT, text, str(path))
+        os.set_blocking(handle, True)
+        return stream.read()
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from runbook.files import make_private_dir, write_atomic
+from runbook.files import make_private_dir, read_given, write_atomic
 
 
 def test_writing_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -29,3 +30,26 @@ def test_folders_are_private_whatever_the_umask(tmp_path: Path) -> None:
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700] * 2
     with pytest.raises(FileExistsError):
         make_private_dir(tmp_path / "a" / "b")
+
+
+def test_a_named_file_is_read_and_what_has_no_end_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert read_given(tmp_path / "file") == b"x"
+    for path, words in ((pipe, "save it as a file"), (Path("/dev/zero"), "save it as a file")):
+        with pytest.raises(OSError, match=words):
+            read_given(path)
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(OSError):
+            read_given(path)
+
+
+def test_a_pipe_is_read_to_its_end_if_somebody_writes(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"nobody has written into this pipe for 0.01 s"):
+        read_given(pipe, pipe=True, wait_s=0.01)
+    text = b"a row\n" * 100_000
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+    writer.start()
+    assert read_given(pipe, pipe=True, wait_s=60) == text
+    writer.join()

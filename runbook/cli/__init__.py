@@ -68,12 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop(sys.stdout)
         return ProgramExit.INCOMPLETE
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if not (refused := _refused(error)):
             return _defect(console, error)
-        _tell(console, f"runbook: error: {error.filename or 'the system'}: {error.strerror}")
+        _tell(console, f"runbook: error: {refused}")
         return ProgramExit.USAGE
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
         return _defect(console, error)
+
+
+def _refused(error: OSError) -> str:
+    """What the machine refuses and where; empty if it is none of that, but a defect."""
+    # Only a question for the current folder fails without a name.
+    if error.errno == errno.ENOENT and error.filename is None:
+        return "the current folder was removed; change to one that is there (cd)"
+    known = error.errno in _REFUSALS
+    return f"{error.filename or 'the system'}: {error.strerror}" if known else ""
 
 
 def _tell(console: Console, text: str) -> None:

@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean
+from runbook.errors import ProgramExit, UsageError, did_you_mean, shown
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
 _COLUMNS = 100
+# Of a whole number that anybody means.
+_MOST_DIGITS = 15
 # How a program says which signal ended it.
 SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
 
@@ -139,7 +141,7 @@ def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Cal
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value <= above or value < at_least:
-            raise argparse.ArgumentTypeError(f"must be a number{bound}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be a number{bound}, not {shown(text)}")
         return value
 
     return read
@@ -149,9 +151,10 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
     """An argparse type: a whole number within the bound."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or int(text) < at_least:
+        right = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+        if not right or int(text) < at_least:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number, {at_least} or more, not {text!r}"
+                f"must be a whole number, {at_least} or more, not {shown(text)}"
             )
         return int(text)
 

@@ -76,7 +76,8 @@ def _problem(name: str, target: str) -> str:
     if name not in FORMATS:
         return f"--to {name}: no such format{did_you_mean(name, FORMATS)}; there are: {_KNOWN}"
     if name == "tensorboard":
-        return "--to tensorboard needs a folder" if target == _STDOUT else ""
+        odd = target == _STDOUT or Path(target).is_file()
+        return f"--to tensorboard {target}: needs a folder" if odd else ""
     path = Path(target)
     if target == _STDOUT:
         return ""

@@ -107,7 +107,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found.extend(_output_problems(args))
     found.extend([] if args.dry_run else tool_problems(args.launcher))
     found.extend(_continued(args))
-    phases = args.phase or "all"
+    phases = "all" if args.phase is None else args.phase
     if args.goes_on and args.plan:
         phases = "all"  # what is added was found in its own plan
     if args.goes_on:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from nsa.settings import load_strict
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, did_you_mean, shown
+from runbook.files import read_given
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -58,7 +59,7 @@ def whole_document(
         raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
     path = locate(what, name_or_path, folder)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
@@ -109,8 +110,8 @@ def key_problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if detail["type"] == "missing":
         return f"{place}: missing"
     message = detail["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(detail["input"], dict) else f", got {detail['input']!r}"
-    return f"{place}: {message}{shown}"
+    got = "" if isinstance(detail["input"], dict) else f", got {shown(detail['input'])}"
+    return f"{place}: {message}{got}"
 
 
 def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:

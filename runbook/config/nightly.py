@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from nsa.settings import load_strict
 from runbook.errors import UsageError
-from runbook.files import data_path
+from runbook.files import data_path, read_given
 from runbook.records.measurement import Record
 
 
@@ -27,9 +27,10 @@ def load_nightly(path: Path | None = None) -> Nightly:
     """The pin in a file, or the shipped one. Raises UsageError with everything that is wrong."""
     path = path or data_path("configs") / "nightly.yaml"
     try:
-        document, problems = load_strict(path.read_text(encoding="utf-8"))
+        document, problems = load_strict(read_given(path).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path} cannot be read: {reason}") from error
     if problems:
         raise UsageError([f"{path}: {text}" for text in problems])
     try:

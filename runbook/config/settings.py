@@ -18,7 +18,7 @@ from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.config.nccl import mistyped, unknown_note
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, did_you_mean, shown
 
 Scalar = str | int | float | bool
 
@@ -187,7 +187,7 @@ def _value_problem(name: str, kind: Any, value: Scalar) -> str:
     try:
         TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(value)
     except ValidationError as error:
-        return f"{name}: {error.errors()[0]['msg']}, got {value!r}"
+        return f"{name}: {error.errors()[0]['msg']}, got {shown(value)}"
     return ""
 
 

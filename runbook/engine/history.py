@@ -124,7 +124,7 @@ def _sync(database: sqlite3.Connection, out_dir: Path) -> int:
     present = {
         path.parent.name: path
         for path in sorted(out_dir.glob("*/run.json"))
-        if not path.parent.is_symlink()
+        if path.is_file() and not path.parent.is_symlink()
     }
     for name in set(known) - set(present):
         database.execute("DELETE FROM runs WHERE folder = ?", (name,))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import (
@@ -24,6 +25,7 @@ from runbook.engine.identity import PACKAGE, package_under_test
 from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
+from runbook.files import is_text
 from runbook.records import Launch, RunRecord
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import Phase, PlanContext
@@ -198,7 +200,7 @@ def prepare(options: RunOptions) -> Setup:
     Raises `UsageError` with everything that is wrong with the options; only sound ones are planned,
     and then with every contradiction in a planned launch.
     """
-    problems: list[str] = []
+    problems = _not_text(options)
     found: dict[str, Any] = {}
     named = options.profile != "auto"
 
@@ -246,6 +248,16 @@ def prepare(options: RunOptions) -> Setup:
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
+
+
+def _not_text(options: RunOptions) -> list[str]:
+    """Words that no file of the run could repeat."""
+    named = {**vars(options), "command": ""}  # the command repeats all of them
+    given = [str(value) for value in named.values() if isinstance(value, str | Path)]
+    given += [*options.settings, *(f"{name}={value}" for name, value in options.from_shell.items())]
+    return [
+        f"{text!r} is not UTF-8 text, and a run's files are" for text in given if not is_text(text)
+    ]
 
 
 def _known(settings: Settings) -> Settings:

@@ -33,7 +33,7 @@ from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.progress import Forecaster
 from runbook.errors import UsageError
-from runbook.files import make_private_dir, utc_text, write_atomic
+from runbook.files import is_text, make_private_dir, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
@@ -55,6 +55,11 @@ def create_run_folder(out: Path) -> Path:
     sha = git.head_sha(checkout) if checkout else None
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
+    if not is_text(str(out)):
+        raise UsageError(
+            f"--out {out}: its name is not UTF-8 text, and a run's files name it",
+            hint="name another folder",
+        )
     try:
         if not out.is_dir():
             make_private_dir(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import signal
 import time
@@ -52,7 +51,6 @@ _TERM_GRACE_S = 2.0
 _FAILED_GRACE_S = 1.0
 _AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
 _LOOK_EVERY_S = 0.5
-_A_RANK = re.compile(r"\brank (\d+)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,12 +336,6 @@ class Attempt:
             return end
         return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
 
-    def _noted(self, note: str) -> str:
-        """A note about a rank, with its node."""
-        found = _A_RANK.search(note)
-        node = self.place.where(int(found[1])) if found else ""
-        return f"{note}; rank {found[1]} ran on node {node}" if found and node else note
-
     def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
         self._watch_numbers()
         lines, _ = read_console(self.console)
@@ -364,13 +356,18 @@ class Attempt:
                 where=after.node,
             )
             end, found, notes = bundle(
-                self.run_dir, states, end, token=self.token, console=lines, load=after.load
+                self.run_dir,
+                states,
+                end,
+                token=self.token,
+                console=lines,
+                load=after.load,
+                where=self.place.where,
             )
             self.evidence += [path for path in found if path not in self.evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
             end = self._with_node(end)
-            notes = tuple(self._noted(note) for note in notes)
             if after.kernel:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:

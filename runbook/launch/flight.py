@@ -8,7 +8,6 @@ number, other operation or shape) from one that never came and from one that com
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +15,10 @@ from typing import Any
 
 from nsa.contract import FLIGHTS
 from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
-from runbook.read.load import Load
-
-# How a note begins that blames the machine for a late rank, and not the rank.
-SHORT_OF_CPUS = "short of CPUs"
 
 _LARGEST_BYTES = 64 << 20
-_LONGEST_PERIOD = 256
 _CONTEXT = 12
-_TAIL = 8
 _RECENT = 4
-# A lag that every step has, of this size at least, is no scheduling noise.
-_LAG_S, _LAG_SHARE, _SAME_RANK_SHARE, _FEWEST_STEPS = 0.010, 0.05, 0.8, 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,28 +61,6 @@ class Desync:
         """For a cause: number, and operation of each rank."""
         ops = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(self.seen.items()))
         return f"desync at collective {self.seq}: {ops}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Straggler:
-    """The rank that `ranks - 1` others wait for in step after step, and how long (median, s)."""
-
-    rank: int
-    ranks: int
-    lag_s: float
-    steps: int
-    step_s: float
-
-    def text(self, load: Load | None) -> str:
-        """For a note. A rank that may only have waited for a CPU is not called a straggler."""
-        late = (
-            f"rank {self.rank} comes {self.lag_s * 1000:.0f} ms late in each of "
-            f"{self.steps} steps of {self.step_s * 1000:.0f} ms"
-        )
-        if load is None or self.lag_s > load.short_of(self.ranks) * self.step_s:
-            return f"straggler: {late}"
-        taken = f"other work took {load.taken * load.cpus:.1f} of {load.cpus} CPUs"
-        return f"{SHORT_OF_CPUS}: {late}, but {self.ranks} ranks ran while {taken}"
 
 
 def flight_files(run_dir: Path) -> dict[int, Path]:
@@ -194,66 +163,4 @@ def _expected(before: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
         for end in range(len(before) - 1, length - 1, -1):
             if list(before[end - length : end]) == context:
                 return before[end]
-    return None
-
-
-def find_straggler(flights: Mapping[int, Flight]) -> Straggler | None:
-    """The rank that enters the collectives later than all others in nearly every step.
-
-    Needs at least 12 whole steps; a step is one period of the pattern of collectives.
-    """
-    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
-    if len(by_rank) < 2:
-        return None
-    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
-    first = next(iter(by_rank.values()))
-    found = _pattern([first[seq].kind for seq in common])
-    if found is None:
-        return None
-    period, last = found
-    # From the end: the beginning of a run is not periodic.
-    steps = [common[end - period : end] for end in range(last, period - 1, -period)]
-    steps = steps[: _steps_alike(steps, first)]
-    if len(steps) < _FEWEST_STEPS:
-        return None
-    lags = [_lags(step, by_rank) for step in steps]
-    latest = [max(lag, key=lambda rank: lag[rank]) for lag in lags]
-    rank = statistics.mode(latest)
-    lag_s = statistics.median(lag[rank] for lag in lags)
-    begin, end = first[steps[-1][0]].created_s, first[steps[0][-1]].created_s
-    step_s = (end - begin) / len(steps)
-    steady = latest.count(rank) >= _SAME_RANK_SHARE * len(latest)
-    if not steady or lag_s < max(_LAG_S, _LAG_SHARE * step_s):
-        return None
-    return Straggler(rank=rank, ranks=len(by_rank), lag_s=lag_s, steps=len(steps), step_s=step_s)
-
-
-def _lags(step: Sequence[int], by_rank: Mapping[int, Mapping[int, Collective]]) -> dict[int, float]:
-    """How late each rank was in a step, against the first one at each collective, s."""
-    lag = dict.fromkeys(by_rank, 0.0)
-    for seq in step:
-        earliest = min(seen[seq].created_s for seen in by_rank.values())
-        for rank, seen in by_rank.items():
-            lag[rank] = max(lag[rank], seen[seq].created_s - earliest)
-    return lag
-
-
-def _steps_alike(steps: Sequence[Sequence[int]], first: Mapping[int, Collective]) -> int:
-    pattern = [first[seq].kind for seq in steps[0]]
-    for number, step in enumerate(steps):
-        if [first[seq].kind for seq in step] != pattern:
-            return number
-    return len(steps)
-
-
-def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
-    """The shortest period that is there four times, and where it ends.
-
-    The last few collectives of a run (the check of the parameters) are none of a step.
-    """
-    for last in range(len(kinds), max(0, len(kinds) - _TAIL), -1):
-        for period in range(1, min(_LONGEST_PERIOD, last // 4) + 1):
-            tail = kinds[last - 4 * period : last]
-            if all(tail[i] == tail[i + period] for i in range(3 * period)):
-                return period, last
     return None

@@ -20,7 +20,6 @@ from runbook.launch.classify import End, said_by_watchdog
 from runbook.launch.flight import (
     Flight,
     find_desync,
-    find_straggler,
     flight_files,
     last_numbers,
     left_the_pattern,
@@ -29,6 +28,7 @@ from runbook.launch.flight import (
 from runbook.launch.nccl_flight import nccl_flight_files
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
+from runbook.launch.straggler import find_straggler, one_machine
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.read.load import Load
@@ -246,16 +246,17 @@ def bundle(
     token: str,
     console: Sequence[str],
     load: Load | None,
+    where: Callable[[int], str] = one_machine,
 ) -> tuple[End, list[Path], tuple[str, ...]]:
     """The end with its cause made exact by the flight records, the evidence, and notes.
 
-    A good end has no evidence; it may have a note about a rank that was always late, and whether
-    the `load` alone may explain that. For a bad one the files are the incident's summary, every
-    stack and flight record, and what a watcher wrote.
+    A good end has no evidence; it may have a note about who was always late, and whether the `load`
+    alone may explain that. `where` gives the node of a rank. For a bad end the files are the
+    incident's summary, every stack and flight record, and what a watcher wrote.
     """
     flights = read_flights(run_dir, token=token)
     if end.status is LaunchStatus.COMPLETED:
-        straggler = find_straggler(flights)
+        straggler = find_straggler(flights, where)
         return end, [], (straggler.text(load),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]

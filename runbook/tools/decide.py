@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from runbook.errors import UsageError, did_you_mean
+from runbook.files import read_given
 from runbook.read.rows import is_number
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
@@ -173,7 +174,7 @@ def read_table(path: Path) -> Table:
 
 def _text_of(path: Path) -> tuple[bytes, str]:
     try:
-        data = path.read_bytes()
+        data = read_given(path, pipe=True)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error

@@ -51,7 +51,7 @@ def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--to", "prometheus", "x.txt"], "reads only files that end in .prom"),
         (["--to", "csv", "nowhere/x.csv"], "no folder nowhere/"),
         (["--to", "csv", "artifacts"], "is a folder; name a file in it"),
-        (["--to", "tensorboard", "-"], "--to tensorboard needs a folder"),
+        (["--to", "tensorboard", "-"], "--to tensorboard -: needs a folder"),
         (["--to", "csv"], "--to: expected 2 arguments"),
     ],
 )

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +155,10 @@ def test_version(tmp_path: Path) -> None:
             "see runbook report --help",
         ),
         (
+            ["export", "--to", "tensorboard", __file__],
+            f"--to tensorboard {__file__}: needs a folder; see runbook export --help",
+        ),
+        (
             ["report"],
             "no run in artifacts/; `runbook run` starts one, --out names another folder",
         ),
@@ -205,6 +210,11 @@ def test_options_beside_resume_are_refused_not_ignored(tmp_path: Path) -> None:
     assert "--set cannot be combined with --resume" in ended.err
     assert "--aa cannot be combined with --resume" in ended.err
     assert "no run 'x'" in ended.err
+
+
+def test_an_empty_list_of_phases_is_not_all_of_them(tmp_path: Path) -> None:
+    ended = inside("run", "--phase", "", "--profile", "cpu", "--dry-run", cwd=tmp_path)
+    assert ended.code == 2 and "no phase ''; there are: all, " in ended.err
 
 
 def test_out_that_is_a_file(tmp_path: Path) -> None:
@@ -303,6 +313,47 @@ def test_what_the_machine_refuses_is_no_defect(
     refused = OSError(errno.ENOSPC, "No space left on device", "artifacts/x")
     assert broken(monkeypatch, refused) == 2
     assert capsys.readouterr().err == ("runbook: error: artifacts/x: No space left on device\n")
+
+
+def test_a_folder_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").mkdir()
+    with chdir("gone"):
+        (tmp_path / "gone").rmdir()
+        assert main(["run", "--profile", "cpu", "--phase", "preflight"]) == 2
+    assert "the current folder was removed; change to one that is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--profile", "cpu", "--phase", "preflight", "--out", "\udcff"),
+        ("run", "--profile", "cpu", "--phase", "preflight", "--set", "NCCL_DEBUG_FILE=\udcff"),
+    ],
+)
+def test_bytes_that_are_no_text_start_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = inside(*words, cwd=tmp_path)
+    assert ended.code == 2 and list(tmp_path.iterdir()) == []
+    assert "is not UTF-8 text, and a run's files are" in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("profiles", "./pipe.yaml"),
+        ("run", "--profile", "./pipe.yaml", "--dry-run"),
+        ("launch", "--plan", "./pipe.yaml", "--profile", "cpu", "--dry-run"),
+        ("nightly", "--pin", "pipe.yaml", "--dry-run"),
+        ("gpu-acceptance", "--stages", "pipe.yaml", "--dry-run"),
+        ("inspect", "pipe.yaml"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    ended = inside(*words, cwd=tmp_path)
+    assert ended.code == 2 and "save it as a file" in ended.err
 
 
 # The first two refuse new folders, also to root.

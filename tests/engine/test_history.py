@@ -104,6 +104,12 @@ def test_a_run_that_cannot_be_read_is_listed_with_its_problem(artifacts: Path) -
     assert "no record of this version" in row.problem
 
 
+def test_a_folder_in_the_place_of_a_record_is_no_run(artifacts: Path) -> None:
+    before = len(list_runs(artifacts))
+    (artifacts / "odd" / "run.json").mkdir(parents=True)
+    assert len(list_runs(artifacts)) == before
+
+
 def test_links_are_not_runs(artifacts: Path) -> None:
     (artifacts / "latest").symlink_to(artifacts / "r3")
     assert len(list_runs(artifacts)) == 3

@@ -30,6 +30,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--on-rank", type=int, default=1)
     parser.add_argument("--once", default="", help="misbehave only if this file is absent")
     parser.add_argument("--slow-first", type=float, default=0.0)
+    parser.add_argument("--late", type=float, default=0.0, help="of --on-rank, in every step")
     parser.add_argument("--checkpoint", type=float, default=0.0)
     parser.add_argument("--grandchild", action="store_true")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
@@ -48,6 +49,8 @@ class Rank:
         self.token = os.environ["RUNBOOK_RUN_TOKEN"]
         self.step, self.phase, self.ending = 0, "init", False
         self.enough_at = 0
+        self.late = options.late if rank == options.on_rank else 0.0
+        self.entered: list[list[object]] = []
         self.beats = (self.folder / f"heartbeat_rank{rank}.jsonl").open("a", buffering=1)
         stacks = (self.folder / f"stackdump_rank{rank}_{os.getpid()}.txt").open("w")
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -64,6 +67,9 @@ class Rank:
 
     def leave(self, code: int, reason: str) -> int:
         self.phase = "exit"
+        record = {"schema_version": 1, "rank": self.rank, "token": self.token}
+        path = self.folder / f"flight_rank{self.rank}.json"
+        path.write_text(json.dumps(record | {"entries": self.entered}))
         self.say("exit", code=code, reason=reason, steps_done=self.step, param_hash="cafe")
         return code
 
@@ -79,7 +85,7 @@ class Rank:
         for step, arm, block, warmup in self.schedule():
             self.step, self.phase = step, "first_step" if step == 1 else "step"
             self.say("step_start")
-            time.sleep(options.slow_first if step == 1 else options.dt)
+            time.sleep(self.late + (options.slow_first if step == 1 else options.dt))
             if step == options.at and self.rank == options.on_rank and self.misbehaves():
                 code = self.fault(options.fault)
                 if code is not None:
@@ -100,7 +106,9 @@ class Rank:
                 time.sleep(options.checkpoint)
             if not self.enough_at and (self.folder / ".ENOUGH").exists():
                 self.enough_at = step
+            self.enter("all_reduce", [[1000]])
             enough = self.agree_with_peers(step)
+            self.enter("all_reduce", [[5]])
             if self.ending:
                 return self.leave(13, "asked to end")
             if enough:
@@ -118,6 +126,10 @@ class Rank:
                 warm = index < document["warmup_steps"]
                 rows.append((len(rows) + 1, block["arm"], block["block"], warm))
         return rows
+
+    def enter(self, op: str, sizes: list[list[int]]) -> None:
+        """A line of the flight record: this rank comes to a collective now."""
+        self.entered.append([len(self.entered) + 1, op, sizes, ["Float"], time.time_ns(), True])
 
     def agree_with_peers(self, step: int) -> bool:
         """A collective: nobody goes on before all have come, and nothing Python runs meanwhile.

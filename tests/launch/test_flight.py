@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from runbook.launch.classify import End
 from runbook.launch.flight import (
     find_desync,
-    find_straggler,
     last_numbers,
     left_the_pattern,
     read_flights,
@@ -19,7 +17,6 @@ from runbook.launch.flight import (
 from runbook.launch.incident import bundle
 from runbook.launch.ranks import RankState
 from runbook.launch.watchdog import blame
-from runbook.read.load import Load
 from runbook.records import LaunchStatus
 
 TOKEN = "ab" * 16
@@ -80,68 +77,6 @@ def test_without_a_pattern_nobody_is_accused(tmp_path: Path) -> None:
     write(tmp_path, 1, [BUS])
     desync = find_desync(read_flights(tmp_path, token=TOKEN))
     assert desync is not None and desync.rank is None
-
-
-def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
-    ops = steps(30)
-    noise = random.Random(1)
-    late = {seq: 0.020 + noise.random() * 0.003 for seq in range(3, len(ops) + 1, 2)}
-    write(tmp_path, 0, [*ops, START[0]])
-    write(tmp_path, 1, [*ops, START[0]], late=late)
-    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
-    assert straggler is not None and straggler.rank == 1
-    assert 0.020 <= straggler.lag_s <= 0.023
-    assert straggler.text(None).startswith("straggler: rank 1 comes 2")
-
-
-def load(cpus: int, *, others: float, steal: float = 0.0) -> Load:
-    return Load(cpus=cpus, others=others, steal=steal, highest=1.0)
-
-
-@pytest.mark.parametrize(
-    ("busy", "blamed"),
-    [
-        (load(2, others=0.05), True),
-        (load(2, others=0.49), True),  # the CPUs lacked less than the 21 ms of 20 ms a step
-        (load(2, others=0.6), False),
-        (load(2, others=0.1, steal=0.5), False),
-        (load(16, others=0.6), True),  # six free CPUs for two ranks
-        (load(16, others=0.99), False),
-        (load(1, others=0.0), True),  # one CPU too few: no more than 20 ms a step
-        (load(1, others=0.1), False),
-        (None, True),
-    ],
-)
-def test_who_only_waits_for_a_cpu_is_no_straggler(
-    tmp_path: Path, busy: Load | None, blamed: bool
-) -> None:
-    """Two healthy ranks beside other work: the one whose CPU is shared comes late each time."""
-    ops = steps(30)
-    late = dict.fromkeys(range(3, len(ops) + 1, 2), 0.021)
-    write(tmp_path, 0, ops)
-    write(tmp_path, 1, ops, late=late)
-    end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
-    _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy)
-    assert "rank 1 comes 21 ms late in each of 30 steps of" in note
-    assert note.startswith("straggler: " if blamed else "short of CPUs: ")
-    assert blamed or "2 ranks ran while other work took " in note
-
-
-def test_noise_and_turns_are_no_straggler(tmp_path: Path) -> None:
-    ops = steps(30)
-    noise = random.Random(2)
-    for rank in (0, 1):
-        write(tmp_path, rank, ops, late={s: noise.random() * 0.004 for s in range(len(ops) + 1)})
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
-    # Late by turns: both are slow in half of the steps, so neither is the straggler.
-    late = dict.fromkeys(range(3, len(ops) + 1, 4), 0.03)
-    other = dict.fromkeys(range(5, len(ops) + 1, 4), 0.03)
-    write(tmp_path, 0, ops, late=late)
-    write(tmp_path, 1, ops, late=other)
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
-    write(tmp_path, 0, steps(5))
-    write(tmp_path, 1, steps(5), late=dict.fromkeys(range(3, 13), 0.5))
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None  # too few steps
 
 
 def test_damaged_foreign_and_strange_records_are_left_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_a_rank_that_fails_is_named_with_its_node(
     if fault == "hang":
         stacks = [path for path in result.evidence if "stackdump_rank1" in path]
         assert "in fault" in (tmp_path / stacks[0]).read_text()
+
+
+def test_a_rank_that_is_late_is_named_with_its_node(cluster: Cluster, tmp_path: Path) -> None:
+    result = run(two_ranks("--late", "0.2", steps=16), tmp_path)
+    assert result.status is LaunchStatus.COMPLETED, result
+    # On a busy machine the note may say that it was only short of CPUs.
+    (note,) = result.notes
+    assert re.search(r"rank 1 on node n1 comes \d+ ms late in each of", note), note
 
 
 def test_the_ranks_parent_on_a_node_is_killed(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from runbook.errors import RunbookError, UsageError, did_you_mean
-from runbook.files import data_path
+from runbook.files import data_path, read_given
 from runbook.records.measurement import Record
 
 STAGES_FILE = "acceptance/stages.yaml"
@@ -94,9 +94,10 @@ def load_stages(path: Path | None = None) -> tuple[Stage, ...]:
     """
     path = path or data_path("configs") / STAGES_FILE
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(read_given(path).decode("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunbookError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunbookError(f"{path} cannot be read: {reason}") from error
     try:
         return StageFile.model_validate(document).stages
     except ValidationError as error:

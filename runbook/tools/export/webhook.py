@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from runbook import __version__
 from runbook.errors import UsageError
+from runbook.files import read_given
 from runbook.read.redact import REDACTED, redact_text
 from runbook.records import RunRecord
 from runbook.records.measurement import json_ready
@@ -51,7 +52,7 @@ def webhook_of(text: str) -> Webhook:
     url = text
     if text.startswith("@"):
         try:
-            url = Path(text[1:]).read_text(encoding="utf-8").partition("\n")[0].strip()
+            url = read_given(Path(text[1:]), pipe=True).decode("utf-8").partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{FLAG} {text}: the file cannot be read: {_why(error)}") from error
     try:

@@ -47,6 +47,10 @@ def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
         raise UsageError(f"no such directory: {path}", hint="name a run's directory")
     if path.is_file():
         found = [_inspect_one(path.parent, root=path.parent, csv=path, floor=loss_floor)]
+    elif not path.is_dir():
+        raise UsageError(
+            f"{path} is a pipe or a device", hint="name a run's directory, or save it as a file"
+        )
     else:
         found = [
             _inspect_one(folder, root=path, csv=None, floor=loss_floor)

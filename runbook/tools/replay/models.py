@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from runbook.config.extends import mapping_of
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path
+from runbook.files import data_path, read_given
 from runbook.records.measurement import Record
 
 _Phase = Literal[
@@ -223,7 +223,7 @@ def load_replay(name_or_path: str) -> tuple[ReplayFile, Path, str]:
     if name_or_path in replay_names():
         path = data_path("configs") / "replays" / f"{name_or_path}.yaml"
     try:
-        data = path.read_bytes()
+        data = read_given(path, pipe=True)
         text = data.decode("utf-8")
     except OSError as error:
         near = did_you_mean(name_or_path, replay_names())

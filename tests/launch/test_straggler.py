@@ -1,0 +1,122 @@
+"""Who is named late: a rank, a node of several, nobody; by flight records made by hand."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from runbook.launch.classify import End
+from runbook.launch.flight import read_flights
+from runbook.launch.incident import bundle
+from runbook.launch.straggler import Straggler, find_straggler
+from runbook.read.load import Load
+from runbook.records import LaunchStatus
+from tests.launch.test_flight import START, TOKEN, steps, write
+
+
+def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
+    ops = steps(30)
+    noise = random.Random(1)
+    late = {seq: 0.020 + noise.random() * 0.003 for seq in range(3, len(ops) + 1, 2)}
+    write(tmp_path, 0, [*ops, START[0]])
+    write(tmp_path, 1, [*ops, START[0]], late=late)
+    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
+    assert straggler is not None and straggler.late == (1,)
+    assert 0.020 <= straggler.lag_s <= 0.023
+    assert straggler.text(None).startswith("straggler: rank 1 comes 2")
+
+
+def load(cpus: int, *, others: float, steal: float = 0.0) -> Load:
+    return Load(cpus=cpus, others=others, steal=steal, highest=1.0)
+
+
+@pytest.mark.parametrize(
+    ("busy", "blamed"),
+    [
+        (load(2, others=0.05), True),
+        (load(2, others=0.49), True),  # the CPUs lacked less than the 21 ms of 20 ms a step
+        (load(2, others=0.6), False),
+        (load(2, others=0.1, steal=0.5), False),
+        (load(16, others=0.6), True),  # six free CPUs for two ranks
+        (load(16, others=0.99), False),
+        (load(1, others=0.0), True),  # one CPU too few: no more than 20 ms a step
+        (load(1, others=0.1), False),
+        (None, True),
+    ],
+)
+def test_who_only_waits_for_a_cpu_is_no_straggler(
+    tmp_path: Path, busy: Load | None, blamed: bool
+) -> None:
+    """Two healthy ranks beside other work: the one whose CPU is shared comes late each time."""
+    ops = steps(30)
+    late = dict.fromkeys(range(3, len(ops) + 1, 2), 0.021)
+    write(tmp_path, 0, ops)
+    write(tmp_path, 1, ops, late=late)
+    end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
+    _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy)
+    assert "rank 1 comes 21 ms late in each of 30 steps of" in note
+    assert note.startswith("straggler: " if blamed else "short of CPUs: ")
+    assert blamed or "2 ranks ran while other work took " in note
+
+
+def test_noise_and_turns_are_no_straggler(tmp_path: Path) -> None:
+    ops = steps(30)
+    noise = random.Random(2)
+    for rank in (0, 1):
+        write(tmp_path, rank, ops, late={s: noise.random() * 0.004 for s in range(len(ops) + 1)})
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    # Late by turns: both are slow in half of the steps, so neither is the straggler.
+    late = dict.fromkeys(range(3, len(ops) + 1, 4), 0.03)
+    other = dict.fromkeys(range(5, len(ops) + 1, 4), 0.03)
+    write(tmp_path, 0, ops, late=late)
+    write(tmp_path, 1, ops, late=other)
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    write(tmp_path, 0, steps(5))
+    write(tmp_path, 1, steps(5), late=dict.fromkeys(range(3, 13), 0.5))
+    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None  # too few steps
+
+
+# The second collective of each step is entered together: by then everybody was waited for.
+STEPS = steps(30)
+FIRST = range(3, len(STEPS) + 1, 2)
+
+
+def on_nodes(
+    folder: Path, late: dict[int, float], *, ahead: dict[str, float] | None = None
+) -> Straggler | None:
+    """Four ranks on two nodes; `late` s by rank at one of two collectives, clocks `ahead` s."""
+    noise = random.Random(3)
+    for rank in range(4):
+        clock = (ahead or {}).get(f"n{rank // 2}", 0.0)
+        shift = {seq: clock + noise.random() * 0.002 for seq in range(len(STEPS) + 1)}
+        write(
+            folder, rank, STEPS, late=shift | {seq: shift[seq] + late.get(rank, 0) for seq in FIRST}
+        )
+    return find_straggler(read_flights(folder, token=TOKEN), lambda rank: f"n{rank // 2}")
+
+
+def test_the_node_is_named_where_all_of_its_ranks_are_late(tmp_path: Path) -> None:
+    straggler = on_nodes(tmp_path, {2: 0.020, 3: 0.020})
+    assert straggler is not None and straggler.late == (2, 3)
+    assert straggler.text(None).startswith("straggler: node n1 (ranks 2, 3) comes ")
+    # The same if one of them is always the last.
+    straggler = on_nodes(tmp_path, {2: 0.020, 3: 0.030})
+    assert straggler is not None and straggler.late == (2, 3)
+    assert 0.017 < straggler.lag_s < 0.023
+
+
+def test_one_late_rank_of_a_node_is_named_with_its_node(tmp_path: Path) -> None:
+    straggler = on_nodes(tmp_path, {3: 0.020})
+    assert straggler is not None and straggler.late == (3,)
+    assert straggler.text(None).startswith("straggler: rank 3 on node n1 comes ")
+
+
+def test_a_clock_that_is_ahead_makes_no_straggler_and_hides_none(tmp_path: Path) -> None:
+    assert on_nodes(tmp_path, {}, ahead={"n1": 0.5}) is None
+    straggler = on_nodes(tmp_path, {2: 0.020, 3: 0.020}, ahead={"n1": 0.5})
+    assert straggler is not None and straggler.node == "n1"
+    assert 0.017 < straggler.lag_s < 0.023
+    straggler = on_nodes(tmp_path, {2: 0.030, 3: 0.030}, ahead={"n0": 0.010})
+    assert straggler is not None and straggler.node == "n1"
