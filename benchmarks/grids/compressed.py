@@ -10,11 +10,12 @@ from nsa.attention.triton.compressed_tiles import FEW, TERMS, choose_compressed_
 from nsa.attention.triton.tiles import Tile, padded
 from nsa.config import NSAConfig
 
-# Compressed keys and values, what the branch gives and its gradients are float32 in every call.
+# What the branch gives and its gradients are float32 in every call, and keys where they choose.
 _POINTERS = {
-    **dict.fromkeys(("k", "v", "out", "grad", "dk", "dv", "lse", "delta", "parts"), "fp32"),
+    **dict.fromkeys(("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts"), "fp32"),
     "blocks": "i64",
 }
+_EXACT = {**_POINTERS, "k": "fp32"}
 # Bytes of a number there.
 _WIDE = 4
 
@@ -26,21 +27,22 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     from nsa.attention.triton import compressed_columns, compressed_launch, compressed_rows, top
 
     cut = choose_compressed_cut(cfg, seq_len, pairs)
-    shape = compressed_launch.compressed_constants(cfg, torch.bfloat16)
-    walk = {"KEYS": cut.keys}
+    shape = compressed_launch.compressed_constants(cfg)
+    exact = {"KEYS": cut.keys, "TERMS": compressed_launch.terms(torch.bfloat16)}
     tiles: tuple[tuple[str, Any, Tile, dict[str, int]], ...] = (
-        ("forward", compressed_rows.compressed_kernel, cut.forward, walk),
-        ("dq", compressed_rows.compressed_query_gradient_kernel, cut.query_gradient, walk),
+        ("forward", compressed_rows.compressed_kernel, cut.forward, exact),
+        ("dq", compressed_rows.compressed_query_gradient_kernel, cut.query_gradient,
+         {"KEYS": cut.rounded_keys}),
         ("dk, dv", compressed_columns.compressed_piece_kernel, cut.key_gradient,
          {"KEYS": cut.owned, "PIECE": cut.piece}),
     )  # fmt: skip
     for name, function, tile, more in tiles:
         yield Kernel(
             name=f"compressed {name}, {tile.rows} rows", function=function, warps=tile.warps,
-            stages=tile.stages, pointers=_POINTERS,
+            stages=tile.stages, pointers=_EXACT if "TERMS" in more else _POINTERS,
             constants={**shape, **more, "ROWS": tile.rows},
         )  # fmt: skip
-    rest = {name: value for name, value in shape.items() if name not in ("HEADS", "TERMS")}
+    rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
         name="compressed sum", function=compressed_columns.compressed_sum_kernel, warps=4,
         stages=3, dots=False, pointers=_POINTERS,
@@ -48,32 +50,34 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     )  # fmt: skip
     yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
-        stages=cut.top.stages, pointers=_POINTERS,
+        stages=cut.top.stages, pointers=_EXACT,
         constants={**compressed_launch.top_constants(cfg, torch.bfloat16),
                    "TOKENS": cut.top.rows, "BLOCKS": cut.blocks},
     )  # fmt: skip
 
 
 def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
-    """Counted tile by tile: nothing here is drawn or assumed. A score is TERMS products."""
+    """Counted tile by tile, nothing drawn or assumed. A score that chooses is TERMS products."""
     cut, groups = choose_compressed_cut(cfg, seq_len, cfg.n_kv_groups), cfg.n_kv_groups
     wide_k, wide_v, times = padded(cfg.d_k), padded(cfg.d_v), TERMS["bfloat16"]
     n_keys, heads = cfg.n_compressed(seq_len), cfg.heads_per_group
     queries = seq_len * cfg.n_heads
-    keys = n_keys * groups * (cfg.d_k + cfg.d_v) * _WIDE
+    # Keys and values, exact and rounded: rounding them before each kernel reads and writes both.
+    exact_k, exact_v = (n_keys * groups * d * _WIDE for d in (cfg.d_k, cfg.d_v))
+    keys = n_keys * groups * (cfg.d_k + cfg.d_v) * size
+    rounding = exact_k + exact_v + keys
     sums = queries * _WIDE
     # One product of a query with every key it sees, one number wide.
     needed = 2 * cfg.n_heads * sum(cfg.n_compressed(t + 1) for t in range(seq_len))
-    fetched = cut.keys * (wide_k + wide_v) * _WIDE
     tiles = groups * _walked(cfg, seq_len, cut.forward.rows, cut.keys)
-    moved = queries * (cfg.d_k * size + cfg.d_v * _WIDE) + sums
+    moved = queries * (cfg.d_k * size + cfg.d_v * _WIDE) + 2 * sums
     yield Work(
         kernel="compressed forward",
         backward=False,
         flops=2 * tiles * cut.forward.rows * cut.keys * (times * wide_k + wide_v),
         needed=needed * (cfg.d_k + cfg.d_v),
-        least=moved + keys,
-        most=moved + tiles * fetched,
+        least=moved + rounding,
+        most=moved + exact_v + tiles * cut.keys * (wide_k * _WIDE + wide_v * size),
     )
     tokens = cut.top.rows
     lasts = (min(first + tokens, seq_len) - 1 for first in range(0, seq_len, tokens))
@@ -87,30 +91,32 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
         flops=2 * scored * tokens * cut.blocks * times * wide_k,
         # The scores of the forward pass would do, had they been kept.
         needed=0,
-        least=queries * cfg.d_k * size + sums + keys * cfg.d_k / (cfg.d_k + cfg.d_v) + chosen,
+        least=queries * cfg.d_k * size + sums + exact_k + chosen,
         most=chosen + scored * (cut.blocks * wide_k * _WIDE)
         + groups * runs * heads * tokens * (wide_k * size + _WIDE),
     )  # fmt: skip
-    tiles = groups * _walked(cfg, seq_len, cut.query_gradient.rows, cut.keys)
+    tiles = groups * _walked(cfg, seq_len, cut.query_gradient.rows, cut.rounded_keys)
     moved = queries * (2 * cfg.d_k * size + 2 * cfg.d_v * _WIDE) + 2 * sums
     yield Work(
         kernel="compressed dq",
         backward=True,
-        flops=2 * tiles * cut.query_gradient.rows * cut.keys * ((times + 1) * wide_k + wide_v),
+        flops=2 * tiles * cut.query_gradient.rows * cut.rounded_keys * (2 * wide_k + wide_v),
         # Scores are needed once: the gradient of the keys makes them again.
         needed=needed * (2 * cfg.d_k + cfg.d_v),
-        least=moved + keys,
-        most=moved + tiles * fetched,
+        least=moved + rounding + keys,
+        most=moved + rounding + tiles * cut.rounded_keys * (wide_k + wide_v) * size,
     )
     rows, parts = _columns(cfg, seq_len)
-    rows, parts = groups * rows, groups * parts * cut.owned * (wide_k + wide_v) * 4 * 2
+    # Parts are written and read again.
+    made = groups * parts * cut.owned * (wide_k + wide_v) * _WIDE * 2 + exact_k + exact_v
+    rows *= groups
     yield Work(
         kernel="compressed dk, dv",
         backward=True,
-        flops=2 * rows * cut.owned * ((times + 1) * wide_k + 2 * wide_v),
+        flops=2 * rows * cut.owned * 2 * (wide_k + wide_v),
         needed=needed * (cfg.d_k + cfg.d_v),
-        least=queries * (cfg.d_k * size + cfg.d_v * _WIDE) + 2 * sums + 2 * keys + parts,
-        most=rows * (wide_k * size + wide_v * _WIDE + 2 * _WIDE) + 2 * keys + parts,
+        least=queries * (cfg.d_k * size + cfg.d_v * _WIDE) + 2 * sums + keys + made,
+        most=rows * (wide_k * size + wide_v * _WIDE + 2 * _WIDE) + keys + made,
     )
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+import torch
+from torch import Tensor
 
 import nsa
+from nsa.attention.self_test import Bound, errors_of
 from nsa.attention.triton.compressed_tiles import choose_compressed_cut, places
 from nsa.attention.triton.tiles import shape_problem
 from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS, RACES
 from tests.attention.triton_process import found, interpreted, needs_triton
 
 CFG = nsa.NSAConfig()
+Rounding = Callable[[Tensor], Tensor]
 OF = "triton_compressed_in_interpreter"
 PROOFS = (
     "compressed_values",
@@ -64,6 +69,52 @@ def test_a_spill_of_the_choice_is_seen() -> None:
     top = next(one for one in kernels(CFG, 2048, 4) if one.name.startswith("top blocks"))
     greedy = compile_kernel(replace(top, warps=2), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
+
+
+def _gradients_of_keys_rounded(own_sum: bool) -> dict[str, float]:
+    """Errors of dq, dk, dv as shares, rounded to bf16 where the kernels do; scores up to 35.
+
+    All keys have a vector in common: it moves every score of a row alike, and so does its rounding.
+    """
+    draw = torch.Generator().manual_seed(0)
+    q, grad, k, v = (
+        torch.randn(*shape, 64, generator=draw) for shape in ((256, 6), (256, 6), (15,), (15,))
+    )
+    q, k = (3 * q).bfloat16().float(), k + 2 * torch.randn(64, generator=draw)
+    seen = (torch.arange(15) * 16 + 31 <= torch.arange(31, 256)[:, None])[:, None]
+    q, grad = q[31:], grad[31:]
+
+    def scores(keys: Tensor) -> Tensor:
+        kind = keys.dtype
+        return (q.to(kind) @ keys.T / 8).masked_fill(~seen, -torch.inf)
+
+    def gradients(p: Tensor, keys: Tensor, values: Tensor, half: Rounding) -> dict[str, Tensor]:
+        kind = p.dtype
+        g = half(grad.to(kind))
+        delta = (grad.to(kind) * (half(p) @ values)).sum(-1, keepdim=True)
+        ds = half(p * (g @ values.T - delta))
+        dk, dv = (torch.einsum("thn,thd->nd", a, b) for a, b in ((ds, q.to(kind)), (half(p), g)))
+        return {"dq": ds @ keys, "dk": dk, "dv": dv}
+
+    exact, rounded = scores(k.double()), scores(k.bfloat16().float())
+    right = gradients(exact.softmax(-1), k.double(), v.double(), lambda x: x)
+    sums = (rounded if own_sum else scores(k)).logsumexp(-1, keepdim=True)
+    mine = gradients((rounded - sums).exp(), k.bfloat16().float(), v.bfloat16().float(), _bf16)
+    return {name: errors_of(mine[name], truth)[0] for name, truth in right.items()}
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def test_one_product_for_a_score_is_enough_for_gradients() -> None:
+    """bf16, which the interpreter cannot: within the bound of the self-test by the sum of the same
+
+    rounded scores; by the exact sum, whose probabilities do not add up to 1, they would not be.
+    """
+    bound = Bound.of(torch.bfloat16).whole
+    own, exact = (_gradients_of_keys_rounded(own_sum) for own_sum in (True, False))
+    assert max(own.values()) <= bound < exact["dq"], (own, exact, bound)
 
 
 @pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])

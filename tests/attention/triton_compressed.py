@@ -28,7 +28,7 @@ TIE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """A shape, and how its work is cut: of CompressedCut."""
+    """A shape, and how its work is cut: of CompressedCut. sharp: how large keys are."""
 
     seq_len: int
     heads: int
@@ -47,6 +47,7 @@ class Compressed:
     piece: int = 24
     tokens: int = 32
     blocks: int = 16
+    sharp: float = 1.0
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
@@ -61,7 +62,8 @@ class Compressed:
         return CompressedCut(
             forward=tile, query_gradient=tile, key_gradient=tile,
             top=Tile(rows=self.tokens, warps=1, stages=1),
-            keys=self.keys, owned=self.owned, piece=self.piece, blocks=self.blocks,
+            keys=self.keys, rounded_keys=self.keys, owned=self.owned, piece=self.piece,
+            blocks=self.blocks,
         )  # fmt: skip
 
 
@@ -86,11 +88,14 @@ def inputs(case: Compressed) -> list[Tensor]:
 
     q = (1.5 * normal(case.seq_len, g, h, case.d_k)).to(case.dtype)
     grad = normal(case.seq_len, g, h, case.d_v)
-    return [q, normal(n, g, case.d_k), normal(n, g, case.d_v), grad]
+    return [q, case.sharp * normal(n, g, case.d_k), normal(n, g, case.d_v), grad]
 
 
 def right(case: Compressed, tensors: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-    """Everything in float64 with the mask written out; and probabilities [B,G,S,h,N]."""
+    """Everything in float64 with the mask written out; and probabilities [B,G,S,h,N].
+
+    lse: of keys rounded to the type, as nothing else is. exact_lse: of those that choose.
+    """
     q, k, v = leaves = [x.double().requires_grad_() for x in tensors[:3]]
     last = torch.arange(k.shape[1]) * case.d + case.l - 1
     seen = (last <= torch.arange(case.seq_len)[:, None])[:, None]
@@ -98,8 +103,10 @@ def right(case: Compressed, tensors: list[Tensor]) -> tuple[dict[str, Tensor], T
     p = torch.nan_to_num(scores.masked_fill(~seen, -torch.inf).softmax(-1)) * seen
     out = torch.einsum("bgshn,bngd->bsghd", p, v)
     grads = torch.autograd.grad(out, leaves, tensors[3].double())
-    lse = scores.detach().masked_fill(~seen, -torch.inf).logsumexp(-1) * np.log2(np.e)
-    truth = {"out": out.detach(), "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    truth = {"out": out.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+    for name, keys in (("lse", k.to(case.dtype).double()), ("exact_lse", k)):
+        scores = torch.einsum("bsghd,bngd->bgshn", q, keys).detach() * case.d_k**-0.5
+        truth[name] = scores.masked_fill(~seen, -torch.inf).logsumexp(-1) * np.log2(np.e)
     return truth, p.detach()
 
 
@@ -123,11 +130,12 @@ def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dic
     cfg = case.config()
     q, k, v, grad = tensors
     with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
-        out, lse = launch.forward(q, k, v, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, cfg)
-        blocks = launch.top_blocks(q, k, lse, cfg)
-    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads)
-    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv, "blocks": blocks}
+        out, *sums = launch.forward(q, k, v, cfg)
+        dq, dk, dv = launch.backward(grad, q, k, v, out, sums[0], cfg)
+        blocks = launch.top_blocks(q, k, sums[1], cfg)
+    lse, exact = (x.view(case.batch, case.groups, case.seq_len, case.heads) for x in sums)
+    found = {"out": out, "lse": lse, "exact_lse": exact, "dq": dq, "dk": dk, "dv": dv}
+    return {**found, "blocks": blocks}
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Compressed, ...] = CORE) -> list[str]:
@@ -139,8 +147,9 @@ def core(launch: ModuleType = LAUNCH, cases: tuple[Compressed, ...] = CORE) -> l
             mine = found_by(launch, case, tensors)
         truth, p = right(case, tensors)
         for name, value in truth.items():
-            # lse chooses blocks: as exact as float32, whatever the type of the queries.
-            bound = BOUND[torch.float32 if name == "lse" else case.dtype]
+            # One chooses blocks, the other is of keys as they were rounded: both as exact as
+            # float32, whatever the type of the queries.
+            bound = BOUND[torch.float32 if name.endswith("lse") else case.dtype]
             problems += compare(f"{name} of {case}", mine[name].double(), value, bound)
         problems += wrong_blocks(case, mine["blocks"], p)
         if problems:

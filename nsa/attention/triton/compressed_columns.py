@@ -13,26 +13,17 @@ from nsa.attention.triton.rows import NOTHING, load_block
 
 
 @triton.jit
-def exact_dot_of_keys(keys, queries, TERMS: tl.constexpr):
-    """Scores [KEYS, ROWS] of float32 keys [KEYS, WIDTH], as `exact_dot` has them."""
-    part = keys.to(queries.dtype)
-    scores = tl.dot(part, tl.trans(queries), input_precision="ieee")
-    for _ in tl.static_range(TERMS - 1):
-        keys = keys - part.to(tl.float32)
-        part = keys.to(queries.dtype)
-        scores = tl.dot(part, tl.trans(queries), scores, input_precision="ieee")
-    return scores
-
-
-@triton.jit
 def compressed_piece_kernel(
     q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V]."""
+    """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V].
+
+    k, v: rounded to the queries' type.
+    """
     piece, tile = tl.program_id(0), tl.program_id(1)
     pair = tl.program_id(2).to(tl.int64)
     batch, group = pair // groups, pair % groups
@@ -64,10 +55,10 @@ def compressed_piece_kernel(
             sums = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
             seen = tl.trans(seen_keys(token, tile * KEYS + inner, L, STRIDE))
-            scores = exact_dot_of_keys(keys, queries, TERMS) * scale
+            scores = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
             p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
             dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
-            dp = tl.dot(values.to(grads.dtype), tl.trans(grads), input_precision="ieee")
+            dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
             ds = p * (dp - theirs[None, :])
             dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
         of_tile = (pair * tl.num_programs(1) + tile) * n_pieces + piece

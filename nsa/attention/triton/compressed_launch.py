@@ -27,21 +27,25 @@ from nsa.attention.triton.top import top_kernel
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
 
-    k [B,N,G,Dk] and v [B,N,G,Dv]: compressed, float32.
+    k [B,N,G,Dk] and v [B,N,G,Dv]: compressed, float32. The first log-sum-exp is of keys rounded to
+    the type of q, for `backward`, the second of exact ones, for `top_blocks`.
     """
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
     out, lse = results_of(q, cfg, k.dtype)
+    v = v.to(q.dtype)
+    exact_lse = torch.empty_like(lse)
     cut = choose_compressed_cut(cfg, seq_len, batch * groups)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, k, v, out, lse, seq_len, groups, k.shape[1], scale_of(cfg), *strides_of(q, k, v),
-            **compressed_constants(cfg, q.dtype), KEYS=cut.keys, **how(cut.forward),
+            q, k, v, out, lse, exact_lse, seq_len, groups, k.shape[1], scale_of(cfg),
+            *strides_of(q, k, v), **compressed_constants(cfg), TERMS=terms(q.dtype),
+            KEYS=cut.keys, **how(cut.forward),
         )  # fmt: skip
-    return out, lse
+    return out, lse, exact_lse
 
 
 def backward(
@@ -55,22 +59,24 @@ def backward(
     cut = choose_compressed_cut(cfg, seq_len, pairs)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
+    # Once here, not in each tile that reads them.
+    k, v = k.to(q.dtype), v.to(q.dtype)
     n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
     parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
-    strides, shape, scale = strides_of(q, k, v), compressed_constants(cfg, q.dtype), scale_of(cfg)
+    strides, shape, scale = strides_of(q, k, v), compressed_constants(cfg), scale_of(cfg)
     with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
         compressed_query_gradient_kernel[rows, pairs](
             q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, cfg.d_k**-0.5,
-            *strides, **shape, KEYS=cut.keys, **how(cut.query_gradient),
+            *strides, **shape, KEYS=cut.rounded_keys, **how(cut.query_gradient),
         )  # fmt: skip
         if n_keys:
             compressed_piece_kernel[n_pieces, n_tiles, pairs](
                 q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
                 *strides, **shape, KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
             )  # fmt: skip
-            sums = {name: shape[name] for name in shape if name not in ("HEADS", "TERMS")}
+            sums = {name: shape[name] for name in shape if name != "HEADS"}
             compressed_sum_kernel[triton.cdiv(n_keys, FEW), pairs](
                 parts, dk, dv, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
                 **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=FEW,
@@ -79,7 +85,10 @@ def backward(
 
 
 def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
-    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk]."""
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk].
+
+    lse: the exact log-sum-exp of `forward`.
+    """
     batch, seq_len, groups = q.shape[:3]
     q, k = inner(q), inner(k)
     shape = (batch, seq_len, groups, cfg.n_sel)
@@ -95,7 +104,12 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     return blocks
 
 
-def compressed_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
+def terms(dtype: torch.dtype) -> int:
+    """Numbers of a type that add up to a key, where its scores choose blocks."""
+    return TERMS[str(dtype).removeprefix("torch.")]
+
+
+def compressed_constants(cfg: NSAConfig) -> dict[str, int]:
     """What the kernels of attention are compiled for, beside how they are cut."""
     return {
         "HEADS": cfg.heads_per_group,
@@ -105,15 +119,15 @@ def compressed_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
         "WIDTH_V": padded(cfg.d_v),
         "L": cfg.l,
         "STRIDE": cfg.d,
-        "TERMS": TERMS[str(dtype).removeprefix("torch.")],
     }
 
 
 def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
     """What the selection is compiled for, beside how it is cut."""
-    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE", "TERMS")
-    shape = compressed_constants(cfg, dtype)
+    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE")
+    shape = compressed_constants(cfg)
     return {name: shape[name] for name in names} | {
+        "TERMS": terms(dtype),
         "STEP": cfg.l_sel // cfg.d,
         "L_SEL": cfg.l_sel,
         "N_SEL": cfg.n_sel,

@@ -20,18 +20,26 @@ def _config(q: Tensor, v: Tensor, l: int, d: int) -> NSAConfig:  # noqa: E741
 
 
 @torch.library.custom_op(f"nsa::{COMPRESSED_OPERATOR}", mutates_args=())
-def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+def compressed(
+    q: Tensor, k: Tensor, v: Tensor, l: int, d: int  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
+
+    The first log-sum-exp is for the gradients, the second, exact one for `top_blocks`.
+    """
     from nsa.attention.triton import compressed_launch
 
     return compressed_launch.forward(q, k, v, _config(q, v, l, d))
 
 
 @compressed.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
+def _(
+    q: Tensor, k: Tensor, v: Tensor, l: int, d: int  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     batch, seq_len, groups, heads = q.shape[:4]
     out = k.new_empty(batch, seq_len, groups, heads, v.shape[-1])
-    return out, k.new_empty(batch * groups, seq_len * heads)
+    rows = batch * groups, seq_len * heads
+    return out, k.new_empty(rows), k.new_empty(rows)
 
 
 @torch.library.custom_op("nsa::compressed_backward", mutates_args=())
@@ -75,9 +83,9 @@ differentiate(compressed, compressed_backward)
 def attend_compressed_by_triton(
     q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig
 ) -> tuple[Tensor, Tensor]:
-    """Output float32 [B,S,G,h,Dv] and log-sum-exp of q [B,S,G,h,Dk] on float32 k, v [B,N,G,D]."""
-    out, lse = compressed(q, k, v, cfg.l, cfg.d)
-    return out, lse
+    """Output float32 [B,S,G,h,Dv] of q [B,S,G,h,Dk] on float32 k, v [B,N,G,D]; exact lse."""
+    out, _, exact_lse = compressed(q, k, v, cfg.l, cfg.d)
+    return out, exact_lse
 
 
 def blocks_by_triton(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:

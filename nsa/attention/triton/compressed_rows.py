@@ -4,6 +4,12 @@ Tiles of rows as in `rows`; a tile walks over the compressed keys that its last 
 are means, kept in float32, and their scores choose blocks: a bf16 key would choose others. So that
 tensor cores can multiply them all the same, `exact_dot` takes each key as a sum of TERMS numbers
 of the queries' type, and adds up the products: as exact as one product of float32.
+
+Output and gradients choose nothing: for them a key is rounded to the queries' type, as keys of the
+other branches are, and a score is one product. Their log-sum-exp is of the same rounded scores:
+with the exact one a row's probabilities would not add up to 1 in the backward pass, which costs
+gradients more than the rounding does. The forward pass keeps both: its first product is the
+rounded score, and the others make it exact.
 """
 
 import triton
@@ -21,14 +27,18 @@ from nsa.attention.triton.rows import (
 
 
 @triton.jit
-def exact_dot(queries, keys, TERMS: tl.constexpr):
-    """Scores [ROWS, KEYS] of queries [ROWS, WIDTH] on float32 keys [KEYS, WIDTH]."""
-    part = keys.to(queries.dtype)
-    scores = tl.dot(queries, tl.trans(part), input_precision="ieee")
+def rounded_dot(queries, keys):
+    """Scores [ROWS, KEYS] of queries [ROWS, WIDTH] on keys [KEYS, WIDTH] rounded to their type."""
+    return tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
+
+
+@triton.jit
+def exact_dot(scores, queries, keys, TERMS: tl.constexpr):
+    """Scores [ROWS, KEYS] on float32 keys [KEYS, WIDTH] from those of `rounded_dot`."""
     for _ in tl.static_range(TERMS - 1):
-        keys = keys - part.to(tl.float32)
-        part = keys.to(queries.dtype)
-        scores = tl.dot(queries, tl.trans(part), scores, input_precision="ieee")
+        keys = keys - keys.to(queries.dtype).to(tl.float32)
+        part = tl.trans(keys.to(queries.dtype))
+        scores = tl.dot(queries, part, scores, input_precision="ieee")
     return scores
 
 
@@ -47,13 +57,16 @@ def count_seen(token, n_keys, L: tl.constexpr, STRIDE: tl.constexpr):
 
 @triton.jit
 def compressed_kernel(
-    q, k, v, out, lse, seq_len, groups, n_keys, scale,
+    q, k, v, out, lse, exact_lse, seq_len, groups, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
     KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
+    """Output [B,S,G,HEADS,D_V] of one tile and log-sum-exp [B*G, S*HEADS]. scale: by log2 e.
+
+    lse: of rounded scores. exact_lse: of exact ones. k: float32. v: of the queries' type.
+    """
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
@@ -64,21 +77,31 @@ def compressed_kernel(
     v += batch * v_b + group * v_g
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    exact_total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
     for first in range(0, count_seen(last, n_keys, L, STRIDE), KEYS):
         keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
         values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
         seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        scores = tl.where(seen, exact_dot(queries, keys, TERMS) * scale, NOTHING)
-        best, total, acc = absorb(best, total, acc, scores, values.to(queries.dtype))
+        rounded = rounded_dot(queries, keys)
+        exact = tl.where(seen, exact_dot(rounded, queries, keys, TERMS) * scale, NOTHING)
+        scores = tl.where(seen, rounded * scale, NOTHING)
+        before = best
+        # One shift for both: rounding moves no score by more than its 2^-8.
+        best, total, acc = absorb(best, total, acc, scores, values)
+        shift = tl.where(best == NOTHING, 0.0, best)
+        exact_total = exact_total * tl.exp2(before - shift)
+        exact_total += tl.sum(tl.exp2(exact - shift[:, None]), 1)
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
     store_rows(
         out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
     )  # fmt: skip
-    sums = tl.where(empty, NOTHING, best + tl.log2(tl.where(empty, 1.0, total)))
-    tl.store(lse + pair * seq_len * HEADS + row, sums, inside)
+    to = pair * seq_len * HEADS + row
+    # Of nothing, best is minus infinity, and so are both sums.
+    tl.store(lse + to, best + tl.log2(tl.where(empty, 1.0, total)), inside)
+    tl.store(exact_lse + to, best + tl.log2(tl.where(empty, 1.0, exact_total)), inside)
 
 
 @triton.jit
@@ -86,10 +109,13 @@ def compressed_query_gradient_kernel(
     q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
+    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS].
+
+    k, v: rounded to the queries' type.
+    """
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
@@ -106,11 +132,11 @@ def compressed_query_gradient_kernel(
         keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
         values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
         seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        scores = exact_dot(queries, keys, TERMS) * scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
         p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
-        dp = tl.dot(grads, tl.trans(values.to(grads.dtype)), input_precision="ieee")
+        dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
         ds = p * (dp - mine[:, None])
-        acc = tl.dot(ds.to(queries.dtype), keys.to(queries.dtype), acc, input_precision="ieee")
+        acc = tl.dot(ds.to(queries.dtype), keys, acc, input_precision="ieee")
     store_rows(
         dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
     )  # fmt: skip

@@ -20,8 +20,9 @@ FEW = LEAST
 class CompressedCut:
     """How one call is cut. top: its rows are tokens.
 
-    keys: of a step of every walk. owned: keys of a program that adds up their gradients, over
-    `piece` tokens. blocks: selection blocks that are scored at once.
+    keys, rounded_keys: of a step of the forward pass, which reads them in float32, and of the
+    gradient of queries, which reads them rounded. owned: keys of a program that adds up their
+    gradients, over `piece` tokens. blocks: selection blocks that are scored at once.
     """
 
     forward: Tile
@@ -29,6 +30,7 @@ class CompressedCut:
     key_gradient: Tile
     top: Tile
     keys: int
+    rounded_keys: int
     owned: int
     piece: int
     blocks: int
@@ -50,19 +52,20 @@ def places(cfg: NSAConfig) -> int:
 def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> CompressedCut:
     """How a call of `pairs` = batch x kv groups is cut."""
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    # Found with the assembler (benchmarks/triton_aot.py): with more, registers spill, because
-    # tensor cores before Hopper's take a tile of float32 keys from them.
-    keys, owned = 32, 32 if wide else 64
+    # Found with the assembler (benchmarks/triton_aot.py): with more keys in float32, or rows,
+    # registers spill, because tensor cores before Hopper's take such a tile of keys from them.
+    keys, owned = 32, 64
     tiles = max(1, -(-cfg.n_compressed(seq_len) // owned)) * pairs
     piece = _FEWEST_TOKENS
     while tiles * -(-seq_len // piece) > _PROGRAMS and piece < seq_len:
         piece *= 2
     return CompressedCut(
         forward=Tile(rows=32, warps=4, stages=2) if wide else Tile(rows=128, warps=8, stages=2),
-        query_gradient=Tile(rows=32 if wide else 64, warps=8, stages=2),
-        key_gradient=Tile(rows=32, warps=8, stages=2),
+        query_gradient=Tile(rows=64 if wide else 128, warps=8, stages=2),
+        key_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
         top=Tile(rows=64, warps=8, stages=1 if wide else 2),
         keys=keys,
+        rounded_keys=64,
         owned=owned,
         piece=piece,
         blocks=max(16 if wide else 32, places(cfg)),

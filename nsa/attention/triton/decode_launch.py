@@ -37,7 +37,8 @@ def constants(cfg: NSAConfig, n_blocks: int) -> dict[str, dict[str, int]]:
     wide = {**rows, **value, "D_K": cfg.d_k, "WIDTH_K": padded(cfg.d_k)}
     chosen = {"N_SEL": cfg.n_sel}
     return {
-        "compressed": {**wide, "KEYS": 64},
+        # Found with the assembler: keys of float32 that are 128 wide spill where there are more.
+        "compressed": {**wide, "KEYS": LEAST if max(wide["WIDTH_K"], wide["WIDTH_V"]) > 64 else 64},
         "choose": {
             **rows, **chosen, "PER_BLOCK": cfg.l // cfg.d, "PER_SEL": cfg.l_sel // cfg.d,
             "LOCAL": FORCED_LOCAL_BLOCKS, "PARTS": _PARTS,

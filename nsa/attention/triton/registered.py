@@ -24,20 +24,20 @@ def config_of(q: Tensor, d_v: int, **numbers: Any) -> NSAConfig:
 
 
 def differentiate(operator: Any, gradients: Gradients) -> None:
-    """Tell autograd how an operator (q, k, v, other tensors, numbers) -> (output, lse) derives.
+    """Tell autograd how an operator (q, k, v, tensors, numbers) -> (output, lse, ...) derives.
 
-    `gradients` of (gradient of the output, the operator's tensors, its results, its numbers) are
+    `gradients` of (gradient of the output, the operator's tensors, output and lse, its numbers) are
     those of q, k and v; nothing else has one.
     """
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output)
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *output[:2])
         ctx.numbers = tuple(x for x in inputs if not isinstance(x, Tensor))
         ctx.n_inputs = len(inputs)
-        ctx.mark_non_differentiable(output[1])
+        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         found: tuple[Tensor | None, ...] = ()
         if grad is not None:
             found = gradients(grad, *ctx.saved_tensors, *ctx.numbers)

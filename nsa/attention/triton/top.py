@@ -1,17 +1,18 @@
 """Kernel: the blocks that the heads of a group select for each token (equations 9 to 11).
 
-A second pass over the compressed keys, with the log-sum-exp of the first. The score of selection
-block j is a sum over the compressed blocks j*STEP + offset that overlap it, offset running from
-1 - L/STRIDE to STEP - 1: for each offset and head one product scores a run of blocks at once, so
-that each adds the same terms in the same order and equal probabilities give equal scores. The best
-N_SEL so far are kept sorted, as one number each: the bits of the score, which order like floats
-that are not negative, above the index, smaller ones first. Nothing has S x S/l_sel numbers.
+A second pass over the compressed keys, with the exact log-sum-exp of the first. The score of
+selection block j is a sum over the compressed blocks j*STEP + offset that overlap it, offset
+running from 1 - L/STRIDE to STEP - 1: for each offset and head one product scores a run of blocks
+at once, so that each adds the same terms in the same order and equal probabilities give equal
+scores. The best N_SEL so far are kept sorted, as one number each: the bits of the score, which
+order like floats that are not negative, above the index, smaller ones first. Nothing has
+S x S/l_sel numbers.
 """
 
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.compressed_rows import exact_dot, seen_keys
+from nsa.attention.triton.compressed_rows import exact_dot, rounded_dot, seen_keys
 from nsa.attention.triton.rows import NOTHING
 
 # Beyond every index of a block.
@@ -41,7 +42,8 @@ def _scores(
             of_k = ((key >= 0) & (key < n_keys))[:, None] & (dim < D_K)[None, :]
             keys = tl.load(k + key.to(tl.int64)[:, None] * k_t + dim[None, :], of_k, 0.0)
             seen = seen_keys(token, key, L, STRIDE)
-            logits = exact_dot(queries, keys, TERMS) * scale - sums[:, None]
+            exact = exact_dot(rounded_dot(queries, keys), queries, keys, TERMS)
+            logits = exact * scale - sums[:, None]
             scores += weight.to(tl.float32) * tl.exp2(tl.where(seen, logits, NOTHING))
     return scores
 
