@@ -2,6 +2,7 @@
 
     python -m benchmarks.triton_roofline [--length 1024 ... 131072]    for all parts, beside dense
     python -m benchmarks.triton_roofline --kernels [--length 2048]     kernel by kernel
+    python -m benchmarks.triton_roofline --forms                       the selected branch's forms
     python -m benchmarks.triton_roofline --write docs/gpu.md           rewrites the tables there
 
 Products and bytes are counted over the launch grids (`benchmarks.grids`), tiles' waste included,
@@ -20,7 +21,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.grids import GPUS, Work, parts
+from benchmarks.grids import GPUS, Work, parts, selected
+from nsa.attention.triton.tiles import choose_cut
 from nsa.config import NSAConfig
 
 LENGTHS = tuple(1 << n for n in range(10, 18))
@@ -109,6 +111,19 @@ def kernel_rows(lengths: Sequence[int]) -> Iterator[str]:
                 yield f"| {seq_len:,} | {kernel} | {gflop} | {needed} | {moved} | {times} |"
 
 
+def form_rows(lengths: Sequence[int]) -> Iterator[str]:
+    """The selected branch's forward pass and dq in both forms, and which one is chosen."""
+    cfg = NSAConfig()
+    names = " | ".join(f"{gpu}: walking | by block" for gpu in GPUS)
+    yield f"| S | {names} | chosen |"
+    yield "|---" * (2 + 2 * len(GPUS)) + "|"
+    for seq_len in lengths:
+        both = [list(one) for one in selected.forms(cfg, seq_len)]
+        cells = [_milliseconds(works, gpu) for gpu in GPUS for works in both]
+        walks = choose_cut(cfg, seq_len, cfg.n_kv_groups).by_block is None
+        yield f"| {seq_len:,} | {' | '.join(cells)} | {'walking' if walks else 'by block'} |"
+
+
 def page() -> str:
     """What the documentation shows between its two marks."""
     return "\n".join((*whole_rows(LENGTHS), *kernel_rows(SHOWN)))
@@ -126,12 +141,14 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--length", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--kernels", action="store_true", help="kernel by kernel")
+    parser.add_argument("--forms", action="store_true", help="the selected branch's two forms")
     parser.add_argument("--write", type=Path, help="a page with the two marks")
     args = parser.parse_args(words)
     if args.write:
         args.write.write_text(rewritten(args.write.read_text()))
         return 0
-    print(*(kernel_rows if args.kernels else whole_rows)(args.length), sep="\n")
+    rows = kernel_rows if args.kernels else form_rows if args.forms else whole_rows
+    print(*rows(args.length), sep="\n")
     return 0
 
 

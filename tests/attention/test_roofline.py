@@ -8,8 +8,9 @@ import pytest
 
 import nsa
 from benchmarks import triton_roofline
-from benchmarks.grids import Work
+from benchmarks.grids import GPUS, Work, selected
 from benchmarks.sass import loops
+from nsa.attention.triton.tiles import choose_cut
 
 CFG = nsa.NSAConfig()
 # Two turns' worth of a loop of Hopper, and what is around it.
@@ -60,6 +61,18 @@ def test_no_part_of_training_is_left_out() -> None:
     assert {"selected", "window"} <= set(found) and "decode" not in found
     for works in found.values():
         assert any(one.backward for one in works) and not all(one.backward for one in works)
+
+
+@pytest.mark.parametrize("seq_len", [2048, 8192, 65_536])
+def test_the_form_that_is_chosen_takes_less_by_the_roofline(seq_len: int) -> None:
+    """At both ends of the bytes, on each GPU."""
+    walking, by_block = (list(works) for works in selected.forms(CFG, seq_len))
+    taken = choose_cut(CFG, seq_len, CFG.n_kv_groups).by_block
+    for gpu in GPUS:
+        walks, owns = (triton_roofline.seconds(works, gpu) for works in (walking, by_block))
+        assert all(
+            (own < walk) == (taken is not None) for own, walk in zip(owns, walks, strict=True)
+        )
 
 
 def test_cycles_of_a_loop_by_hand() -> None:

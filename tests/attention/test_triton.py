@@ -30,6 +30,7 @@ PROOFS = (
     "operator",
     "trainer",
     "far_apart",
+    "far_apart_by_block",
 )
 INTERPRETED = "triton_in_interpreter"
 
@@ -43,14 +44,14 @@ def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["rows.py", "columns.py", "index.py"])
+@pytest.mark.parametrize("path", ["rows.py", "columns.py", "index.py", "blocks.py"])
 def test_planted_defects_of_kernels_are_seen(path: str) -> None:
     """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
     names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
     told = found(*names, of=INTERPRETED)
     assert {name for name, problems in told.items() if not problems} == {"control"} & set(names)
     # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
-    for name in {"another_head", "pieces_in_one_place"} & set(names):
+    for name in {"another_head", "pieces_in_one_place", "parts_in_one_place"} & set(names):
         assert any("more than one writer" in text for text in told[name])
 
 
@@ -120,12 +121,42 @@ def test_work_counted_over_the_grid() -> None:
     assert forward.flops >= 12 * 2048 * 2048 / 2 * 2 * 128
 
 
+def test_work_by_block_counted_by_hand() -> None:
+    """At S=8192 a head's token reads 16 blocks, fewer before token 960; each gives it a part."""
+    from benchmarks.grids.selected import work
+
+    parts, merge, gradient, gradient_merge, _ = work(CFG, 8192)
+    rows = 12 * sum(min(16, t // 64 + 1) for t in range(8192))
+    # A part and its log-sum-exp, then output and log-sum-exp; a part, then dq, and for delta more.
+    row = 64 * 2 + 4
+    assert merge.least == merge.most == rows * row + 8192 * 12 * row
+    assert gradient_merge.least == rows * 64 * 2 + 8192 * 12 * (row + 2 * 64 * 2)
+    assert 1 < parts.flops / (rows * 64 * 128 * 2) < 1.2 and 2 * gradient.flops == 3 * parts.flops
+    assert all(one.least < one.most and one.needed < one.flops for one in (parts, gradient))
+
+
 def test_wide_tiles_for_short_sequences_and_blocks_only_where_read_for_long() -> None:
     chosen = {1 << n: tiles.choose_rows(CFG, 1 << n) for n in range(10, 18)}
     assert all(chosen[s] == (128, True) for s in (1024, 2048, 4096))
     assert all(not chosen[s][1] for s in (16_384, 32_768, 65_536, 131_072))
     costs = {rows: tiles.expected_cost(CFG, 131_072, rows) for rows in (16, 32, 64, 128)}
     assert min(costs, key=costs.__getitem__) == chosen[131_072][0]
+
+
+@pytest.mark.parametrize("seq_len", [1024, 4096, 8192, 131_072])
+def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
+    """Their parts take no more than queries and output; every list's pieces have a place."""
+    cut = tiles.choose_cut(CFG, seq_len, 4)
+    assert (cut.by_block is not None) == (seq_len >= 8192)
+    walk = tiles.cost_of_walk(CFG, seq_len, cut.forward.rows)
+    assert (tiles.cost_by_block(CFG, seq_len) < walk) == (cut.by_block is not None)
+    run = tiles.cut_by_block(CFG, seq_len)
+    # Of 2 bytes, and a float32 for each part.
+    part = (64 * 2 + 4) * run.places
+    assert run.tokens * part <= seq_len * 2 * 64 * 2 < (run.tokens + 64) * part
+    blocks, total = CFG.n_blocks(seq_len), run.tokens * run.places
+    for counts in ([total // blocks] * blocks, [run.tokens] * run.places):
+        assert sum(-(-count // run.piece) for count in counts) <= run.n_pieces
 
 
 def test_expected_union() -> None:

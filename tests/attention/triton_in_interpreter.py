@@ -33,9 +33,18 @@ from nsa.train.ranks import Ranks
 from nsa.train.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
-from tests.attention.triton_kernels import Case, compare, core, found_by, planted, selection
+from tests.attention.triton_kernels import (
+    BY_BLOCK,
+    CORE,
+    Case,
+    compare,
+    core,
+    found_by,
+    planted,
+    selection,
+)
 from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_mutants import MUTANTS
+from tests.attention.triton_mutants import BY_BLOCK_MUTANTS, MUTANTS
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -57,6 +66,7 @@ def tuned() -> list[str]:
         Case(seq_len=130, heads=6, d_k=64, d_v=64, l_sel=64, n_sel=3, dtype=half, rows=128),
         Case(seq_len=40, heads=16, d_k=128, d_v=128, l_sel=16, dtype=half, rows=128),
         Case(seq_len=40, heads=1, d_k=128, d_v=64, l_sel=16, rows=16, every=False),
+        Case(seq_len=130, heads=6, d_k=64, d_v=64, l_sel=64, n_sel=3, dtype=half, rows=64, run=64),
     ))  # fmt: skip
 
 
@@ -97,16 +107,20 @@ def whole() -> list[str]:
 
 def same_bits() -> list[str]:
     """Twice the same, and what comes later changes nothing before: bit by bit."""
-    case = Case(seq_len=30, heads=6, groups=2, l_sel=4, rows=16, every=False)
-    given, blocks = case_inputs(case), selection(case)
-    first, second = (found_by(launch, case, given, blocks) for _ in range(2))
-    problems = [name for name in first if not torch.equal(first[name], second[name])]
-    at = 20
-    later = [x.clone() for x in given]
-    for x in later[:3]:
-        x[:, at:] += 1
-    third = found_by(launch, case, later, blocks)
-    problems += [] if torch.equal(first["out"][:, :at], third["out"][:, :at]) else ["the future"]
+    problems, at = [], 20
+    for case in (
+        Case(seq_len=30, heads=6, groups=2, l_sel=4, rows=16, every=False),
+        Case(seq_len=24, heads=2, l_sel=4, rows=16, run=16),
+    ):
+        given, blocks = case_inputs(case), selection(case)
+        first, second = (found_by(launch, case, given, blocks) for _ in range(2))
+        problems += [name for name in first if not torch.equal(first[name], second[name])]
+        later = [x.clone() for x in given]
+        for x in later[:3]:
+            x[:, at:] += 1
+        third = found_by(launch, case, later, blocks)
+        same = torch.equal(first["out"][:, :at], third["out"][:, :at])
+        problems += [] if same else ["the future"]
     return problems
 
 
@@ -197,9 +211,9 @@ def trainer() -> list[str]:
     return problems
 
 
-def far_apart(module: object = launch) -> list[str]:
+def far_apart(module: object = launch, run: int = 0) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart in a file with holes."""
-    case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16)
+    case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16, run=run)
     given, blocks = case_inputs(case), selection(case)
     far = []
     with tempfile.TemporaryDirectory() as folder:
@@ -216,6 +230,11 @@ def far_apart(module: object = launch) -> list[str]:
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
 
+def far_apart_by_block() -> list[str]:
+    """The same where blocks own the work."""
+    return far_apart(run=24)
+
+
 def far_apart_in_32_bits() -> list[str]:
     """The same with the planted defect; where it does not die of a wild address, it is wrong."""
     with tempfile.TemporaryDirectory() as folder:
@@ -227,14 +246,15 @@ def mutant(name: str) -> list[str]:
     """What is seen of a planted defect."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return core(planted(Path(folder), name, *MUTANTS[name]))
+        cases = BY_BLOCK if name in BY_BLOCK_MUTANTS else CORE
+        return core(planted(Path(folder), name, *MUTANTS[name]), cases)
 
 
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
         values, tuned, space, whole, same_bits, repeats, operator, trainer, far_apart,
-        far_apart_in_32_bits,
+        far_apart_by_block, far_apart_in_32_bits,
     )
 } | {name: partial(mutant, name) for name in MUTANTS}  # fmt: skip
 

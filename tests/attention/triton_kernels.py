@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 import nsa
 from nsa.attention.selection import ranges_v1
 from nsa.attention.triton import launch as LAUNCH
-from nsa.attention.triton.tiles import Cut, Tile, n_pieces
+from nsa.attention.triton.tiles import ByBlock, Cut, Tile, n_pieces
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
 _PACKAGE = Path(LAUNCH.__file__).parent
@@ -33,7 +33,10 @@ _PACKAGE = Path(LAUNCH.__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A shape, and how its work is cut; rows, every, piece: of tiles.Cut."""
+    """A shape, and how its work is cut; rows, every, piece: of tiles.Cut.
+
+    run: positions that blocks own at a time; with 0 queries walk.
+    """
 
     seq_len: int
     heads: int
@@ -47,6 +50,7 @@ class Case:
     rows: int = 64
     every: bool = True
     piece: int = 16
+    run: int = 0
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
@@ -61,6 +65,16 @@ class Case:
         return Cut(
             forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
             piece=self.piece, n_pieces=n_pieces(self.config(), self.seq_len, self.piece),
+            by_block=self.by_block() if self.run else None,
+        )  # fmt: skip
+
+    def by_block(self) -> ByBlock:
+        """The form in which blocks own the work."""
+        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
+        places = min(self.n_sel, n_blocks(self.seq_len))
+        return ByBlock(
+            forward=tile, query_gradient=tile, merge=tile, tokens=self.run, places=places,
+            piece=self.piece, n_pieces=n_blocks(self.seq_len) + self.run * places // self.piece,
         )  # fmt: skip
 
 
@@ -70,7 +84,12 @@ CORE = (
     Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
     Case(seq_len=71, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
     Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
+    # Blocks own the work: runs that end inside a block, and a second word of bits.
+    Case(seq_len=21, heads=3, groups=2, l_sel=4, n_sel=3, d_k=24, d_v=8, rows=32, run=14),
+    Case(seq_len=40, heads=1, l_sel=1, rows=32, run=28, piece=64),
 )
+# Which of them are of that form.
+BY_BLOCK = CORE[3:]
 
 
 def selection(case: Case) -> Tensor:

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+# Seen where blocks own the work.
+BY_BLOCK_MUTANTS: dict[str, tuple[str, str, str]] = {
+    "parts_blind_to_themselves": ("blocks.py", "key[None, :] <= token", "key[None, :] < token"),
+    "part_not_divided": ("blocks.py", "part / total[:, None], to", "part, to"),
+    "parts_in_one_place": ("blocks.py", "* PLACES + place) * HEADS", "* PLACES) * HEADS"),
+    "merge_not_rescaled": ("blocks.py", "acc = acc * mine[:, None]", "acc = acc"),
+    "last_place_lost": ("blocks.py", "in range(PLACES)", "in range(PLACES - 1)"),
+    "parts_of_nobody": ("blocks.py", "place < n_parts", "place <= n_parts"),
+    "scale_left_out_of_parts": ("blocks.py", ' * dq_scale\n', "\n"),
+    "delta_left_out_of_parts": ("blocks.py", "(dp - theirs[:, None])", "dp"),
+    "runs_from_the_first_token": ("blocks.py", "begin * HEADS + row", "row"),
+    "places_of_one_word": ("index.py", "others + _ones(words & lower)", "_ones(words & lower)"),
+}  # fmt: skip
+
 MUTANTS: dict[str, tuple[str, str, str]] = {
     # Not seen: a control, which has to live.
     "control": ("rows.py", "acc = acc * keep[:, None]", "acc  =  acc * keep[:, None]"),
@@ -31,4 +45,5 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "list_moved_by_one": ("index.py", "tl.cumsum(reads, 0) - reads", "tl.cumsum(reads, 0)"),
     "current_block_lost": ("index.py", "(end + L_SEL - 1) // L_SEL", "end // L_SEL"),
     "bit_31_lost": ("index.py", "tl.where(high > low,", "tl.where((high > low) & (high < 32),"),
+    **BY_BLOCK_MUTANTS,
 }  # fmt: skip

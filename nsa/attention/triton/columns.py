@@ -12,6 +12,23 @@ from nsa.attention.triton.rows import NOTHING, load_block
 
 
 @triton.jit
+def this_piece(
+    counts, offsets, piece_ends, piece, pair, n_blocks, list_len, HEADS: tl.constexpr,
+    PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The block of a piece (n_blocks: of none), where its readers begin, and how many rows."""
+    number = tl.arange(0, BLOCKS)
+    ends = tl.load(piece_ends + pair * n_blocks + number, number < n_blocks, 2147483647)
+    block = tl.sum((ends <= piece).to(tl.int32), 0)
+    of_block, real = pair * n_blocks + block, block < n_blocks
+    before = tl.load(piece_ends + of_block - 1, real & (block > 0), 0)
+    skipped = (piece - before) * PIECE
+    start = pair * list_len + tl.load(offsets + of_block, real, 0) + skipped
+    rows = tl.minimum(tl.load(counts + of_block, real, 0) - skipped, PIECE) * HEADS
+    return block, start, rows
+
+
+@triton.jit
 def piece_kernel(
     q, k, v, grad, lse, delta, readers, counts, offsets, piece_ends, parts,
     seq_len, groups, n_blocks, n_pieces, list_len, scale,
@@ -27,15 +44,10 @@ def piece_kernel(
     piece = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    number = tl.arange(0, BLOCKS)
-    ends = tl.load(piece_ends + pair * n_blocks + number, number < n_blocks, 2147483647)
-    block = tl.sum((ends <= piece).to(tl.int32), 0)
+    block, start, rows = this_piece(
+        counts, offsets, piece_ends, piece, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
+    )  # fmt: skip
     if block < n_blocks:
-        of_block = pair * n_blocks + block
-        before = tl.load(piece_ends + of_block - 1, block > 0, 0)
-        skipped = (piece - before) * PIECE
-        start = pair * list_len + tl.load(offsets + of_block) + skipped
-        rows = tl.minimum(tl.load(counts + of_block) - skipped, PIECE) * HEADS
         k += batch * k_b + group * k_g
         v += batch * v_b + group * v_g
         keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)

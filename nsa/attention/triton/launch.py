@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from nsa.attention.triton.blocks import (
+    delta_kernel,
+    gradient_merge_kernel,
+    gradient_part_kernel,
+    merge_kernel,
+    part_kernel,
+)
 from nsa.attention.triton.columns import piece_kernel, sum_kernel
-from nsa.attention.triton.index import list_kernel, pack_kernel
+from nsa.attention.triton.index import list_kernel, pack_kernel, place_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
-from nsa.attention.triton.tiles import Tile, choose_cut, padded, register_limit
+from nsa.attention.triton.tiles import ByBlock, Tile, choose_cut, padded, register_limit
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
@@ -41,6 +49,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tu
     out, lse = results_of(q, cfg, q.dtype)
     cut = choose_cut(cfg, seq_len, batch * groups)
     with device_of(q):
+        if cut.by_block:
+            _forward_by_block(q, k, v, bits, out, lse, cfg, cut.by_block)
+            return out, lse
         forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], scale_of(cfg),
             *strides_of(q, k, v), **shape_constants(cfg), EVERY=cut.every, **how(cut.forward),
@@ -66,40 +77,133 @@ def backward(
     strides, shape, scale = strides_of(q, k, v), shape_constants(cfg), scale_of(cfg)
     with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
-        query_gradient_kernel[rows, pairs](
-            q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
-            cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
-        )  # fmt: skip
-        readers, counts, offsets = _readers(bits, seq_len, cfg)
-        ends = ((counts + (cut.piece - 1)) // cut.piece).cumsum(-1, dtype=torch.int32)
+        if cut.by_block:
+            _query_gradient_by_block(
+                q, k, v, bits, out, lse, grad, dq, delta, cfg, cut.by_block
+            )  # fmt: skip
+        else:
+            query_gradient_kernel[rows, pairs](
+                q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
+                cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
+            )  # fmt: skip
+        lists = _lists(bits, 0, seq_len, cut.piece, cfg)
         piece_kernel[cut.n_pieces, pairs](
-            q, k, v, grad, lse, delta, readers, counts, offsets, ends, parts,
-            seq_len, groups, n_blocks, cut.n_pieces, readers.shape[1], scale, *strides, **shape,
-            PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks), **how(cut.key_gradient),
+            q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends,
+            parts, seq_len, groups, n_blocks, cut.n_pieces, lists.readers.shape[1], scale,
+            *strides, **shape, PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks),
+            **how(cut.key_gradient),
         )  # fmt: skip
         sum_kernel[n_blocks, pairs](
-            parts, ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
+            parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
             **{name: value for name, value in shape.items() if name != "HEADS"},
         )  # fmt: skip
     return dq, dk, dv
 
 
-def _readers(bits: Tensor, seq_len: int, cfg: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries that read each block: lists [B*G, S*n], their lengths and beginnings [B*G, NB]."""
-    pairs, words = bits.shape[:2]
-    n_blocks = cfg.n_blocks(seq_len)
-    length = seq_len * min(cfg.n_sel, n_blocks)
-    readers = torch.empty(pairs, length, dtype=torch.int32, device=bits.device)
-    counts = torch.empty(pairs, n_blocks, dtype=torch.int32, device=bits.device)
-    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST}
-    list_kernel[n_blocks, pairs](
-        bits, counts, counts, readers, seq_len, words, n_blocks, length, FILL=False, **more
+def _forward_by_block(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig,
+    cut: ByBlock,
+) -> None:  # fmt: skip
+    """Fill output and log-sum-exp, a run of positions after the other."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, tokens, shape = batch * groups, min(cut.tokens, seq_len), shape_constants(cfg)
+    room = (pairs * tokens * cut.places * heads,)
+    parts = torch.empty((*room, cfg.d_v), dtype=q.dtype, device=q.device)
+    sums = torch.empty(room, dtype=torch.float32, device=q.device)
+    merged = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
+    for begin in range(0, seq_len, tokens):
+        end = min(begin + tokens, seq_len)
+        lists = _lists(bits, begin, end, cut.piece, cfg, cut.places)
+        part_kernel[cut.n_pieces, pairs](
+            q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
+            end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1], scale_of(cfg),
+            *strides_of(q, k, v), **shape, **by_block_constants(cfg, seq_len, cut),
+            **how(cut.forward),
+        )  # fmt: skip
+        merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
+            parts, sums, lists.read, out, lse, begin, end, seq_len, groups, **merged,
+            PLACES=cut.places, **how(cut.merge),
+        )  # fmt: skip
+
+
+def _query_gradient_by_block(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
+    dq: Tensor, delta: Tensor, cfg: NSAConfig, cut: ByBlock,
+) -> None:  # fmt: skip
+    """Fill the gradient of the queries and delta, a run of positions after the other."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, tokens, shape = batch * groups, min(cut.tokens, seq_len), shape_constants(cfg)
+    room = (pairs * tokens * cut.places * heads, cfg.d_k)
+    parts = torch.empty(room, dtype=q.dtype, device=q.device)
+    rows = {name: size for name, size in shape.items() if name not in ("L_SEL", "BLOCK")}
+    merged = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
+    delta_kernel[triton.cdiv(seq_len * heads, cut.merge.rows), pairs](
+        q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **rows, **how(cut.merge)
     )
+    for begin in range(0, seq_len, tokens):
+        end = min(begin + tokens, seq_len)
+        lists = _lists(bits, begin, end, cut.piece, cfg, cut.places)
+        gradient_part_kernel[cut.n_pieces, pairs](
+            q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
+            lists.ends, begin, end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1],
+            scale_of(cfg), cfg.d_k**-0.5, *strides_of(q, k, v), **shape,
+            **by_block_constants(cfg, seq_len, cut), **how(cut.query_gradient),
+        )  # fmt: skip
+        gradient_merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
+            parts, lists.read, dq, begin, end, seq_len, groups, **merged, PLACES=cut.places,
+            **how(cut.merge),
+        )  # fmt: skip
+
+
+def by_block_constants(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> dict[str, int]:
+    """What kernels are compiled for where blocks own the work, beside the shape."""
+    blocks: int = triton.next_power_of_2(cfg.n_blocks(seq_len))
+    return {"PLACES": cut.places, "PIECE": cut.piece, "BLOCKS": blocks}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lists:
+    """Queries that read each block: readers [B*G, tokens*n], and of each block [B*G, NB] how many,
+
+    where they begin, and how many pieces there are up to its end. read: blocks of each query, where
+    it has places.
+    """
+
+    readers: Tensor
+    counts: Tensor
+    offsets: Tensor
+    ends: Tensor
+    read: Tensor
+
+
+def _lists(
+    bits: Tensor, begin: int, end: int, piece: int, cfg: NSAConfig, places: int = 1
+) -> _Lists:
+    """Of the queries from `begin` to `end`."""
+    pairs, words, seq_len = bits.shape
+    n_blocks, tokens = cfg.n_blocks(seq_len), end - begin
+
+    def whole(*shape: int) -> Tensor:
+        return torch.empty(pairs, *shape, dtype=torch.int32, device=bits.device)
+
+    length = tokens * min(cfg.n_sel, n_blocks)
+    readers, counts, read = whole(length), whole(n_blocks), whole(tokens)
+    before = torch.empty(pairs, words, tokens, dtype=torch.int8, device=bits.device)
+    if places > 1:
+        place_kernel[triton.cdiv(tokens, TOKENS_OF_A_LIST), pairs](
+            bits, before, read, begin, end, seq_len, words, TOKENS=TOKENS_OF_A_LIST
+        )
+    numbers = (begin, end, seq_len, words, n_blocks, length)
+    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST, "PLACES": places}
+    list_kernel[n_blocks, pairs](
+        bits, before, counts, counts, readers, *numbers, FILL=False, **more
+    )  # fmt: skip
     offsets = counts.cumsum(-1, dtype=torch.int32) - counts
     list_kernel[n_blocks, pairs](
-        bits, counts, offsets, readers, seq_len, words, n_blocks, length, FILL=True, **more
-    )
-    return readers, counts, offsets
+        bits, before, counts, offsets, readers, *numbers, FILL=True, **more
+    )  # fmt: skip
+    ends = ((counts + (piece - 1)) // piece).cumsum(-1, dtype=torch.int32)
+    return _Lists(readers=readers, counts=counts, offsets=offsets, ends=ends, read=read)
 
 
 def results_of(q: Tensor, cfg: NSAConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

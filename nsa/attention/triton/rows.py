@@ -5,7 +5,7 @@ fill a tile of the tensor cores whatever HEADS is, keys are read once for all he
 a mask of its own. A tile walks over blocks of keys in one of two ways:
 
 EVERY: all blocks up to its last token, for short sequences, where its tokens together read nearly
-all of them; else only those that one of its tokens reads.
+all of them; else only those that one of its tokens reads. For long sequences `blocks` does instead.
 
 log-sum-exp is kept to the base 2; a row that reads nothing has minus infinity there and output 0.
 """

@@ -1,8 +1,11 @@
 """Which shapes the Triton kernels take, and how their work is cut. No torch, no triton.
 
-A tile of `rows` rows holds rows / heads neighboring tokens of a kv group, and reads the union of
-their blocks. Wide tiles use a block that was loaded for more rows, narrow ones read fewer blocks in
-vain: `expected_cost` weighs the two, and `choose_rows` takes the cheapest.
+Queries of the selected branch come to their blocks in one of two forms. In a walk a tile of `rows`
+rows holds rows / heads neighboring tokens of a kv group, and reads the union of their blocks. Wide
+tiles use a block that was loaded for more rows, narrow ones read fewer blocks in vain:
+`expected_cost` weighs the two, and `choose_rows` takes the cheapest. By block nothing is read in
+vain, but what every block gives a row is stored and read again: `cost_by_block`. `choose_cut` takes
+the cheaper form, which is the walk for short sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ _ROWS = (128, 64, 32, 16)
 # With so many rows, a block is multiplied for as long as it takes to load it from the second-level
 # cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
 _BALANCED = 96
+# FLOP of tensor cores while memory moves a byte: 153 on an A100, 206 on an H200, by data sheets.
+_FLOP_OF_A_BYTE = 180
+# Positions at which a walk's cost is taken, and what runs of them are whole multiples of.
+_SAMPLES, _RUN = 16, 64
 # Where tiles read at least this share of what is visible, walking over all of it costs no more.
 _EVERY_FROM = 0.75
 # Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
@@ -51,8 +58,28 @@ def register_limit(major: int) -> int | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ByBlock:
+    """How the form is cut in which blocks own the work: runs of `tokens` positions at a time.
+
+    places: parts that a row has room for. piece: readers of a block that one program takes;
+    n_pieces: the most of them in a run. merge: of the kernels that put parts together.
+    """
+
+    forward: Tile
+    query_gradient: Tile
+    merge: Tile
+    tokens: int
+    places: int
+    piece: int
+    n_pieces: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How one call is cut. every: tiles of queries walk over all visible blocks."""
+    """How one call is cut. every: tiles of queries walk over all visible blocks.
+
+    by_block: None where queries walk.
+    """
 
     forward: Tile
     query_gradient: Tile
@@ -60,6 +87,7 @@ class Cut:
     every: bool
     piece: int
     n_pieces: int
+    by_block: ByBlock | None
 
 
 def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
@@ -106,6 +134,41 @@ def choose_rows(cfg: NSAConfig, seq_len: int) -> tuple[int, bool]:
     return rows, union >= _EVERY_FROM * cfg.n_blocks(seq_len)
 
 
+def cost_of_walk(cfg: NSAConfig, seq_len: int, rows: int) -> float:
+    """`expected_cost`, averaged over the positions of a sequence."""
+    ends = (seq_len * (2 * n + 1) // (2 * _SAMPLES) + 1 for n in range(_SAMPLES))
+    return sum(expected_cost(cfg, end, rows) for end in ends) / _SAMPLES
+
+
+def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
+    """Time for each row where blocks own the work, in blocks that it is multiplied by.
+
+    A row's part is written beside its product with the block, and read where there is no product.
+    """
+    product = 2 * padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v))
+    part = _FLOP_OF_A_BYTE * (2 * padded(cfg.d_v) + 4) / product
+    return min(cfg.n_sel, cfg.n_blocks(seq_len)) * (max(1.0, part) + part)
+
+
+def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
+    """Runs whose parts take no more memory than queries and output of the whole call."""
+    places = min(cfg.n_sel, cfg.n_blocks(seq_len))
+    # A log-sum-exp is as large as two numbers of a type of two bytes.
+    tokens = seq_len * (cfg.d_k + cfg.d_v) // (places * (max(cfg.d_k, cfg.d_v) + 2))
+    tokens = max(1, tokens // _RUN) * _RUN
+    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
+    return ByBlock(
+        forward=Tile(rows=128, warps=8, stages=2) if wide else Tile(rows=64, warps=4, stages=2),
+        # With more rows where heads are wide, it would not fit the 99 KiB of capability 8.6.
+        query_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
+        merge=Tile(rows=32, warps=4, stages=2),
+        tokens=tokens,
+        places=places,
+        piece=_PIECES_FROM,
+        n_pieces=cfg.n_blocks(seq_len) + tokens * places // _PIECES_FROM,
+    )
+
+
 def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
     """Readers of a block that one program adds up: few, while partial sums are few enough too.
 
@@ -131,6 +194,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
     rows = narrower if wide else rows
     piece = _piece(cfg, seq_len, pairs)
+    walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(
         forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
         query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
@@ -138,6 +202,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
         every=every,
         piece=piece,
         n_pieces=n_pieces(cfg, seq_len, piece),
+        by_block=None if walks else cut_by_block(cfg, seq_len),
     )
 
 
