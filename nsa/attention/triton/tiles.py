@@ -152,7 +152,8 @@ def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
 
 def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
     """Runs whose parts take no more memory than queries and output of the whole call."""
-    places = min(cfg.n_sel, cfg.n_blocks(seq_len))
+    # With one place alone nothing would say whether it is taken.
+    places = max(2, min(cfg.n_sel, cfg.n_blocks(seq_len)))
     # A log-sum-exp is as large as two numbers of a type of two bytes.
     tokens = seq_len * (cfg.d_k + cfg.d_v) // (places * (max(cfg.d_k, cfg.d_v) + 2))
     tokens = max(1, tokens // _RUN) * _RUN
