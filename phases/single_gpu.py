@@ -209,6 +209,15 @@ class SingleGpu(RowPhase):
         return None
 
     def _scaling(self, case: Case) -> Finding:
+        """The efficiency, and on how many nodes it was measured where there are several."""
+        found, nodes = self._weak(case), case.context.nodes
+        if nodes < 2 or found.measurement is None:
+            return found
+        between = f", on no number of nodes between 1 and {nodes}" if nodes > 2 else ""
+        measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}{between}"
+        return replace(found, reason=f"{found.reason}; measured: {measured}")
+
+    def _weak(self, case: Case) -> Finding:
         """At one batch per GPU; where no throughput decides, E at one global batch is shown."""
         limit = case.limit(SCALING)
         if case.profile.ranks < 2:

@@ -45,7 +45,7 @@ _GLOBAL = ("-h", "--help", "--version")
 # What a machine refuses whatever the code does: no defect of the program, and the user can fix it.
 _REFUSALS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR,
 }  # fmt: skip
 
 

@@ -116,6 +116,9 @@ def _finished(folder: Path) -> Found:
         said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
         head = f"{folder}: {said} ({record['scope']})"
         reasons = _texts(record["reasons"])
+    except FileNotFoundError:
+        again = ("runbook run", "a new run: of this one nothing can be judged")
+        return Found(run=f"{folder}: its {_RECORD} is missing", next=(again,))
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         verify = (f"runbook verify {name}", "names every file that is damaged")
         return Found(run=f"{folder}: its {_RECORD} cannot be read", next=(verify,))

@@ -37,7 +37,8 @@ def load_nightly(path: Path | None = None) -> Nightly:
         return Nightly.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         found = [
-            f"{path}: {'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+            f"{path}: {'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}"
+            for one in error.errors()
         ]
         hint = "allowed are schema_version, reference (40 hex digits), profile and why"
         raise UsageError(found, hint=hint) from error

@@ -13,7 +13,7 @@ from typing import Any
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
-from runbook.files import sync_folder, utc_text
+from runbook.files import read_given, sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 from runbook.records.run import Invocation, Repeated
 
@@ -119,7 +119,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     which no crash can do.
     """
     try:
-        data = path.read_bytes()
+        data = read_given(path)
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     end = data.rfind(b"\n") + 1

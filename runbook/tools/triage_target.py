@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nsa.contract import NSAError
+from nsa.settings import load_config
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
@@ -21,6 +23,7 @@ SYMPTOMS = {LaunchStatus.NON_FINITE: "non_finite", LaunchStatus.OUT_OF_MEMORY: "
 _STEPS = {"failure": 30, "non_finite": 30, "memory": 30, "throughput": 80}
 _BEYOND = 10
 _RANKS = 2
+_TRAINER = "nsa.train"
 _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
 
 
@@ -134,7 +137,13 @@ def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launc
     start = ("torchrun", f"--nproc_per_node={ranks}") if ranks > 1 else ("python",)
     ddp = "1" if ranks > 1 else "0"
     config = str(path)
-    module = profile.trainer if profile else "nsa.train"
+    module = profile.trainer if profile else _TRAINER
+    if module == _TRAINER:
+        # A wrong config is no failure that another setting could take away.
+        try:
+            load_config(path)
+        except NSAError as error:
+            raise UsageError(str(error)) from error
     trainer = ("-m", module, "--config", config, "--dataset", "synthetic", "--ddp", ddp)
     return Launch(
         name="triage",

@@ -124,6 +124,12 @@ def test_a_damaged_record_is_said_and_nothing_fails(tmp_path: Path, data: bytes)
     assert commands == [f"runbook verify artifacts/{RUN}"]
 
 
+def test_a_record_that_is_gone_has_no_command_that_would_refuse(tmp_path: Path) -> None:
+    begin(tmp_path, STARTED, {"event": "run_finished"})
+    text, commands = told(tmp_path)
+    assert "its run.json is missing" in text and commands == ["runbook run"]
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"{\n", b"[1]\n", b"\xff\n", b"[" * 99_999 + b"\n"], ids=range(5)
 )

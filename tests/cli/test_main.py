@@ -310,9 +310,10 @@ def test_a_defect_without_room_for_its_traceback_prints_it(
 def test_what_the_machine_refuses_is_no_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused = OSError(errno.ENOSPC, "No space left on device", "artifacts/x")
-    assert broken(monkeypatch, refused) == 2
-    assert capsys.readouterr().err == ("runbook: error: artifacts/x: No space left on device\n")
+    for number in (errno.ENOSPC, errno.EISDIR, errno.ENOTDIR):
+        refused = OSError(number, os.strerror(number), "artifacts/x")
+        assert broken(monkeypatch, refused) == 2
+        assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
 
 
 def test_a_folder_that_was_removed_is_told(

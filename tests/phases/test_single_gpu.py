@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,3 +139,22 @@ def test_without_the_baseline_there_is_no_efficiency() -> None:
     check = row("single_gpu", "scaling")
     assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
     assert "baseline" in check.reason
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        (1, ""),
+        (2, "; measured: one rank on 1 node and 2 ranks on 2"),
+        (
+            4,
+            "; measured: one rank on 1 node and 2 ranks on 4, "
+            "on no number of nodes between 1 and 4",
+        ),
+    ],
+)
+def test_on_how_many_nodes_it_was_measured_is_told(nodes: int, told: str) -> None:
+    found = scaled_evidence(1e5, 1.96e5)
+    check = builder.row("single_gpu", "scaling", found, replace(WHERE, nodes=nodes))
+    assert check.outcome is Outcome.PASS
+    assert check.reason.partition("; measured:")[1:] == told.partition("; measured:")[1:]

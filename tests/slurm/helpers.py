@@ -14,7 +14,7 @@ from runbook.records import Launch, LaunchResult
 ONE_RANK = str(Path(__file__).with_name("one_rank.py"))
 # Files take longer than pipes, and a start on two nodes takes two interpreters.
 FAST = Budgets(
-    init_s=20, first_step_s=20, data_s=2.0, step_s=2.0, eval_s=20, checkpoint_s=20, silence_s=20
+    init_s=60, first_step_s=60, data_s=3.0, step_s=3.0, eval_s=60, checkpoint_s=60, silence_s=60
 )
 
 
@@ -28,7 +28,7 @@ class Notes(Observer):
         self.said.append(text)
 
 
-def two_ranks(*words: str, steps: int = 20, timeout_s: float = 60, name: str = "one") -> Launch:
+def two_ranks(*words: str, steps: int = 20, timeout_s: float = 240, name: str = "one") -> Launch:
     return Launch(
         name=name,
         phase="baseline",
@@ -43,7 +43,7 @@ def two_ranks(*words: str, steps: int = 20, timeout_s: float = 60, name: str = "
     )
 
 
-def launcher(root: Path, *, queue_s: float = 60, notes: Notes | None = None) -> SlurmLauncher:
+def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:
     told = notes or Notes()
     return SlurmLauncher(run_root=root, request=Request(nodes=2), queue_s=queue_s, note=told.note)
 

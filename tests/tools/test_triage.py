@@ -90,6 +90,9 @@ def test_targets(tmp_path: Path) -> None:
         find_target(tmp_path)
     with pytest.raises(UsageError, match="--floor"):
         find_target(SMOKE, symptom="throughput")
+    (tmp_path / "config.yaml").write_text("train: {steps: 0}\n")
+    with pytest.raises(UsageError, match=r"train.steps: .*greater than or equal to 1"):
+        find_target(tmp_path / "config.yaml")
     launch = fake_launch()
     document = {"launch": json.loads(launch.model_dump_json())}
     (tmp_path / "launch.json").write_text(json.dumps(document))

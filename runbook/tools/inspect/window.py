@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -72,7 +73,19 @@ _SLOW = 0.95
 def window_of(
     log: TrainingLog, parts: list[pd.DataFrame]
 ) -> tuple[list[Statistic], int, list[Found]]:
-    """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use."""
+    """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use.
+
+    What is not finite is no number that anybody could quote; another remark names such rows.
+    """
+    with np.errstate(all="ignore"):
+        statistics, available, remarks = _window_of(log, parts)
+    finite = [one for one in statistics if math.isfinite(one.value)]
+    return finite, available, remarks
+
+
+def _window_of(
+    log: TrainingLog, parts: list[pd.DataFrame]
+) -> tuple[list[Statistic], int, list[Found]]:
     if not parts or "toks_per_s" not in log.frame:
         return [], 0, [_too_short(0, 1)]
     arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []

@@ -371,6 +371,16 @@ def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:
     assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
 
 
+@pytest.mark.filterwarnings("error")
+def test_rates_beyond_a_float_have_no_statistic(tmp_path: Path) -> None:
+    rows = ["step,toks_per_s", *(f"{step},{'9' * 400}" for step in range(60))]
+    write_rows(tmp_path, rows)
+    inspection = inspect_path(tmp_path / "training.csv")
+    assert "non_finite" in codes(inspection)
+    training = inspection.directories[0].training
+    assert training is not None and training.rows == 60 and training.statistics == ()
+
+
 @pytest.mark.parametrize("old", [",", "step,loss"])
 def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
     tmp_path: Path, old: str
