@@ -121,19 +121,28 @@ def check_manifest(run_root: Path) -> list[str]:
     Raises `RunbookError` if there is no manifest or it cannot be read.
     """
     wanted = read_manifest(run_root / MANIFEST_FILE)
-    problems = []
-    for name, sha256 in wanted.items():
-        path = run_root / name
-        if not path.resolve().is_relative_to(run_root.resolve()):
-            problems.append(f"{MANIFEST_FILE} names a file outside the run: {name}")
-        elif not path.is_file():
-            problems.append(f"{name}: missing")
-        elif (found := file_sha256(path)) != sha256:
-            problems.append(f"{name}: changed (sha256 {found[:12]}..., was {sha256[:12]}...)")
+    problems = [f"{name}: {text}" for name, text in changed_files(run_root).items()]
     names = {path.relative_to(run_root).as_posix() for path in run_files(run_root)}
     unlisted = sorted(names - wanted.keys() - {MANIFEST_FILE})
     problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
     return problems + strange_entries(run_root)
+
+
+def changed_files(run_root: Path) -> dict[str, str]:
+    """Each file that the manifest lists and that is not as it says, and how it differs.
+
+    Raises `RunbookError` if there is no manifest or it cannot be read.
+    """
+    found = {}
+    for name, sha256 in read_manifest(run_root / MANIFEST_FILE).items():
+        path = run_root / name
+        if not path.resolve().is_relative_to(run_root.resolve()):
+            found[name] = f"{MANIFEST_FILE} names a file outside the run"
+        elif not path.is_file():
+            found[name] = "missing"
+        elif (digest := file_sha256(path)) != sha256:
+            found[name] = f"changed (sha256 {digest[:12]}..., was {sha256[:12]}...)"
+    return found
 
 
 def read_manifest(path: Path) -> dict[str, str]:

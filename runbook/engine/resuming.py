@@ -11,7 +11,7 @@ from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.options import Setup, setup_to_resume
-from runbook.engine.outputs import MANIFEST_FILE
+from runbook.engine.outputs import MANIFEST_FILE, changed_files, report_files
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import finished_phases, go_on, guard, keep_configs
@@ -37,8 +37,9 @@ def resume_run(
     launches that had ended are not repeated. A plan that ended with a crash, a hang or a time limit
     goes on after its last launch that finished. An `extension` adds phases, or runs those again
     that did not pass, and a finished run goes on too; phases after one that ran are judged again.
-    Raises `UsageError` if there is nothing to continue, or if what is added would not be
-    comparable: another version of the program, another commit, machine or software (`identity`);
+    Raises `UsageError` if there is nothing to continue, if a file of a finished run is not as its
+    manifest says, or if what is added would not be comparable: another version of the program,
+    another commit, machine or software (`identity`);
     `RunbookError` if its journal is damaged.
     """
     part = Part(limit_s=until_s)
@@ -52,6 +53,8 @@ def resume_run(
         again = after_an_accident(record) if extension is None and _is_over(journal) else []
         _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
         refuse_if_unlike(record, identity())
+        if _is_over(journal):
+            _refuse_if_changed(run_root, record)
         if extension is not None:
             extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
@@ -89,6 +92,22 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) 
         raise UsageError(
             f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
             hint="continue it with the version that began it",
+        )
+
+
+def _refuse_if_changed(run_root: Path, record: RunRecord) -> None:
+    """A manifest made anew would vouch for what is left; reports may be rendered again."""
+    if not (run_root / MANIFEST_FILE).is_file():
+        return
+    reports = report_files().values()
+    changed = [
+        f"{name}: {text}" for name, text in changed_files(run_root).items() if name not in reports
+    ]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UsageError(
+            f"{record.run_id} is not what it was when it ended: {changed[0]}{more}",
+            hint="`runbook verify` names every file; begin a new run",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,35 @@ def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path
     assert record.phases[0] == first.phases[0]
     assert (record.options["phases"], record.command) == ("baseline,nvtx", "toy; again")
     assert differences(folder, record, *phases) == ()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "baseline/run1/training.csv: missing"),
+        (lambda path: path.write_text("step\n"), "baseline/run1/training.csv: changed"),
+        (lambda path: shutil.rmtree(path.parent), " and "),
+    ],
+)
+def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
+    tmp_path: Path, damage: Callable[[Path], object], says: str
+) -> None:
+    phases = (Toy("baseline"), Toy("nvtx"))
+    _, folder = made(tmp_path, phases[0], whole=phases)
+    (table,) = folder.glob("baseline/*/training.csv")
+    damage(table)
+    left = digests(folder)
+    with pytest.raises(UsageError, match="is not what it was when it ended") as told:
+        extended(folder, ADD, *phases)
+    assert says.replace("run1", table.parent.name) in str(told.value)
+    assert digests(folder) == left
+
+
+def test_a_report_that_was_rendered_again_is_no_damage(tmp_path: Path) -> None:
+    phases = (Toy("baseline"), Toy("nvtx"))
+    _, folder = made(tmp_path, phases[0], whole=phases)
+    (folder / "report.md").write_text("rendered again\n")
+    assert extended(folder, ADD, *phases).verdict is Verdict.GO
 
 
 def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
