@@ -1,4 +1,4 @@
-"""Does a launch keep what it takes besides memory: descriptors, threads, children, files?"""
+"""Does a launch keep what it takes: memory as the kernel tells it, descriptors, threads, files?"""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ FEW = 4.0
 SHM_SLACK_MIB = 64.0
 LOGS_MIB = 0.0625
 _IN_FILES = ("shm_mib", "folder_mib")
+# A rank tells its memory at the end of a step, and a look meets it anywhere: from so many looks on,
+# all of the last quarter beyond all of the second are no accident, by MiB that two readings may
+# differ. Where looks differ by less than a tenth, they meet it as its steps end.
+TOLD_LOOKS, TOLD_MIB = 20, 16.0
+LEVEL_SPREAD, LEVEL_SHARE, LEVEL_MIB = 0.1, 0.25, 64.0
 _COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "children": "children"}
 
 
@@ -37,7 +42,11 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     if looks is None:
         return None
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())
-    problems = [*_by_rank(looks), *_in_files(looks, launch.launch.nproc, steps_left)]
+    problems = [
+        *_not_told(looks, launch),
+        *_by_rank(looks),
+        *_in_files(looks, launch.launch.nproc, steps_left),
+    ]
     if not problems:
         return None
     what, grown, _ = problems[0]
@@ -50,7 +59,7 @@ def resource_words(case: Case, name: str) -> str:
     """What is known of a launch without such a leak, to be told after its memory."""
     if _looks(case.launch(name)) is None:
         return "; descriptors, threads, children and files: too few looks at its processes"
-    return "; descriptors, threads, children and files keep level"
+    return "; descriptors, threads, children and files keep level, memory as the kernel shows it"
 
 
 def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
@@ -60,6 +69,43 @@ def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
     stepping = launch.resources[launch.resources["step"] > 0]
     counts = stepping.groupby("rank").size()
     return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
+
+
+def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[tuple[str, float, str]]:
+    """Resident memory that the kernel shows and the rank's heartbeats do not."""
+    for log in launch.ranks:
+        own = looks[looks["rank"] == log.rank]
+        if log.steps is None or len(own) < TOLD_LOOKS:
+            continue
+        told = log.steps.drop_duplicates("step").set_index("step")["rss_mib"].sort_index()
+        seen = own["rss_mib"].to_numpy(dtype=float)
+        gap = seen - told.reindex(own["step"], method="nearest").to_numpy(dtype=float)
+        quarter = len(gap) // 4
+        grown = float(gap[-quarter:].min() - gap[quarter : 2 * quarter].max())
+        if grown > TOLD_MIB:
+            yield (
+                "rss_mib",
+                grown,
+                f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
+                f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
+            )
+        elif (off := _off_level(seen, gap)) > 0:
+            yield (
+                "rss_mib",
+                off,
+                f"rank {log.rank} tells {off:.0f} MiB of memory less or more than the "
+                f"{seen[-quarter:].mean():.0f} MiB that the kernel shows",
+            )
+
+
+def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> float:
+    """MiB between what is told and seen, where what is seen keeps level; 0 if they may differ."""
+    import numpy as np
+
+    low, level, high = (float(at) for at in np.percentile(seen, (10, 50, 90)))
+    off = abs(float(np.median(gap)))
+    allowed = max(LEVEL_MIB, LEVEL_SHARE * level)
+    return off if high - low < LEVEL_SPREAD * level and off > allowed else 0.0
 
 
 def _by_rank(looks: pd.DataFrame) -> Iterator[tuple[str, float, str]]:
@@ -115,5 +161,5 @@ def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
 
 def _measured(launch: LaunchEvidence, what: str, grown: float, looks: int) -> Measurement:
     path, digest = launch.resources_path, launch.resources_sha256
-    unit = "MiB" if what in _IN_FILES else what
+    unit = "MiB" if what.endswith("_mib") else what
     return in_file(path, digest, f"{what}_growth", grown, unit, n=looks)

@@ -125,10 +125,15 @@ def _print(console: Console, record: RunRecord, fmt: str) -> None:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
+    from runbook.engine.intact import changed_artifacts
     from runbook.engine.outputs import write_reports
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)
+    if changed := changed_artifacts(folder, record):
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        text = f"runbook: warning: changed since the run: {changed[0]}{more}; see runbook verify"
+        console.error(in_one_line(text))
     formats = _formats(args)
     if len(formats) == 1:
         _print(console, record, formats[0])

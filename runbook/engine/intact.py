@@ -83,6 +83,15 @@ def _artifacts(run_root: Path, record: RunRecord) -> Iterator[str]:
                 yield f"{name}: not listed in {RECORD_FILE}"
 
 
+def changed_artifacts(run_root: Path, record: RunRecord) -> list[str]:
+    """Files that are there and are not those of the record; it may have been sent on alone."""
+    return [
+        one.path
+        for one in record.artifacts
+        if (path := run_root / one.path).is_file() and file_sha256(path) != one.sha256
+    ]
+
+
 def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
     """The record against the one that its journal gives."""
     path = run_root / EVENTS_FILE

@@ -1,4 +1,4 @@
-"""What the ranks of a launch hold besides memory, read from the kernel while they run."""
+"""What the ranks of a launch hold, read from the kernel while they run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BLOCK_BYTES, _MIB = 512, 1 << 20
 class ResourceLog:
     """Appends a row for each rank of this machine to `resources.csv` in the launch's folder.
 
-    Descriptors, threads and children are the rank's own. The MiB in /dev/shm are those of this
-    user's files that changed since the launch began; the MiB of the folder are without checkpoints,
-    which a profile asks for. A rank on another machine has no row.
+    Resident MiB, descriptors, threads and children are the rank's own. The MiB in /dev/shm are
+    those of this user's files that changed since the launch began; the MiB of the folder are
+    without checkpoints, which a profile asks for. A rank on another machine has no row.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -56,15 +56,19 @@ class ResourceLog:
         return (one for one in _files(_SHM) if one.st_uid == user and one.st_ctime >= self._began)
 
 
-def _held_by(pid: int) -> tuple[int, int, int] | None:
-    """Open descriptors, threads and children of a process; None if it is gone or not ours."""
+def _held_by(pid: int) -> tuple[str, int, int, int] | None:
+    """Resident MiB, descriptors, threads, children of a process; None if gone or not ours."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
         return None
     # A process that ends has given its descriptors back already.
-    return (descriptors, len(threads), _children(threads)) if descriptors else None
+    if not descriptors:
+        return None
+    resident = f"{pages * os.sysconf('SC_PAGE_SIZE') / _MIB:.1f}"
+    return resident, descriptors, len(threads), _children(threads)
 
 
 def _children(threads: Iterable[Path]) -> int:

@@ -119,8 +119,10 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     total = float(clock.sum())
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
     off = len(both) >= _MIDDLE and abs(float(apart.median())) > allowed
-    # A block begins with host and device side by side, and ends with the host up to `lag` ahead.
-    ahead = lag * float(both["dt_s"].median()) * both["run"].nunique()
+    # A block begins with host and device side by side, and ends with the host up to `lag` ahead. A
+    # rank that writes no dt_s ends a step a little earlier or later, at each end of a stretch anew.
+    runs, waits = int(both["run"].nunique()), PLACE_STEPS * (rank.rank != 0)
+    ahead = float(both["dt_s"].median()) * (lag * runs + waits * (runs - 1))
     if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S + ahead:
         share = float(both["dt_s"].sum()) / total if total else math.nan
         return [

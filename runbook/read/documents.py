@@ -77,6 +77,7 @@ RESOURCES = RowSpec(
         "mono",
         "step",
         "rank",
+        "rss_mib",
         "descriptors",
         "threads",
         "children",

@@ -51,6 +51,17 @@ def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -
     assert (finished / "report.md").read_text() == render(samples.no_go(), "md")
 
 
+def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
+    """On stderr: the report says what the record says. A record alone is no change."""
+    first = samples.no_go().artifacts[0].path
+    assert inside("report", cwd=tmp_path).err == ""
+    (finished / first).parent.mkdir(parents=True, exist_ok=True)
+    (finished / first).write_text("edited\n")
+    ended = inside("report", cwd=tmp_path)
+    assert f"changed since the run: {first}; see runbook verify" in ended.err
+    assert ended.code == 0 and "changed since the run" not in ended.out
+
+
 def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
     assert (
         inside("report", "--json", cwd=tmp_path).out

@@ -47,6 +47,10 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
     assert not rows.problems and list(rows.frame["rank"]) == [1, 1]
     before, after = rows.frame.iloc[0], rows.frame.iloc[1]
     grown = after - before
+    statm = Path("/proc/self/statm").read_text().split()
+    assert after["rss_mib"] == pytest.approx(
+        int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, rel=0.2
+    )
     assert grown["threads"] == 2 and grown["children"] == 1
     # Three files, one in /dev/shm, and the child's pipe.
     assert grown["descriptors"] == 5

@@ -17,6 +17,9 @@ from tests.phases.heartbeats import SHA
 
 LOOKS = 60
 STEP = np.linspace(20, 1200, LOOKS).round()
+SHARED = ("shm_mib", "folder_mib", "free_mib")
+# What the heartbeats of these launches tell.
+RSS_MIB = 30_000.0
 
 
 def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
@@ -27,6 +30,7 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
             "mono": np.arange(LOOKS) / 2,
             "step": STEP,
             "rank": rank,
+            "rss_mib": RSS_MIB,
             "descriptors": 40 + np.arange(LOOKS) % 3,
             "threads": np.where(np.arange(LOOKS) % 10 == 0, 20, 16),
             "children": 0,
@@ -34,7 +38,7 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
             "folder_mib": 5 + 0.006 * STEP,
             "free_mib": 100_000.0,
         }
-        files = {k: v for k, v in of_rank_1.items() if k.endswith("_mib")}
+        files = {k: v for k, v in of_rank_1.items() if k in SHARED}
         tables.append(pd.DataFrame(level | (of_rank_1 if rank else files))[:looks])
     table = pd.concat(tables).sort_values("mono", kind="stable")
 
@@ -51,6 +55,14 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
         ({"descriptors": 40 + STEP}, "rank 1 holds ever more open file descriptors"),
         ({"threads": 16 + STEP // 4}, "rank 1 holds ever more threads"),
         ({"children": STEP // 40}, "rank 1 holds ever more children"),
+        (
+            {"rss_mib": RSS_MIB + STEP},
+            "rank 1 holds ever more memory that its heartbeats do not tell",
+        ),
+        (
+            {"rss_mib": 2 * RSS_MIB},
+            "rank 1 tells 30000 MiB of memory less or more than the 60000 MiB",
+        ),
         ({"shm_mib": 30 + STEP}, "files in /dev/shm grow by 1 MiB in each step"),
         ({"folder_mib": 5 + STEP}, "the launch's folder grows by 1 MiB in each step"),
         ({"free_mib": 100.0}, "100 MiB are free"),
@@ -68,6 +80,20 @@ def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
     assert check.outcome is Outcome.PASS and "files keep level" in check.reason
     once = np.where(STEP > 900, 44, 40)
     check = row("long_run", "memory_plateau", seen(descriptors=once, threads=once))
+    assert check.outcome is Outcome.PASS, check.reason
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        RSS_MIB + 16 * (STEP > 600),
+        # A look meets a step anywhere, with its activations or without.
+        RSS_MIB * (1 + np.arange(LOOKS) % 7),
+        RSS_MIB + 2000 * (STEP < 300),
+    ],
+)
+def test_memory_that_comes_and_goes_with_each_step_is_no_leak(held: Any) -> None:
+    check = row("long_run", "memory_plateau", seen(rss_mib=held))
     assert check.outcome is Outcome.PASS, check.reason
 
 

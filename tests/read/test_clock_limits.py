@@ -182,3 +182,17 @@ def test_a_few_steps_are_held_in_their_sum() -> None:
     """Three steps of a second: 2 % of them and a pause of 0.1 s, and not a millisecond more."""
     assert agrees(*one_rank(1.0, 1.053, rows=4))
     assert not agrees(*one_rank(1.0, 1.054, rows=4))
+
+
+def in_stretches(late_s: float, *, dt_s: npt.ArrayLike = 0.05) -> tuple[pd.DataFrame, Ranks]:
+    """Sixty steps of 50 ms, of which an evaluation takes every fifth; the next but one is late."""
+    steps = np.arange(1, 62)
+    table, ranks = one_rank(0.05 + late_s * (steps % 5 == 2), dt_s)
+    return table, steps_of(ranks, 0, alone=steps % 5 != 0)
+
+
+def test_a_rank_may_be_off_by_half_a_step_at_each_end_of_a_stretch() -> None:
+    """Between evaluations its place among the others is another each time, and sums to nothing."""
+    assert agrees(*in_stretches(0.024))
+    assert not agrees(*in_stretches(0.045))
+    assert not agrees(*in_stretches(0.0, dt_s=0.04)), "a fifth too short in every step"
