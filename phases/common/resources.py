@@ -52,7 +52,9 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     what, grown, _ = problems[0]
     reason = "; ".join(text for _, _, text in problems)
     value = _measured(launch, what, grown, len(looks))
-    return failed(Reason.LEAK, reason, measurement=value, topic="leak")
+    # Memory that is not told may be a leak too; which of both lies is the first question.
+    code, topic = (Reason.UNBALANCED, "accounts") if what == "rss_mib" else (Reason.LEAK, "leak")
+    return failed(code, reason, measurement=value, topic=topic)
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -89,23 +91,23 @@ def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[tuple[str
                 f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
                 f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
             )
-        elif (off := _off_level(seen, gap)) > 0:
+        elif off := _off_level(seen, gap):
             yield (
                 "rss_mib",
                 off,
-                f"rank {log.rank} tells {off:.0f} MiB of memory less or more than the "
-                f"{seen[-quarter:].mean():.0f} MiB that the kernel shows",
+                f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} than "
+                f"the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
             )
 
 
 def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> float:
-    """MiB between what is told and seen, where what is seen keeps level; 0 if they may differ."""
+    """MiB seen beyond those told, where what is seen keeps level; 0 if they may differ."""
     import numpy as np
 
     low, level, high = (float(at) for at in np.percentile(seen, (10, 50, 90)))
-    off = abs(float(np.median(gap)))
+    off = float(np.median(gap))
     allowed = max(LEVEL_MIB, LEVEL_SHARE * level)
-    return off if high - low < LEVEL_SPREAD * level and off > allowed else 0.0
+    return off if high - low < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
 
 
 def _by_rank(looks: pd.DataFrame) -> Iterator[tuple[str, float, str]]:

@@ -55,14 +55,6 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
         ({"descriptors": 40 + STEP}, "rank 1 holds ever more open file descriptors"),
         ({"threads": 16 + STEP // 4}, "rank 1 holds ever more threads"),
         ({"children": STEP // 40}, "rank 1 holds ever more children"),
-        (
-            {"rss_mib": RSS_MIB + STEP},
-            "rank 1 holds ever more memory that its heartbeats do not tell",
-        ),
-        (
-            {"rss_mib": 2 * RSS_MIB},
-            "rank 1 tells 30000 MiB of memory less or more than the 60000 MiB",
-        ),
         ({"shm_mib": 30 + STEP}, "files in /dev/shm grow by 1 MiB in each step"),
         ({"folder_mib": 5 + STEP}, "the launch's folder grows by 1 MiB in each step"),
         ({"free_mib": 100.0}, "100 MiB are free"),
@@ -73,6 +65,20 @@ def test_what_grows_with_the_steps_is_a_leak(grown: dict[str, Any], words: str) 
     assert (check.outcome, check.code) == (Outcome.FAIL, Reason.LEAK)
     assert words in check.reason
     assert check.measurement is not None and check.measurement.path.endswith("resources.csv")
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (RSS_MIB + STEP, "rank 1 holds ever more memory that its heartbeats do not tell"),
+        (2 * RSS_MIB, "rank 1 tells 30000 MiB less than the 60000 MiB that the kernel shows"),
+        (0.5 * RSS_MIB, "rank 1 tells 15000 MiB more than the 15000 MiB that the kernel shows"),
+    ],
+)
+def test_memory_that_the_kernel_shows_and_no_heartbeat_tells(held: Any, words: str) -> None:
+    check = row("long_run", "memory_plateau", seen(rss_mib=held))
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
+    assert words in check.reason and "two sources" in check.remedy
 
 
 def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
