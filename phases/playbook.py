@@ -204,6 +204,11 @@ _TRAINING: dict[str, Remedy] = {
         "do not use these numbers; check which config, data and trainer really ran (env.json) "
         "and whether the attention is causal (the parity tests)"
     ),
+    "workload": (
+        "the profile was made for the workload that it names, and its limits hold for that one: "
+        "take the setting back, or write a profile of your own (extends: this one) whose "
+        "`workload` says what is trained"
+    ),
     "accounts": (
         "do not use these numbers: the row names two sources in the launch's folder that tell "
         "different things; read both, and fix the one in the trainer that is wrong"

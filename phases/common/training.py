@@ -263,16 +263,18 @@ def _as_planned(case: Case, name: str) -> Finding:
     if other := other_checkpoint(launch, env):
         paths = (launch.env_path,)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
+    workload = _workload_problems(case, env)
     problems = [
         *_plan_problems(launch, env),
-        *_workload_problems(case, env),
+        *workload,
         *data_problems(launch, env),
         *_model_problems(case, env),
         *other_software(case, launch, env),
     ]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
-        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,))
+        topic = "workload" if problems == workload else ""
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
     work = case.profile.workload
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"

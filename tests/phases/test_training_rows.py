@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder, spoil, traces
+from tests.phases import answers, builder, spoil, traces
 from tests.phases.spoil import Change
 
 FAIL, INVALID, INCOMPLETE, PASS = (
@@ -372,3 +372,14 @@ def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
     crashed = spoil.ended(LaunchStatus.CRASHED)(found.launches["run2"])
     both = replace(found, launches={**found.launches, "run2": crashed})
     assert builder.row("baseline", "completed", both, where).outcome is FAIL
+
+
+def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> None:
+    said = answers.row("baseline", "as_planned", spoil.effective(global_batch=8)).remedy
+    assert "take the setting back" in said and "a profile of your own" in said
+    both = answers.row(
+        "baseline",
+        "as_planned",
+        lambda made: env_entry(world_size=1)(spoil.effective(seq_len=8)(made)),
+    )
+    assert "a profile of your own" not in both.remedy
