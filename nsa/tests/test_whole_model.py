@@ -31,7 +31,7 @@ LOGITS = 1e-12
 STEP, SLOPES = 1e-4, 1e-6
 # The trainer takes the loss in float32, from logits that it rounds to 2**-24 of their size.
 STEP_LOSS = 1e-6
-DIRECTIONS = 3
+DIRECTIONS = 2
 # A part that matters changes some logit, or some output of its layer, by more than this.
 MATTERS = 1e-4
 LENGTHS = (1, 5, 8, 33, 71)
@@ -192,10 +192,10 @@ def test_gradients_are_the_equations(case: str, way: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("case", list(built.CASES))
 def test_the_step_is_the_equations(case: str, folder: Path) -> None:
-    """`Engine.compute` over two micro-batches: mean loss, gradients, and their norm."""
+    """`Engine.compute` over micro-batches of a row each: mean loss, gradients, and their norm."""
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
-    halves = [Batch(tokens=torch.from_numpy(row[None])) for row in expected.tokens]
-    outcome = engine.compute(halves, StepClock(engine.device))
+    batches = [Batch(tokens=torch.from_numpy(row[None])) for row in expected.tokens]
+    outcome = engine.compute(batches, StepClock(engine.device))
     assert abs(float(outcome.loss) - expected.loss) <= STEP_LOSS * expected.loss
     expected.check_gradients(engine, 10 * STEP_LOSS)
     squares = sum(float(p.grad.square().sum()) for p in engine.model.parameters())
@@ -217,7 +217,7 @@ def gradients(
 
 @pytest.mark.parametrize("case", list(built.CASES))
 def test_float32_over_several_pieces_has_the_gradients_of_masks(case: str, folder: Path) -> None:
-    """In the type that trains, over two sequences that are longer than a piece; the other side is
+    """In the type that trains, over sequences that are longer than a piece; the other side is
     the path by masks in float64, which the equations prove above.
     """
     exact, single = built.build(case, "sdpa", folder), built.build(case, "batched v2", folder)

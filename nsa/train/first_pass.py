@@ -66,7 +66,7 @@ def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dic
     ]
     handles.append(engine.model.head.register_forward_hook(_counting(seen)))
     spots = SpotCheck(
-        model=engine.model, row=engine.ranks.rank % len(batch.tokens), seed=_drawn(engine, batch)
+        model=engine.model, row=_row(engine, len(batch.tokens)), seed=_drawn(engine, batch)
     )
     count = min(2, engine.plan.config.train.accumulate_grad_batches)
     try:
@@ -93,6 +93,12 @@ def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dic
         ),
         "oracle": spots.result() if with_oracle else None,
     }
+
+
+def _row(engine: Engine, rows: int) -> int:
+    """Another row for each rank where there are enough; each launch draws anew."""
+    drawn = hashlib.sha256(f"{engine.plan.run_token}".encode()).digest()
+    return (int.from_bytes(drawn[:8], "little") + engine.ranks.rank) % rows
 
 
 def _drawn(engine: Engine, batch: Batch) -> int:
