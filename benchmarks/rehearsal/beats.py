@@ -377,7 +377,7 @@ class Rank:
     def _recomputed(self, done: int) -> Mapping[str, Any]:
         steps = [step for step in self._twice() if step <= done]
         losses = [float(self.steps.loss[step - 1]) for step in steps]
-        return {"steps": steps, "losses": losses, "gradient": 4e-3}
+        return {"steps": steps, "losses": losses, "gradient": 4e-3, "ranks": 0.0}
 
     def _twice(self) -> tuple[int, ...]:
         profiled = self.job.profiled > 0

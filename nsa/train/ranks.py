@@ -64,6 +64,13 @@ class Ranks:
         dist.broadcast(tensor, 0)
         return bytes(tensor.cpu().numpy()).rstrip(b"\0").decode()
 
+    def tensor_of_rank0(self, values: Tensor) -> Tensor:
+        """Rank 0's values, on every rank; all have this type and shape."""
+        if self.world_size > 1:
+            values = values.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(values, 0)
+        return values
+
     def same_everywhere(self, digest: str) -> bool:
         """Do all ranks hold the same digest?"""
         return not self.any(self.from_rank0(digest) != digest)

@@ -3,13 +3,15 @@
 The optimizer's shadow holds an update against the gradient that the optimizer had. Here the same
 micro-batches go through the bare model again, before the step: without DDP and its hook, by the
 cross entropy itself, through autograd and not into `.grad`. What the step makes of them has to be
-the same, on the elements that the shadow samples.
+the same, on the elements that the shadow samples. A rank that is wrong in the layers themselves
+agrees with itself, so once all ranks send one common micro-batch through, and have to agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,8 @@ class Recomputed:
 
     gradient, size: sampled elements, and their absolute values on each rank. asked: of which
     parameters. scale: what the gradient scaler makes of the loss, and so of `gradient`. least:
-    what the wire's type holds at its full precision.
+    what the wire's type holds at its full precision. apart: how far this rank's gradient of a
+    common micro-batch is from the ranks' mean, as `gap` says; None where that was not asked.
     """
 
     loss: Tensor
@@ -41,6 +44,7 @@ class Recomputed:
     asked: list[bool]
     scale: float
     least: float
+    apart: Tensor | None
 
 
 def recompute(
@@ -50,23 +54,20 @@ def recompute(
     *,
     sample: Sample,
     seed: int,
+    together: int | None = None,
 ) -> Recomputed:
     """The step's loss and the sampled elements of its gradient. A collective of all ranks.
 
-    seed: draws the parameters where they are too many for one time. Leaves no gradient.
+    seed: draws the parameters where they are too many for one time. together: hold the ranks
+    against each other too, by groups of so many elements. Leaves no gradient.
     """
     asked = _drawn(parameters, seed)
-    chosen = [p for p, wanted in zip(parameters, asked, strict=True) if wanted]
-    scaler = engine.scaler
-    scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+    way = _Way(engine, list(parameters), asked, sample, len(batches))
     total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
     for batch in batches:
-        tokens = batch.tokens.to(engine.device, non_blocking=True)
-        loss = _loss(engine, tokens) / len(batches)
-        found = iter(torch.autograd.grad(loss * scale, chosen, allow_unused=True))
-        gradient = gradient + sample([next(found) if wanted else None for wanted in asked])
-        total = total + loss.detach()
-    told = torch.cat([total[None].double(), gradient.double(), gradient.double().abs()])
+        loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
+        total, gradient = total + loss, gradient + share
+    told = torch.cat([total[None].double(), *_with_size(gradient)])
     mean = engine.ranks.mean(told)
     count = len(gradient)
     wire = engine.wrapped.wire if engine.wrapped is not None else None
@@ -75,9 +76,52 @@ def recompute(
         gradient=mean[1 : 1 + count],
         size=mean[1 + count :],
         asked=asked,
-        scale=scale,
+        scale=way.scale,
         least=torch.finfo(wire.wire_dtype if wire else torch.float32).tiny,
+        apart=None if together is None else _apart(way, batches[0], together),
     )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Through the bare model, to the sampled gradient of the parameters that are asked for."""
+
+    engine: Engine
+    parameters: list[nn.Parameter]
+    asked: list[bool]
+    sample: Sample
+    # Micro-batches of a step.
+    count: int
+
+    @cached_property
+    def scale(self) -> float:
+        """What the gradient scaler makes of the loss."""
+        scaler = self.engine.scaler
+        return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+
+    def go(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """A micro-batch's share of the step's loss and of its sampled gradient."""
+        chosen = [p for p, wanted in zip(self.parameters, self.asked, strict=True) if wanted]
+        loss = _loss(self.engine, tokens) / self.count
+        found = iter(torch.autograd.grad(loss * self.scale, chosen, allow_unused=True))
+        return loss.detach(), self.sample(
+            [next(found) if wanted else None for wanted in self.asked]
+        )
+
+
+def _apart(way: _Way, batch: Batch, together: int) -> Tensor:
+    """How far this rank's gradient of rank 0's micro-batch is from the mean of all ranks'."""
+    ranks = way.engine.ranks
+    if ranks.world_size == 1:
+        return torch.zeros((), dtype=torch.float64)
+    _, own = way.go(ranks.tensor_of_rank0(batch.tokens.to(way.engine.device)))
+    mean, size = ranks.mean(torch.cat(_with_size(own))).chunk(2)
+    return _furthest(own, mean, size, together, least=torch.finfo(torch.float32).tiny)
+
+
+def _with_size(gradient: Tensor) -> list[Tensor]:
+    """A gradient and its absolute values, whose mean no signs cancel."""
+    return [gradient.double(), gradient.double().abs()]
 
 
 def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
@@ -86,10 +130,16 @@ def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
     A group is `together` elements that follow each other; root mean squares, as a share of the
     ranks' own gradients. NaN where a gradient is not finite.
     """
-    off = (gradient.double() - again.gradient).view(-1, together).square().mean(1).sqrt()
-    size = again.size.view(-1, together).square().mean(1).sqrt()
-    shares = off / (size + again.least)
-    return float(shares.max()) if len(shares) else 0.0
+    wanted, size = again.gradient, again.size
+    return float(_furthest(gradient, wanted, size, together, least=again.least))
+
+
+def _furthest(
+    found: Tensor, wanted: Tensor, size: Tensor, together: int, *, least: float
+) -> Tensor:
+    off = (found.double() - wanted).view(-1, together).square().mean(1).sqrt()
+    whole = size.view(-1, together).square().mean(1).sqrt()
+    return (off / (whole + least)).max()
 
 
 def _loss(engine: Engine, tokens: Tensor) -> Tensor:

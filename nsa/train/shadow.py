@@ -95,6 +95,7 @@ class Shadow:
             self._parameters,
             sample=self._sample,
             seed=self._seed + step,
+            together=_SAMPLED if step == min(self.recomputed) else None,
         )
 
     def watch(self, step: int) -> None:
@@ -139,18 +140,22 @@ class Shadow:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
         `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
-        Synchronizes.
+        `ranks`: how far this rank is from all ranks' mean in the same micro-batch. Synchronizes.
         """
-        gaps, ended = [0.0], [step for step in self._again if step in self._seen]
+        gaps, apart = [0.0], [0.0]
+        ended = [step for step in self._again if step in self._seen]
         for step in ended:
             again, begun = self._again[step], self._seen[step].begun
             asked = torch.tensor(again.asked)[self._owner]
             rescaled = begun.gradient.double() * (again.scale / begun.scale)
             found = gap(again, rescaled * asked.to(rescaled.device), _SAMPLED)
             # A step that the scaler leaves out has no gradient to hold.
-            gaps.append(found if self._moves(begun) else 0.0)
+            if self._moves(begun):
+                gaps.append(found)
+                apart += [] if again.apart is None else [float(again.apart)]
         losses = [float(self._again[step].loss) for step in ended]
-        return {"steps": ended, "losses": losses, **plain_floats({"gradient": _worst(gaps)})}
+        told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
+        return {"steps": ended, "losses": losses, **told}
 
     def _moves(self, begun: _Begun) -> bool:
         """Under a scaler, a step whose gradients are not finite is left out."""

@@ -27,12 +27,14 @@ _ALLOWED: Mapping[str, tuple[str, float]] = {
 }
 # Of one rank; two in bf16 are off by 1 / 256 (measured), and may be by 5.7 of that.
 _WIRE_ROUNDOFFS = 4
+# Of the largest gap between the ranks: equal but for rounding. Two are equally far from their mean.
+_AS_FAR = 0.99
 _ROUNDOFFS = ("weight", "first_moment", "second_moment")
 
 
 def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """In the watched steps the optimizer did what config, schedule and gradient make of AdamW."""
-    return [
+    own = [
         f"rank {rank.rank}: {text}"
         for rank in ranks
         for text in (
@@ -40,6 +42,7 @@ def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
             *_again_problems(rank, rank.ending.get("recomputed"), work),
         )
     ]
+    return own + _ranks_problems(ranks, work)
 
 
 def gradient_tolerance(work: Workload) -> float:
@@ -48,7 +51,7 @@ def gradient_tolerance(work: Workload) -> float:
     Each rank's is rounded to the wire's type, and so is every sum: random errors, whose squares add
     up over the ranks. The order of sums may be another.
     """
-    wire = _WIRE_ROUNDOFFS * ROUNDOFF[work.wire or "bf16"] * math.sqrt(work.nproc)
+    wire = _WIRE_ROUNDOFFS * ROUNDOFF.get(work.wire or "bf16", 0.0) * math.sqrt(work.nproc)
     return max(oracle_tolerance(work), wire)
 
 
@@ -71,6 +74,32 @@ def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workloa
         problems.append(
             f"the gradient before clipping is not that of the step's loss: off by {gap} of "
             f"itself, allowed {limit:.2g}"
+        )
+    return problems
+
+
+def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """All ranks made the same gradient of a micro-batch that was the same for all.
+
+    One that is wrong moves the mean too, so the rank furthest from it is named; of two, both.
+    """
+    told = {
+        rank.rank: rank.ending["recomputed"].get("ranks")
+        for rank in ranks
+        if rank.ending.get("recomputed")
+    }
+    gaps = {n: gap for n, gap in told.items() if isinstance(gap, int | float) and gap >= 0}
+    problems = [
+        f"rank {number}: its gradient of the micro-batch that all ranks had is off by {gap}"
+        for number, gap in told.items()
+        if number not in gaps
+    ]
+    largest, limit = max(gaps.values(), default=0.0), gradient_tolerance(work)
+    if largest > limit:
+        furthest = [str(n) for n, gap in gaps.items() if gap >= _AS_FAR * largest]
+        problems.append(
+            f"ranks make different gradients of one micro-batch: rank {' and rank '.join(furthest)}"
+            f" off by {largest:.4g} of the ranks' mean, allowed {limit:.2g}"
         )
     return problems
 

@@ -355,6 +355,7 @@ EVENTS: Mapping[str, Fields] = {
                     "steps": Items(is_count),
                     "losses": Items(is_any_number),
                     "gradient": is_any_number,
+                    "ranks": is_any_number,
                 }
             ),
             "proof": _PROOF,

@@ -94,7 +94,12 @@ def recomputed(steps: Sequence[int], table: pd.DataFrame) -> dict[str, Any]:
     """What a rank tells of the steps that it computes twice: the losses of the CSV."""
     losses = dict(zip(table["step"], table["loss"], strict=True))
     ended = [step for step in steps if step in losses]
-    return {"steps": ended, "losses": [losses[step] for step in ended], "gradient": 1e-3}
+    return {
+        "steps": ended,
+        "losses": [losses[step] for step in ended],
+        "gradient": 1e-3,
+        "ranks": 0.0,
+    }
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:

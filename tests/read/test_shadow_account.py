@@ -111,6 +111,33 @@ def test_a_gradient_in_float32_is_off_by_its_sums_alone() -> None:
     assert gradient_tolerance(replace(narrow, wire="bf16", nproc=8)) == pytest.approx(2 * two)
 
 
+def between(*gaps: float | None) -> list[str]:
+    """Problems of a launch whose ranks are so far from their mean in the same micro-batch."""
+    (rank,) = ALONE
+    twice = rank.ending["recomputed"]
+    ranks = [
+        replace(rank, rank=n, ending={**rank.ending, "recomputed": {**twice, "ranks": gap}})
+        for n, gap in enumerate(gaps)
+    ]
+    return shadow_account(ranks, replace(WORK, nproc=len(gaps)))
+
+
+def test_ranks_make_the_same_gradient_of_the_same_micro_batch() -> None:
+    assert between(0.0, 0.031) == between(0.0) == []
+    assert between(0.333, 0.3331) == [
+        "ranks make different gradients of one micro-batch: rank 0 and rank 1 off by 0.3331 of "
+        "the ranks' mean, allowed 0.031"
+    ]
+    (text,) = between(0.1, 0.1, 0.3, 0.1)
+    assert "rank 2 off by 0.3 of" in text
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf, -1.0, None])
+def test_a_rank_that_is_held_against_nobody_is_said(gap: float | None) -> None:
+    (text,) = between(0.0, gap)
+    assert "rank 1" in text and f"off by {gap}" in text
+
+
 def test_what_was_not_computed_twice_or_in_other_steps_is_said() -> None:
     steps = list(recomputed_steps("t", 1, STEPS))
     (text,) = again(steps=steps[1:])

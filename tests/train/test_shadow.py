@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa.data.source import Batch
+from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
@@ -18,7 +21,7 @@ from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.shadow import Shadow
 from runbook.read.shadow_account import shadow_account
 from tests.read.launches import WORK, changed, ending_of, honest
-from tests.train.launching import SMOKE
+from tests.train.launching import SMOKE, free_port
 
 TOKEN, STEPS = "ab" * 16, 8
 SHORT = ["--set", "train.seq_len=32", "--set", "train.warmup_steps=3"]
@@ -37,7 +40,7 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
     shadow, clock = Shadow(made, token=TOKEN, first=first, last=last), StepClock(made.device)
     accum, losses = made.plan.config.train.accumulate_grad_batches, {}
     for step in range(first, last + 1):
-        generator = torch.Generator().manual_seed(step)
+        generator = torch.Generator().manual_seed(step + 1000 * made.ranks.rank)
         batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator))] * accum
         if step in shadow.recomputed:
             shadow.recompute(step, batches)
@@ -76,6 +79,33 @@ def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPa
     assert not any(all(found) for found in asked) and all(any(found) for found in asked)
     assert len(set(map(tuple, asked))) > 1
     assert all(p.grad is None for p in made.model.parameters())
+
+
+def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
+    """What a rank tells of two steps; from the second on, rank 1 halves the gates' gradient."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    made = engine("--ddp", "1", **os.environ)
+    healthy, backward = trained(made, last=1)["recomputed"], _Split.backward
+    if rank == 1:
+        _Split.backward = staticmethod(  # type: ignore[method-assign]
+            lambda ctx, *grads: backward(ctx, *grads[:-1], grads[-1] * 0.5)
+        )
+    wrong = trained(made, first=2, last=2)["recomputed"]
+    made.ranks.end()
+    return [healthy, wrong]
+
+
+def test_a_rank_that_is_wrong_in_its_backward_pass_differs_from_the_others() -> None:
+    """It agrees with itself: only the same micro-batch on all ranks tells."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        port = free_port()
+        told = pool.starmap_async(_one_of_two, [(rank, port) for rank in range(2)]).get(300)
+    for healthy, wrong in told:
+        assert healthy["ranks"] < 1e-6 and healthy["gradient"] < 1e-6
+        assert wrong["ranks"] == pytest.approx(1 / 3, rel=0.01) and wrong["gradient"] < 1e-6
+    assert told[0][0]["losses"] == told[1][0]["losses"]
 
 
 def _in_the_loss(change: Callable[[Engine, Tensor], Tensor]) -> Callable[[Engine], None]:

@@ -121,7 +121,9 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
     twice = recomputed_steps(token, 1, steps)
     losses = [loss_of(step) for step in twice]
-    moved |= {"recomputed": {"steps": list(twice), "losses": losses, "gradient": 1e-6}}
+    moved |= {
+        "recomputed": {"steps": list(twice), "losses": losses, "gradient": 1e-6, "ranks": 0.0}
+    }
     return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
 
 
