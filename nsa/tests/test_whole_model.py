@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, cached_property
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from nsa import oracle
 from nsa.attention.compression import full_float32
 from nsa.data.source import Batch
+from nsa.model import NSALanguageModel
 from nsa.projection import Columns
 from nsa.tests import built
 from nsa.train.clock import StepClock
@@ -328,3 +331,25 @@ def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
     assert distance(out[:1, at], found.out) <= LOGITS
     assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:1, at].cpu()).illegal == 0
     assert distance(out[:1, at + 1 - (at == LONG - 1)], found.out) > MATTERS
+
+
+def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike() -> None:
+    """Deviation 0.02; of what writes into the residual stream 0.02 / sqrt(2 layers), as in GPT-2.
+
+    All within six standard errors of a sample.
+    """
+    cfg = built.config("mlp, own head")
+    drawn = {
+        name: part.weight.detach().double().flatten().numpy()
+        for name, part in NSALanguageModel(cfg).named_modules()
+        if isinstance(part, nn.Linear | nn.Embedding)
+    }
+    for name, weight in drawn.items():
+        deep = name.endswith(("attention.out_proj", "mlp.down"))
+        wanted = 0.02 / np.sqrt(2 * cfg.n_layers) if deep else 0.02
+        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), name
+        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), name
+    for (one, left), (other, right) in combinations(drawn.items(), 2):
+        size = min(left.size, right.size)
+        alike = np.corrcoef(left[:size], right[:size])[0, 1]
+        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"

@@ -265,4 +265,17 @@ MODEL_DEFECTS: tuple[tuple[str, str, str, str], ...] = (
         "logits: Tensor = self.head(self.norm(x))",
         "logits: Tensor = self.norm(x) @ self.head.weight.detach().T",
     ),
+    # Weights as they begin.
+    (
+        "all modules draw the same numbers",
+        "model.py",
+        "            if isinstance(module, nn.Linear):",
+        "            torch.manual_seed(7)\n            if isinstance(module, nn.Linear):",
+    ),
+    (
+        "what writes into the residual stream begins five times too large",
+        "model.py",
+        "residual = 0.02 / math.sqrt(2 * self.cfg.n_layers)",
+        "residual = 0.1 / math.sqrt(2 * self.cfg.n_layers)",
+    ),
 )

@@ -29,6 +29,8 @@ def train(args: argparse.Namespace, rank: int) -> None:
     alive = (args.out / f"alive_{rank}.jsonl").open("a")
     if rank == 0:
         print("global_step,train/loss,dt,tokens_per_second", file=log, flush=True)
+    while not (args.out / "metrics.csv").stat().st_size:
+        time.sleep(0.01)  # a row before the header would be another fault
     for step in range(1, steps + 1):
         time.sleep(args.pace)
         loss = {"flat": 2.0, "rising": 1.0 + step / 50}.get(args.fault, 4.0 - step / steps)
