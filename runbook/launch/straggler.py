@@ -13,7 +13,6 @@ from runbook.read.load import Load
 SHORT_OF_CPUS = "short of CPUs"
 
 _LONGEST_PERIOD = 256
-_TAIL = 8
 # A lag that every step has, of this size at least, is no scheduling noise.
 _LAG_S, _LAG_SHARE, _SAME_SHARE, _FEWEST_STEPS = 0.010, 0.05, 0.8, 12
 
@@ -139,31 +138,31 @@ def _steps(
 ) -> list[list[int]]:
     """The numbers of the collectives of each whole step that all ranks have, the last one first.
 
-    From the end: the beginning of a run is not periodic.
+    From the end: the beginning of a run is not periodic. What stands between two steps, such as a
+    step computed a second time, is passed over.
     """
     common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
     found = _pattern([first[seq].kind for seq in common])
     if found is None:
         return []
     period, last = found
-    steps = [common[end - period : end] for end in range(last, period - 1, -period)]
-    return steps[: _steps_alike(steps, first)]
-
-
-def _steps_alike(steps: Sequence[Sequence[int]], first: Mapping[int, Collective]) -> int:
-    pattern = [first[seq].kind for seq in steps[0]]
-    for number, step in enumerate(steps):
-        if [first[seq].kind for seq in step] != pattern:
-            return number
-    return len(steps)
+    kinds = [first[seq].kind for seq in common]
+    pattern, steps, end = kinds[last - period : last], [], last
+    while end >= period:
+        whole = kinds[end - period : end] == pattern
+        if whole:
+            steps.append(common[end - period : end])
+        end -= period if whole else 1
+    return steps
 
 
 def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
     """The shortest period that is there four times, and where it ends.
 
-    The last few collectives of a run (the check of the parameters) are none of a step.
+    The last few collectives of a run (the check of the parameters) are none of a step, and one of
+    the last steps may have been computed twice.
     """
-    for last in range(len(kinds), max(0, len(kinds) - _TAIL), -1):
+    for last in range(len(kinds), 3, -1):
         for period in range(1, min(_LONGEST_PERIOD, last // 4) + 1):
             tail = kinds[last - 4 * period : last]
             if all(tail[i] == tail[i + period] for i in range(3 * period)):

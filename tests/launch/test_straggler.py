@@ -13,7 +13,7 @@ from runbook.launch.incident import bundle
 from runbook.launch.straggler import Straggler, find_straggler
 from runbook.read.load import Load
 from runbook.records import LaunchStatus
-from tests.launch.test_flight import START, TOKEN, steps, write
+from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 
 
 def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
@@ -120,3 +120,21 @@ def test_a_clock_that_is_ahead_makes_no_straggler_and_hides_none(tmp_path: Path)
     assert 0.017 < straggler.lag_s < 0.023
     straggler = on_nodes(tmp_path, {2: 0.030, 3: 0.030}, ahead={"n0": 0.010})
     assert straggler is not None and straggler.node == "n1"
+
+
+@pytest.mark.parametrize("twice", [(10,), (10, 11), (5, 6, 15, 16), (5, 6, 26, 27), (28, 29, 30)])
+def test_steps_that_are_computed_twice_hide_no_straggler(
+    tmp_path: Path, twice: tuple[int, ...]
+) -> None:
+    """The second computation has a collective of its own, at whatever step the token draws."""
+    again = ("all_reduce", [[353]], ["Double"])
+    ops, late = list(START), dict[int, float]()
+    for step in range(1, 31):
+        ops += [again] if step in twice else []
+        late[len(ops) + 1] = 0.020
+        ops += [GRAD, BUS]
+    write(tmp_path, 0, [*ops, START[0]])
+    write(tmp_path, 1, [*ops, START[0]], late=late)
+    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
+    assert straggler is not None and straggler.late == (1,)
+    assert straggler.steps >= 30 - max(0, *(step - 25 for step in twice)) - len(twice)
