@@ -16,7 +16,7 @@ import triton.language as tl
 from nsa.attention.triton.columns import this_piece
 from nsa.attention.triton.rows import (
     NOTHING,
-    load_block,
+    block_side,
     load_rows,
     query_side,
     store_rows,
@@ -36,6 +36,19 @@ def _readers(
     token, place = entry // PLACES, entry % PLACES
     to = ((pair * (end - begin) + token - begin) * PLACES + place) * HEADS + head
     return token, head, inside, to
+
+
+@triton.jit
+def _rows_of_run(
+    read, begin, end, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """A tile of a run: pair, number, token, head, whether inside, how many parts, the first one."""
+    pair = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, head = begin + row // HEADS, row % HEADS
+    inside, in_run = token < end, pair * (end - begin) + token - begin
+    n_parts = tl.load(read + in_run, inside, 0)
+    return pair, row, token, head, inside, n_parts, in_run * PLACES * HEADS + head
 
 
 @triton.jit
@@ -63,14 +76,10 @@ def part_kernel(
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
-        keys = load_block(
-            k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K
+        keys, values, key = block_side(
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
+            D_V, WIDTH_K, WIDTH_V,
         )  # fmt: skip
-        values = load_block(
-            v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V
-        )  # fmt: skip
-        inner = tl.arange(0, BLOCK)
-        key = tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
                 readers, start, first, rows, pair, begin, end, HEADS, PLACES, ROWS
@@ -98,12 +107,10 @@ def merge_kernel(
 
     read: how many parts each token has.
     """
-    pair = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token, head, dim = begin + row // HEADS, row % HEADS, tl.arange(0, WIDTH_V)
-    inside = token < end
-    n_parts = tl.load(read + pair * (end - begin) + token - begin, inside, 0)
-    first = (pair * (end - begin) + token - begin) * PLACES * HEADS + head
+    pair, row, token, head, inside, n_parts, first = _rows_of_run(
+        read, begin, end, HEADS, PLACES, ROWS
+    )  # fmt: skip
+    dim = tl.arange(0, WIDTH_V)
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
@@ -159,14 +166,10 @@ def gradient_part_kernel(
     if block < n_blocks:
         q += batch * q_b + group * q_g
         grad += (batch * seq_len * groups + group) * HEADS * D_V
-        keys = load_block(
-            k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K
+        keys, values, key = block_side(
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
+            D_V, WIDTH_K, WIDTH_V,
         )  # fmt: skip
-        values = load_block(
-            v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V
-        )  # fmt: skip
-        inner = tl.arange(0, BLOCK)
-        key = tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
                 readers, start, first, rows, pair, begin, end, HEADS, PLACES, ROWS
@@ -194,12 +197,10 @@ def gradient_merge_kernel(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of rows of a run: the sum of their parts, in order."""
-    pair = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token, head, dim = begin + row // HEADS, row % HEADS, tl.arange(0, WIDTH_K)
-    inside = token < end
-    n_parts = tl.load(read + pair * (end - begin) + token - begin, inside, 0)
-    first = (pair * (end - begin) + token - begin) * PLACES * HEADS + head
+    pair, _, token, head, inside, n_parts, first = _rows_of_run(
+        read, begin, end, HEADS, PLACES, ROWS
+    )  # fmt: skip
+    dim = tl.arange(0, WIDTH_K)
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
     for place in range(PLACES):
         seen = (place < n_parts)[:, None] & (dim < D_K)[None, :]

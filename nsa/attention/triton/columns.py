@@ -8,7 +8,7 @@ number has one program that writes it, so that equal inputs give equal bits.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, load_block
+from nsa.attention.triton.rows import NOTHING, block_side
 
 
 @triton.jit
@@ -48,12 +48,11 @@ def piece_kernel(
         counts, offsets, piece_ends, piece, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
     )  # fmt: skip
     if block < n_blocks:
-        k += batch * k_b + group * k_g
-        v += batch * v_b + group * v_g
-        keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
-        values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+        keys, values, key = block_side(
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
+            D_V, WIDTH_K, WIDTH_V,
+        )  # fmt: skip
         inner, dim_k, dim_v = tl.arange(0, BLOCK), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-        key = tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
         dk = tl.zeros((BLOCK, WIDTH_K), tl.float32)
         dv = tl.zeros((BLOCK, WIDTH_V), tl.float32)
         for first in range(0, rows, ROWS):

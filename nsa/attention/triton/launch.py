@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -111,9 +112,7 @@ def _forward_by_block(
     parts = torch.empty((*room, cfg.d_v), dtype=q.dtype, device=q.device)
     sums = torch.empty(room, dtype=torch.float32, device=q.device)
     merged = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
-    for begin in range(0, seq_len, tokens):
-        end = min(begin + tokens, seq_len)
-        lists = _lists(bits, begin, end, cut.piece, cfg, cut.places)
+    for begin, end, lists in _runs(bits, cfg, cut):
         part_kernel[cut.n_pieces, pairs](
             q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
             end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1], scale_of(cfg),
@@ -140,9 +139,7 @@ def _query_gradient_by_block(
     delta_kernel[triton.cdiv(seq_len * heads, cut.merge.rows), pairs](
         q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **rows, **how(cut.merge)
     )
-    for begin in range(0, seq_len, tokens):
-        end = min(begin + tokens, seq_len)
-        lists = _lists(bits, begin, end, cut.piece, cfg, cut.places)
+    for begin, end, lists in _runs(bits, cfg, cut):
         gradient_part_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
             lists.ends, begin, end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1],
@@ -174,6 +171,14 @@ class _Lists:
     offsets: Tensor
     ends: Tensor
     read: Tensor
+
+
+def _runs(bits: Tensor, cfg: NSAConfig, cut: ByBlock) -> Iterator[tuple[int, int, _Lists]]:
+    """From where to where each run of positions goes, and the lists of its queries."""
+    seq_len = bits.shape[2]
+    for begin in range(0, seq_len, cut.tokens):
+        end = min(begin + cut.tokens, seq_len)
+        yield begin, end, _lists(bits, begin, end, cut.piece, cfg, cut.places)
 
 
 def _lists(

@@ -48,6 +48,23 @@ def load_block(
 
 
 @triton.jit
+def block_side(
+    k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL: tl.constexpr,
+    BLOCK: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+):  # fmt: skip
+    """What a program that owns a block begins with: keys, values, each one's token (or seq_len)."""
+    keys = load_block(
+        k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K
+    )  # fmt: skip
+    values = load_block(
+        v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V
+    )  # fmt: skip
+    inner = tl.arange(0, BLOCK)
+    return keys, values, tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
+
+
+@triton.jit
 def this_tile(HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The program's tile, its pair of batch and group, and of its rows number, token and head."""
     # Late tiles have the most to do: they begin first.
