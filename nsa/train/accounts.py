@@ -50,15 +50,18 @@ class TokenMeter:
         """A step begins with these micro-batches."""
         self._counting, self._embedded, self._digest = True, 0, 0
         for batch in batches:
-            self._digest = (self._digest + batch_digest(batch.tokens)) % _WORD
+            self._add(batch.tokens)
             self._fetched_sum += int(batch.tokens[:, :-1].sum())
 
     def passing(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """These held-out batches, digested as they go by."""
         self._digest = 0
         for tokens in batches:
-            self._digest = (self._digest + batch_digest(tokens)) % _WORD
+            self._add(tokens)
             yield tokens
+
+    def _add(self, tokens: Tensor) -> None:
+        self._digest = (self._digest + batch_digest(tokens)) % _WORD
 
     def digest(self) -> str:
         """Of the rows of the step, or of the held-out batches, that went by last."""

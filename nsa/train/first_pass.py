@@ -97,15 +97,17 @@ def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dic
 
 def _row(engine: Engine, rows: int) -> int:
     """Another row for each rank where there are enough; each launch draws anew."""
-    drawn = hashlib.sha256(f"{engine.plan.run_token}".encode()).digest()
-    return (int.from_bytes(drawn[:8], "little") + engine.ranks.rank) % rows
+    return (_number(f"{engine.plan.run_token}".encode()) + engine.ranks.rank) % rows
 
 
 def _drawn(engine: Engine, batch: Batch) -> int:
     """What this rank's positions are drawn with: another number for each launch and batch."""
     words = f"{engine.plan.run_token} {engine.ranks.rank} ".encode()
-    text = words + batch.tokens.cpu().numpy().tobytes()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+    return _number(words + batch.tokens.cpu().numpy().tobytes())
+
+
+def _number(words: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(words).digest()[:8], "little")
 
 
 def _swap(seen: _Seen, group: list[Piece], weight: float, gradient: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 The paths that train are proven on small shapes elsewhere. What this launch computes, with its
 length, precision, device and kernels, is seen only here: inputs and outputs of every layer and of
-the head are noted during one pass, then computed again in NumPy. Each rank looks at a row of its
-own and at positions, drawn anew for each launch, so that no place is safe from it for long.
+the head are noted during one pass, then computed again in NumPy. Each rank looks at positions of a
+row of its own, both drawn anew for each launch, so that no place is safe from it for long.
 """
 
 from __future__ import annotations
