@@ -17,6 +17,7 @@ from phases.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
 from runbook.config.limits import LimitSpec
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
+from runbook.records.launch import PROFILE_FLAG
 from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "profiled"
@@ -50,7 +51,7 @@ class Nvtx(RowPhase):
                 phase=self.name,
                 name=_LAUNCH,
                 env=environment(context, self.name, extra=_ENV),
-                extra=("--profile-steps", str(settings.profile_steps)),
+                extra=(PROFILE_FLAG, str(settings.profile_steps)),
                 retry_steps=scaled(settings.retry_steps, context) if settings.retry_steps else None,
                 purpose="profiler trace with the ranges of the attention",
             )

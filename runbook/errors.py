@@ -50,6 +50,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
+def first_of(found: Sequence[str]) -> str:
+    """The first of some, and how many more there are."""
+    return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
     import difflib

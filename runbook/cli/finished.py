@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, add_out, add_run
 from runbook.console import Console, in_one_line
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -125,14 +125,16 @@ def _print(console: Console, record: RunRecord, fmt: str) -> None:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
+    from nsa.contract import CHECKPOINTS_DIR
     from runbook.engine.intact import changed_artifacts
     from runbook.engine.outputs import write_reports
 
     folder = find_run(args.run_name, args.out)
     record = load_run(folder)
-    if changed := changed_artifacts(folder, record):
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        text = f"runbook: warning: changed since the run: {changed[0]}{more}; see runbook verify"
+    # Checkpoints, of which no report tells, are large; `verify` reads them too.
+    told = [one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts]
+    if changed := changed_artifacts(folder, told):
+        text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(in_one_line(text))
     formats = _formats(args)
     if len(formats) == 1:

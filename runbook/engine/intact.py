@@ -7,7 +7,7 @@ the facts that are shown. Each function returns what differs, in words; none cha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from runbook.errors import RunbookError
 from runbook.read import file_sha256
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
 from runbook.read.redact import redact_variables
-from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
+from runbook.records import ArtifactRecord, LaunchEntry, PhaseRecord, Reason, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.records.phase import Phase
 
@@ -68,11 +68,12 @@ def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
 
 def _artifacts(run_root: Path, record: RunRecord) -> Iterator[str]:
     listed = {artifact.path: artifact for artifact in record.artifacts}
+    changed = set(changed_artifacts(run_root, record.artifacts))
     for name, artifact in listed.items():
         path = run_root / name
         if not path.is_file() or path.is_symlink():
             yield f"{name}: missing"
-        elif file_sha256(path) != artifact.sha256:
+        elif name in changed:
             yield f"{name}: differs from its digest in {RECORD_FILE}"
         elif path.stat().st_size != artifact.size_bytes:
             yield f"{name}: its size differs from that in {RECORD_FILE}"
@@ -83,11 +84,11 @@ def _artifacts(run_root: Path, record: RunRecord) -> Iterator[str]:
                 yield f"{name}: not listed in {RECORD_FILE}"
 
 
-def changed_artifacts(run_root: Path, record: RunRecord) -> list[str]:
-    """Files that are there and are not those of the record; it may have been sent on alone."""
+def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
+    """Those of which another file is there; a record may have been sent on alone."""
     return [
         one.path
-        for one in record.artifacts
+        for one in artifacts
         if (path := run_root / one.path).is_file() and file_sha256(path) != one.sha256
     ]
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from runbook import registry
@@ -121,20 +121,17 @@ def check_manifest(run_root: Path) -> list[str]:
     Raises `RunbookError` if there is no manifest or it cannot be read.
     """
     wanted = read_manifest(run_root / MANIFEST_FILE)
-    problems = [f"{name}: {text}" for name, text in changed_files(run_root).items()]
+    problems = [f"{name}: {text}" for name, text in changed_files(run_root, wanted).items()]
     names = {path.relative_to(run_root).as_posix() for path in run_files(run_root)}
     unlisted = sorted(names - wanted.keys() - {MANIFEST_FILE})
     problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
     return problems + strange_entries(run_root)
 
 
-def changed_files(run_root: Path) -> dict[str, str]:
-    """Each file that the manifest lists and that is not as it says, and how it differs.
-
-    Raises `RunbookError` if there is no manifest or it cannot be read.
-    """
+def changed_files(run_root: Path, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Each file of a manifest with these digests that is not as it says, and how it differs."""
     found = {}
-    for name, sha256 in read_manifest(run_root / MANIFEST_FILE).items():
+    for name, sha256 in wanted.items():
         path = run_root / name
         if not path.resolve().is_relative_to(run_root.resolve()):
             found[name] = f"{MANIFEST_FILE} names a file outside the run"

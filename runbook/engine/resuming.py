@@ -11,12 +11,12 @@ from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.options import Setup, setup_to_resume
-from runbook.engine.outputs import MANIFEST_FILE, changed_files, report_files
+from runbook.engine.outputs import MANIFEST_FILE, changed_files, read_manifest, report_files
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import finished_phases, go_on, guard, keep_configs
 from runbook.engine.standing import require_standing
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import RunbookError, UsageError, first_of
 from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
@@ -97,16 +97,18 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) 
 
 def _refuse_if_changed(run_root: Path, record: RunRecord) -> None:
     """A manifest made anew would vouch for what is left; reports may be rendered again."""
-    if not (run_root / MANIFEST_FILE).is_file():
+    path = run_root / MANIFEST_FILE
+    if not path.is_file():
         return
     reports = report_files().values()
     changed = [
-        f"{name}: {text}" for name, text in changed_files(run_root).items() if name not in reports
+        f"{name}: {text}"
+        for name, text in changed_files(run_root, read_manifest(path)).items()
+        if name not in reports
     ]
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UsageError(
-            f"{record.run_id} is not what it was when it ended: {changed[0]}{more}",
+            f"{record.run_id} is not what it was when it ended: {first_of(changed)}",
             hint="`runbook verify` names every file; begin a new run",
         )
 

@@ -24,6 +24,7 @@ from runbook.launch.classify import (
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import carriers
 from runbook.launch.refusals import said_by_machine
+from runbook.launch.resources import resident_mib
 from runbook.launch.watchdog import Hang
 from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
 from runbook.read.own_log import (
@@ -41,7 +42,6 @@ from runbook.records.own_trainer import OUT, OwnTrainer
 # How often processes are looked for and their memory is read; the first readings while it trains
 # come faster, so that a short launch has enough of them.
 _FIND_EVERY_S, _READ_EVERY_S, _FAST_READINGS = 0.5, 0.1, 100
-_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|DefaultCPUAllocator"
 )
@@ -199,7 +199,7 @@ class OwnWatch(RankWatch):
             self._known = {pid: _rank_of(pid) for pid in carriers(self.token)}
             self._name_processes()
         for pid, rank in self._known.items():
-            rss = _rss_mib(pid)
+            rss = resident_mib(pid)
             if rss is not None:
                 _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
 
@@ -233,13 +233,6 @@ def _rank_of(pid: int) -> int:
     told = dict(one.partition(b"=")[::2] for one in variables)
     text = told.get(b"RANK", told.get(b"LOCAL_RANK", b""))
     return int(text) if text.isdigit() else -1
-
-
-def _rss_mib(pid: int) -> float | None:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * _PAGE_MIB
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def own_words(words: Sequence[str], folder: str) -> list[str]:

@@ -15,6 +15,7 @@ from runbook.read.documents import RESOURCES, RESOURCES_CSV
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
 class ResourceLog:
@@ -61,14 +62,21 @@ def _held_by(pid: int) -> tuple[str, int, int, int] | None:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
         return None
     # A process that ends has given its descriptors back already.
-    if not descriptors:
+    resident = resident_mib(pid)
+    if not descriptors or resident is None:
         return None
-    resident = f"{pages * os.sysconf('SC_PAGE_SIZE') / _MIB:.1f}"
-    return resident, descriptors, len(threads), _children(threads)
+    return f"{resident:.1f}", descriptors, len(threads), _children(threads)
+
+
+def resident_mib(pid: int) -> float | None:
+    """Resident memory of a process, MiB; None if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * _PAGE_MIB
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _children(threads: Iterable[Path]) -> int:

@@ -164,7 +164,7 @@ def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
     """
     for last in range(len(kinds), 3, -1):
         for period in range(1, min(_LONGEST_PERIOD, last // 4) + 1):
-            tail = kinds[last - 4 * period : last]
-            if all(tail[i] == tail[i + period] for i in range(3 * period)):
+            begin, end = last - 4 * period, last - period
+            if all(kinds[i] == kinds[i + period] for i in range(begin, end)):
                 return period, last
     return None

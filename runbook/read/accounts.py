@@ -20,11 +20,11 @@ from runbook.read.generated import GeneratedData
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
+from runbook.records.launch import PROFILE_FLAG
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_PROFILE_FLAG = "--profile-steps"
 # The same weights on the same tokens, by the same kernels in another order of sums: nats.
 AGAIN_TOLERANCE = 2e-4
 # Numbers of the same step in two files: only their rounding may differ.
@@ -84,7 +84,7 @@ class Workload:
             layers=(config.get("model") or {}).get("n_layers"),
             grad_clip=train.get("grad_clip"),
             steps=effective.get("steps"),
-            profiled=any(str(word).startswith(_PROFILE_FLAG) for word in env.get("argv") or ()),
+            profiled=any(str(word).startswith(PROFILE_FLAG) for word in env.get("argv") or ()),
             eval_every=train.get("eval_every") or 0,
             eval_batches=train.get("eval_batches") or 0,
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
+from runbook.errors import first_of
 from runbook.read.documents import name_below
 from runbook.read.heartbeats import STEPPING, RankFold, fold_file, whole_number
 from runbook.read.shapes import EVENTS, is_any_number, is_digest, shaped
@@ -255,8 +256,7 @@ def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> Rank
     if history.clock_back:
         problems.append(f"the monotonic clock goes back at {history.clock_back} places")
     if history.misshapen:
-        more = f" and {len(history.misshapen) - 1} more" if len(history.misshapen) > 1 else ""
-        problems.append(f"{history.misshapen[0]}{more}")
+        problems.append(first_of(history.misshapen))
     damaged = bool(problems)
     if torn:
         problems.append(f"a torn last line was dropped ({torn} bytes)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nsa.contract import recomputed_steps, watched_steps
@@ -59,16 +59,9 @@ def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workloa
     """The gradient that the optimizer got is that of the loss of this step's batches."""
     if not told or rank.first_step is None or rank.steps is None or work.steps is None:
         return ["no gradient was computed a second time"]
-    ended = {int(step) for step in rank.steps["step"]}
     first, last, profiled = rank.first_step, work.steps, work.profiled
-    wanted = [
-        [s for s in recomputed_steps(token, first, last, profiled=profiled) if s in ended]
-        for token in sorted(rank.tokens)
-    ]
-    problems = []
-    if told.get("steps") not in wanted:
-        drawn = " or ".join(map(str, wanted)) or "those that a token draws"
-        problems.append(f"gradients were computed again in steps {told.get('steps')}, not {drawn}")
+    drawn = {t: recomputed_steps(t, first, last, profiled=profiled) for t in rank.tokens}
+    problems = _other_steps("gradients were computed again", told, drawn, rank.steps["step"])
     gap, limit = told.get("gradient"), gradient_tolerance(work)
     if not isinstance(gap, int | float) or not 0 <= gap <= limit:
         problems.append(
@@ -76,6 +69,19 @@ def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workloa
             f"itself, allowed {limit:.2g}"
         )
     return problems
+
+
+def _other_steps(
+    what: str, told: Mapping[str, Any], drawn: Mapping[str, Iterable[int]], ended: Iterable[int]
+) -> list[str]:
+    """Steps that were told and are not those that a token has drawn, of those that ended."""
+    there = {int(step) for step in ended}
+    # One token; that it is the launch's own is another row's to say.
+    wanted = [[step for step in drawn[token] if step in there] for token in sorted(drawn)]
+    if told.get("steps") in wanted:
+        return []
+    right = " or ".join(map(str, wanted)) or "those that a token draws"
+    return [f"{what} in steps {told.get('steps')}, not {right}"]
 
 
 def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -109,16 +115,8 @@ def _problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> 
         return ["the optimizer's updates were held against nothing"]
     if work.steps is None:
         return ["env.json does not say how many steps its launch has"]
-    ended = {int(step) for step in rank.steps["step"]}
-    # One token; that it is the launch's own is another row's to say.
-    wanted = [
-        [step for step in watched_steps(token, rank.first_step, work.steps) if step in ended]
-        for token in sorted(rank.tokens)
-    ]
-    problems = []
-    if told.get("steps") not in wanted:
-        drawn = " or ".join(map(str, wanted)) or "those that a token draws"
-        problems.append(f"the optimizer was watched in steps {told.get('steps')}, not {drawn}")
+    drawn = {t: watched_steps(t, rank.first_step, work.steps) for t in rank.tokens}
+    problems = _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
     for name, (what, limit) in _ALLOWED.items():
         gap = told.get(name)
         if not isinstance(gap, int | float) or not 0 <= gap <= limit:

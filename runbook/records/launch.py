@@ -17,6 +17,7 @@ from runbook.records.own_trainer import OwnTrainer
 CONFIG_FLAG = "--config"
 RESUME_FLAG = "--resume"
 DATASET_FLAG = "--dataset"
+PROFILE_FLAG = "--profile-steps"
 
 
 class ArmSchedule(Record):
