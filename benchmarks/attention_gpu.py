@@ -9,7 +9,8 @@ First what is computed: outputs and gradients against the written-out reference 
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward, or CPU time of
 the process. Peak memory is what the allocator held at most, less what was there before; on a CPU it
-is not measured (attention_cpu.py does that).
+is not measured (attention_cpu.py does that). Last, for our arms: the kernels on the device, each by
+itself.
 
 A peer is somebody else's kernel: a callable that takes the eight tensors of `nsa_attention` by name
 and cfg, and returns the output. It is held against the same reference, shown as WRONG where it
@@ -45,6 +46,7 @@ from benchmarks.attention_checks import (
     load_peer,
     ours,
 )
+from benchmarks.attention_kernels import breakdown, kernel_table
 from nsa.attention.api import choose_selected
 from nsa.config import Selected
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
@@ -179,6 +181,9 @@ def measure(
         for name in order if round_ % 2 == 0 else reversed(order):
             rows[name]["raw_s"].append(once(arms[name], device))
     _add_ratios(rows)
+    if device == "cuda":
+        for name in filter(is_ours, order):
+            rows[name]["kernels"] = breakdown(arms[name])
     return list(rows.values())
 
 
@@ -218,7 +223,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             )
         )
     header = ("S", "arm", "fwd ms", "fwd+bwd ms", "beside best dense", "peak MiB", "error")
-    return markdown_table(header, cells)
+    text = markdown_table(header, cells)
+    return f"{text}\n{kernels}" if (kernels := kernel_table(rows)) else text
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:

@@ -73,7 +73,7 @@ def read_have(given: Iterable[str]) -> dict[str, str]:
     """
     have: dict[str, str] = {}
     for text in given:
-        if Path(text).is_file():
+        if is_file(text):
             lines = Path(text).read_text(encoding="utf-8").splitlines()
             # Other lines are titles, options and comments.
             matches = [found for line in lines if (found := _LISTED.match(line.strip()))]
@@ -86,6 +86,14 @@ def read_have(given: Iterable[str]) -> dict[str, str]:
             "is not carried; name it with what else is there (--have torch, or its `pip list`)"
         )
     return have
+
+
+def is_file(text: str) -> bool:
+    """Is there such a file? A list of names may be longer than the name of a file can be."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def word_of(word: str) -> re.Match[str]:

@@ -100,7 +100,7 @@ class Engine:
         self._made: dict[str, Dense] = {}
         self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
-        self._compiled_graphs = False
+        self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
         self.replay_gap: replay.ReplayGap | None = None
 
@@ -216,7 +216,7 @@ class Engine:
         self.dense = self._made.get(mode)
         self.model.use(self.dense)
         liger.use(self.model, with_liger)
-        self._compiled_graphs = mode == "graphs"
+        self.compiled_graphs = mode == "graphs"
 
     def _record(self, toggles: ToggleSet, *ways: str) -> None:
         """Record the layers where asked, and keep gradients out of the memory of graphs.
@@ -226,7 +226,7 @@ class Engine:
         while self._kept:
             self._kept.pop().remove()
         wanted = toggles.flag("NSA_CUDA_GRAPHS")
-        if wanted or self._compiled_graphs:
+        if wanted or self.compiled_graphs:
             self._kept = compiled.keep_gradients(self.model.parameters())
         if not wanted:
             self.model.recording, self._recorded, self.replay_gap = None, (), None
@@ -293,19 +293,15 @@ class Engine:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
 
-    def logits(self, tokens: Tensor, *, wrapped: bool) -> Tensor:
-        """Logits [B,S,V] of the next tokens, for tokens [B, S+1] on the device."""
-        call = self.wrapped if wrapped and self.wrapped is not None else self.model
-        if self._compiled_graphs:
-            compiled.begin_micro_batch()
-        with self.autocast():
-            logits: Tensor = call(tokens[:, :-1])
-        return logits
-
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
+        call = self.wrapped if wrapped and self.wrapped is not None else self.model
+        if self.compiled_graphs:
+            compiled.begin_micro_batch()
+        with self.autocast():
+            logits = call(tokens[:, :-1])
         loss = mean_loss if self.dense is None else self.dense.loss
-        return loss(self.logits(tokens, wrapped=wrapped), tokens[:, 1:])
+        return loss(logits, tokens[:, 1:])
 
     def compute(
         self,

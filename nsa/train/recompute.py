@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from nsa.data.source import Batch
+from nsa.train import compiled
 from nsa.train.engine import Engine
 
 # Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
@@ -142,7 +143,10 @@ def _furthest(
 
 
 def _loss(engine: Engine, tokens: Tensor) -> Tensor:
-    logits = engine.logits(tokens, wrapped=False)
+    if engine.compiled_graphs:
+        compiled.begin_micro_batch()
+    with engine.autocast():
+        logits: Tensor = engine.model(tokens[:, :-1])
     return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -88,6 +88,11 @@ def test_what_is_too_old_there_is_downloaded(index: Path) -> None:
     assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} pydantic==2.10.0")[0], "kept"
 
 
+def test_more_names_than_the_name_of_a_file_can_have_letters(index: Path) -> None:
+    others = " ".join(f"another-package-{number}" for number in range(30))
+    assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} {others}")[0]
+
+
 @pytest.mark.parametrize(
     ("have", "said"),
     [
