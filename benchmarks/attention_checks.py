@@ -25,12 +25,12 @@ Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
 Peer = Callable[..., Tensor]
 
 
-def inputs(seq_len: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
-    """Queries, keys, values and gates of one sequence."""
+def inputs(seq_len: int, dtype: torch.dtype, device: str, batch: int = 1) -> dict[str, Tensor]:
+    """Queries, keys, values and gates of `batch` sequences."""
     generator = torch.Generator().manual_seed(seq_len)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(1, seq_len, *shape, generator=generator).to(device, dtype)
+        return torch.randn(batch, seq_len, *shape, generator=generator).to(device, dtype)
 
     x = {"q": normal(CFG.n_heads, CFG.d_k)}
     for branch in ("cmp", "sel", "win"):

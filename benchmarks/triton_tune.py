@@ -1,0 +1,384 @@
+"""How the Triton kernels are cut, tried on a device: each kernel's own time by rows, warps, stages.
+
+    python -m benchmarks.triton_tune --out DIR [--shapes 2x2048,1x32768] [--only forward,...]
+        [--left-s 300] [--processes 12]
+
+A knob is a part of a cut (`tiles.Cut`, `CompressedCut`, `WindowCut`) and the kernels that it
+decides. Each of its values is put in the place of the shipped one, alone; one forward and backward
+pass of the whole core then runs under the profiler, at the production shape in bfloat16. What a
+value computes is held against what the shipped cut computes, so that a wrong one cannot win.
+Compiling takes longer than measuring, and goes before it, side by side in as many processes.
+
+Every value is a line in rows.jsonl as soon as it is known; a line that is there is not repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.attention_checks import Arm, inputs, largest_error, ours
+from benchmarks.attention_kernels import breakdown
+from nsa.attention.triton import compressed_launch, launch, window_launch
+from nsa.attention.triton.tiles import Tile
+from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
+from runbook.tools.acceptance.stages import TO_BE_CONTINUED
+
+# What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
+_SAME = 2.0**-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A field of a cut ("by_block.forward": of a part of it), and the kernels that it decides."""
+
+    field: str
+    kernels: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+def tiles(rows: Sequence[int], warps: Sequence[int], stages: Sequence[int]) -> tuple[Tile, ...]:
+    """All of them."""
+    every = itertools.product(rows, warps, stages)
+    return tuple(Tile(rows=r, warps=w, stages=s) for r, w, s in every)
+
+
+# The module whose cut it is, the function that makes it, and what is tried.
+KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
+    (
+        "selected",
+        launch,
+        "choose_cut",
+        (
+            Knob(
+                field="forward",
+                kernels=("forward_kernel",),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="query_gradient",
+                kernels=("query_gradient_kernel",),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="key_gradient",
+                kernels=("piece_kernel", "sum_kernel"),
+                values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="by_block.forward",
+                kernels=("part_kernel",),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="by_block.query_gradient",
+                kernels=("gradient_part_kernel",),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+        ),
+    ),
+    (
+        "compressed",
+        compressed_launch,
+        "choose_compressed_cut",
+        (
+            Knob(
+                field="forward",
+                kernels=("compressed_kernel",),
+                values=tiles((64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(field="keys", kernels=("compressed_kernel",), values=(16, 32, 64, 128)),
+            Knob(
+                field="query_gradient",
+                kernels=("compressed_query_gradient_kernel",),
+                values=tiles((64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="rounded_keys",
+                kernels=("compressed_query_gradient_kernel",),
+                values=(32, 64, 128),
+            ),
+            Knob(
+                field="key_gradient",
+                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="owned",
+                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
+                values=(32, 64, 128),
+            ),
+            Knob(
+                field="top",
+                kernels=("top_kernel",),
+                values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(field="blocks", kernels=("top_kernel",), values=(16, 32, 64, 128)),
+        ),
+    ),
+    (
+        "window",
+        window_launch,
+        "choose_window_cut",
+        (
+            Knob(
+                field="forward",
+                kernels=("window_kernel",),
+                values=tiles((64, 128), (4, 8), (2, 3)),
+            ),
+            Knob(
+                field="query_gradient",
+                kernels=("window_query_kernel",),
+                values=tiles((64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="key_gradient",
+                kernels=("window_keys_kernel",),
+                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+        ),
+    ),
+)
+
+
+def put(cut: Any, field: str, value: Any) -> Any:
+    """The cut with one part exchanged; as it is where it lacks that part (no form by block)."""
+    head, _, rest = field.partition(".")
+    inner = getattr(cut, head)
+    if rest and inner is None:
+        return cut
+    new = put(inner, rest, value) if rest else value
+    return dataclasses.replace(cut, **{head: new})
+
+
+def get(cut: Any, field: str) -> Any:
+    """That part; None where there is none."""
+    head, _, rest = field.partition(".")
+    inner = getattr(cut, head)
+    return get(inner, rest) if rest and inner is not None else inner
+
+
+@contextmanager
+def exchanged(module: ModuleType, chooser: str, field: str, value: Any) -> Iterator[None]:
+    """Calls of `chooser` give a cut with that value."""
+    shipped: Callable[..., Any] = getattr(module, chooser)
+    setattr(module, chooser, lambda *args, **named: put(shipped(*args, **named), field, value))
+    try:
+        yield
+    finally:
+        setattr(module, chooser, shipped)
+
+
+@contextmanager
+def listened(module: ModuleType, chooser: str, heard: list[Any]) -> Iterator[None]:
+    """What `chooser` gives, meanwhile, is in `heard`."""
+    shipped: Callable[..., Any] = getattr(module, chooser)
+
+    def told(*args: Any, **named: Any) -> Any:
+        heard.append(shipped(*args, **named))
+        return heard[-1]
+
+    setattr(module, chooser, told)
+    try:
+        yield
+    finally:
+        setattr(module, chooser, shipped)
+
+
+def computed(x: dict[str, Tensor]) -> list[Tensor]:
+    """Output and gradients of the core."""
+    out, _ = ours(x, "triton")
+    return [out.detach(), *torch.autograd.grad(out, list(x.values()), out.detach())]
+
+
+def arm(x: dict[str, Tensor]) -> Arm:
+    """One forward pass of the core."""
+    return lambda: (ours(x, "triton")[0], list(x.values()))
+
+
+def shapes(text: str) -> list[tuple[int, int]]:
+    """ "2x2048,1x8192" as (batch, length)."""
+    parts = (part.split("x") for part in text.split(","))
+    return [(int(batch), int(length)) for batch, length in parts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One value of one knob at one shape."""
+
+    branch: str
+    module: ModuleType
+    chooser: str
+    knob: Knob
+    value: Any
+    shape: tuple[int, int]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What its line is known by."""
+        value = dataclasses.astuple(self.value) if isinstance(self.value, Tile) else self.value
+        batch, length = self.shape
+        return {
+            "shape": f"{batch}x{length}",
+            "branch": self.branch,
+            "field": self.knob.field,
+            "value": list(value) if isinstance(value, tuple) else value,
+        }
+
+
+def cases(args: Any) -> list[Case]:
+    """All, a shape after the other."""
+    return [
+        Case(branch=branch, module=module, chooser=chooser, knob=knob, value=value, shape=shape)
+        for shape in args.shapes
+        for branch, module, chooser, knobs in KNOBS
+        for knob in knobs
+        if not args.only or any(name in args.only for name in knob.kernels)
+        for value in knob.values
+    ]
+
+
+def tensors(shape: tuple[int, int], device: str) -> dict[str, Tensor]:
+    """Of that batch and length."""
+    batch, length = shape
+    return inputs(length, torch.bfloat16, device, batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """One shape as it is: the tensors, what they give, and the kernels that run."""
+
+    x: dict[str, Tensor]
+    truth: list[Tensor]
+    launched: set[str]
+
+    @classmethod
+    def at(cls, shape: tuple[int, int]) -> Shipped:
+        """Measured."""
+        x = tensors(shape, "cuda")
+        launched = {one["kernel"] for one in breakdown(arm(x))}
+        return cls(x=x, truth=computed(x), launched=launched)
+
+
+def measure(case: Case, shipped: Shipped) -> dict[str, Any]:
+    """Its line: milliseconds of its kernels, or why there are none."""
+    row = case.key | {"kernels": list(case.knob.kernels)}
+    if not shipped.launched.intersection(case.knob.kernels):
+        return row | {"problem": "not launched at this shape"}
+    x, heard = shipped.x, []
+    with listened(case.module, case.chooser, heard):
+        ours(x, "triton")
+    row["shipped"] = get(heard[0], case.knob.field) == case.value
+    with exchanged(case.module, case.chooser, case.knob.field, case.value):
+        try:
+            error = largest_error(computed(x), shipped.truth)
+            found = {one["kernel"]: one["ms"] for one in breakdown(arm(x))}
+        except (RuntimeError, ValueError) as problem:  # too much shared memory, no such layout
+            return row | {"problem": " ".join(str(problem).split())[:160]}
+    time_ms = sum(found[name] for name in case.knob.kernels if name in found)
+    return row | {"ms": time_ms, "error": error, "right": error <= _SAME}
+
+
+def compile_share(args: Any) -> None:
+    """Run every n-th case once, so that what it compiles lies in Triton's cache."""
+    number, of = (int(part) for part in args.compile.split("/"))
+    kept: tuple[tuple[int, int], dict[str, Tensor]] | None = None
+    for case in cases(args)[number::of]:
+        if kept is None or kept[0] != case.shape:
+            kept = case.shape, tensors(case.shape, "cuda")
+        with exchanged(case.module, case.chooser, case.knob.field, case.value):
+            try:
+                computed(kept[1])
+            except (RuntimeError, ValueError):
+                continue  # measured later, and said there
+
+
+def compile_all(program: Program) -> None:
+    """All cases, by processes of their own."""
+    args = program.args
+    words = [sys.executable, "-m", "benchmarks.triton_tune", "--out", str(args.out)]
+    words += ["--shapes", ",".join(f"{b}x{s}" for b, s in args.shapes), "--only", args.only]
+    shares = [
+        subprocess.Popen([*words, "--compile", f"{number}/{args.processes}"])
+        for number in range(args.processes)
+    ]
+    for share in shares:
+        try:
+            share.wait(timeout=max(1.0, program.left_s / 2))
+        except subprocess.TimeoutExpired:
+            share.kill()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """In Markdown: of every knob the shipped value and the best ones."""
+    cells = []
+    names = dict.fromkeys((row["shape"], row["branch"], row["field"]) for row in rows)
+    for shape, branch, field in names:
+        here = [r for r in rows if (r["shape"], r["branch"], r["field"]) == (shape, branch, field)]
+        known = sorted((row for row in here if row.get("right")), key=lambda row: row["ms"])
+        shipped = next((row for row in known if row["shipped"]), None)
+        for row in [*known[:3], *([shipped] if shipped and shipped not in known[:3] else [])]:
+            beside = f"{row['ms'] / shipped['ms']:.2f}" if shipped else "-"
+            mark = "shipped" if row["shipped"] else ""
+            figures = (json.dumps(row["value"]), f"{row['ms']:.4f}", beside, mark)
+            cells.append((shape, branch, field, *figures))
+        for row in here:
+            if "ms" in row and not row["right"]:
+                cells.append((shape, branch, field, json.dumps(row["value"]), "WRONG", "-", ""))
+    return markdown_table(
+        ("batch x S", "branch", "field", "rows, warps, stages", "ms", "/ shipped", ""), cells
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 all were measured, 1 one computes something else, 75 out of time."""
+    program = Program(__doc__)
+    add = program.parser.add_argument
+    add("--shapes", type=shapes, default=shapes("2x2048,1x32768"), help="BATCHxS,...")
+    add("--only", default="", help="kernels, comma-separated (default: all)")
+    add("--processes", type=int, default=12, help="that compile")
+    add("--compile", default="", help="N/OF: compile this share, measure nothing")
+    args = program.parse(argv)
+    args.stand_in = False
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device: times are what this is about")
+    if args.compile:
+        compile_share(args)
+        return 0
+    begun = time.monotonic()
+    compile_all(program)
+    program.say(f"compiled in {time.monotonic() - begun:.0f} s")
+    lines = args.out / "rows.jsonl"
+    rows: list[dict[str, Any]] = read_lines(lines)
+    known = [{key: row[key] for key in ("shape", "branch", "field", "value")} for row in rows]
+    done: tuple[tuple[int, int], Shipped] | None = None
+    for case in cases(args):
+        if case.key in known:
+            continue
+        if program.left_s < 5:
+            program.write("out of time", table(rows), {"rows": rows})
+            return TO_BE_CONTINUED
+        if done is None or done[0] != case.shape:
+            done = case.shape, Shipped.at(case.shape)
+        rows.append(measure(case, done[1]))
+        append_line(lines, rows[-1])
+    wrong = [row for row in rows if "ms" in row and not row["right"]]
+    text = f"{len(rows)} values, {len(wrong)} compute something else"
+    program.write(text, table(rows), {"rows": rows, "device": torch.cuda.get_device_name()})
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
