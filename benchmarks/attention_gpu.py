@@ -7,10 +7,10 @@ The core without projections at the production shape (12 query heads, 2 groups, 
 bfloat16 on a GPU and float32 on a CPU; on a GPU by masks, and by Triton's kernels.
 First what is computed: outputs and gradients against the written-out reference in float64, up to
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
-long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward, or CPU time of
-the process. Peak memory is what the allocator held at most, less what was there before; on a CPU it
-is not measured (attention_cpu.py does that). Last, for our arms: the kernels on the device, each by
-itself.
+long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward passes that are
+replayed (one column says what they take launched by the host), or CPU time of the process. Peak
+memory is what the allocator held at most, less what was there before; on a CPU it is not measured
+(attention_cpu.py does that). Last, for our arms: the kernels on the device, each by itself.
 
 A peer is somebody else's kernel: a callable that takes the eight tensors of `nsa_attention` by name
 and cfg, and returns the output. It is held against the same reference, shown as WRONG where it
@@ -47,6 +47,7 @@ from benchmarks.attention_checks import (
     ours,
 )
 from benchmarks.attention_kernels import breakdown, kernel_table
+from benchmarks.attention_times import Timed, peak_bytes, timed
 from nsa.attention.api import choose_selected
 from nsa.config import Selected
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
@@ -57,9 +58,6 @@ DENSE = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# The first runs of an arm load kernels and choose algorithms.
-WARM = 2
-INNER = {"cuda": 3, "cpu": 1}
 
 
 def sparse(x: dict[str, Tensor], selected: Selected) -> Arm:
@@ -96,40 +94,6 @@ def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
     return lambda: (grouped(native).transpose(1, 2), leaves)
 
 
-def once(arm: Arm, device: str) -> tuple[float, float]:
-    """Seconds of a forward and of a backward pass, means of a few."""
-    inner = INNER[device]
-    if device == "cpu":
-        start = time.process_time()
-        out, leaves = arm()
-        middle = time.process_time()
-        torch.autograd.grad(out, list(leaves), out.detach())
-        return middle - start, time.process_time() - middle
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(3)] for _ in range(inner)]
-    for start_, middle_, end_ in marks:
-        start_.record()
-        out, leaves = arm()
-        middle_.record()
-        torch.autograd.grad(out, list(leaves), out.detach())
-        end_.record()
-    torch.cuda.synchronize()
-    forward = sum(a.elapsed_time(b) for a, b, _ in marks) / inner / 1e3
-    return forward, sum(b.elapsed_time(c) for _, b, c in marks) / inner / 1e3
-
-
-def peak_bytes(arm: Arm, device: str) -> int | None:
-    """What one forward and backward pass holds at most beyond its inputs; None on a CPU."""
-    if device == "cpu":
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    out, leaves = arm()
-    torch.autograd.grad(out, list(leaves), out.detach())
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def ways(x: dict[str, Tensor]) -> dict[str, Selected]:
     """Arms of ours by how the selected branch runs: by SDPA, by Triton where that can run."""
     q = x["q"]
@@ -158,8 +122,10 @@ def measure(
     """All arms at one length: error, times of every round, peak memory."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     x = inputs(seq_len, dtype, device)
-    arms, rows = arms_for(x, device, peers), {}
-    for name, arm in list(arms.items()):
+    arms = arms_for(x, device, peers)
+    rows: dict[str, dict[str, Any]] = {}
+    ready: dict[str, Timed] = {}
+    for name, arm in arms.items():
         row: dict[str, Any] = {"seq_len": seq_len, "arm": name, "dtype": str(dtype), "raw_s": []}
         rows[name] = row
         try:
@@ -168,19 +134,19 @@ def measure(
                 if name.startswith("dense")
                 else check_sparse(x, check_to, ways(x).get(name, "sdpa"), peers.get(name))
             )
-            for _ in range(WARM):
-                once(arm, device)
             row["peak_bytes"] = peak_bytes(arm, device)
+            ready[name] = timed(arm, device)
         except RuntimeError as error:  # no such kernel here, or out of memory
             row["problem"] = str(error).partition("\n")[0][:200]
-            del arms[name]
         row["bound"] = BOUND[dtype]
         row["right"] = row.get("error", float("inf")) <= BOUND[dtype]
-    order = list(arms)
+    order = list(ready)
     for round_ in range(rounds):
         for name in order if round_ % 2 == 0 else reversed(order):
-            rows[name]["raw_s"].append(once(arms[name], device))
+            rows[name]["raw_s"].append(ready[name].once(device))
     _add_ratios(rows)
+    for name, arm in ready.items():
+        rows[name]["by_host_ms"] = None if arm.by_host_s is None else 1e3 * arm.by_host_s
     if device == "cuda":
         for name in filter(is_ours, order):
             rows[name]["kernels"] = breakdown(arms[name])
@@ -208,7 +174,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
         if "problem" in row:
-            cells.append((row["seq_len"], row["arm"], "-", "-", "-", "-", row["problem"]))
+            cells.append((row["seq_len"], row["arm"], *"-----", row["problem"]))
             continue
         ratio = "-"
         if "ratio" in row:
@@ -218,11 +184,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append(
             (
                 *(row["seq_len"], row["arm"]),
-                *(f"{row['forward_ms']:.3f}", f"{row['total_ms']:.3f}", ratio, peak),
+                *(f"{row['forward_ms']:.3f}", f"{row['total_ms']:.3f}", ratio),
+                *("-" if row["by_host_ms"] is None else f"{row['by_host_ms']:.3f}", peak),
                 f"{right}{row['error']:.1e} ({row['compared']})",
             )
         )
-    header = ("S", "arm", "fwd ms", "fwd+bwd ms", "beside best dense", "peak MiB", "error")
+    times = ("fwd ms", "fwd+bwd ms", "beside best dense", "by the host")
+    header = ("S", "arm", *times, "peak MiB", "error")
     text = markdown_table(header, cells)
     return f"{text}\n{kernels}" if (kernels := kernel_table(rows)) else text
 

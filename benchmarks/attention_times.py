@@ -1,0 +1,93 @@
+"""How long an arm of `attention_gpu` takes, and what memory it holds.
+
+On a GPU the passes are recorded as CUDA graphs and replayed: launched one by one, the host would be
+what is measured up to some thousand tokens, and training replays its layers too.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.attention_checks import Arm
+
+# The first runs of an arm load kernels and choose algorithms.
+_WARM = 2
+_INNER = 3
+_LAUNCHED = 3
+
+
+def both(arm: Arm) -> None:
+    """A forward and a backward pass."""
+    out, leaves = arm()
+    torch.autograd.grad(out, list(leaves), out.detach())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """An arm that is ready to be timed; by_host_s: forward and backward, launched one by one."""
+
+    forward: Callable[[], object]
+    both: Callable[[], object]
+    by_host_s: float | None
+
+    def once(self, device: str) -> tuple[float, float]:
+        """Seconds of a forward and of a backward pass, on a GPU means of a few."""
+        if device == "cpu":
+            begin = time.process_time()
+            self.forward()
+            middle = time.process_time()
+            self.both()
+            forward_s = middle - begin
+            return forward_s, time.process_time() - middle - forward_s
+        forward_s = _device_s(self.forward, _INNER)
+        return forward_s, _device_s(self.both, _INNER) - forward_s
+
+
+def _device_s(run: Callable[[], object], times: int) -> float:
+    """Seconds of one run on the device, a mean."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / times / 1e3
+
+
+def timed(arm: Arm, device: str) -> Timed:
+    """Warmed up, and recorded on a GPU. Raises RuntimeError where it cannot run or be recorded."""
+    for _ in range(_WARM):
+        both(arm)
+    if device == "cpu":
+        return Timed(forward=arm, both=lambda: both(arm), by_host_s=None)
+    by_host_s = statistics.median(_device_s(lambda: both(arm), 1) for _ in range(_LAUNCHED))
+    # As torch asks for it: what is recorded has run on another stream before.
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        both(arm)
+    torch.cuda.current_stream().wait_stream(beside)
+    forward, whole = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(forward):
+        arm()
+    with torch.cuda.graph(whole):
+        both(arm)
+    return Timed(forward=forward.replay, both=whole.replay, by_host_s=by_host_s)
+
+
+def peak_bytes(arm: Arm, device: str) -> int | None:
+    """What one forward and backward pass holds at most beyond its inputs; None on a CPU."""
+    if device == "cpu":
+        return None
+    both(arm)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    both(arm)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
