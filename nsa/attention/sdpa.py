@@ -130,7 +130,7 @@ def _selected(
 ) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
     seq_len = q.shape[1]
-    ranges = build_ranges(blocks, cfg, version)
+    ranges = build_ranges(blocks, cfg, version, by_triton=selected == "triton")
     with profile_range(ATTEND_RANGE):
         if selected == "triton":
             return attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)

@@ -14,16 +14,25 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
-from nsa.attention.triton import mix_launch, mix_operators
-from tests.attention.between_mutants import IN_32_BITS, MIX_MUTANTS
+from nsa.attention.api import attend
+from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
+from nsa.attention.self_test import random_inputs
+from nsa.attention.tracing import count_ranges
+from nsa.attention.triton import launch as LAUNCH
+from nsa.attention.triton import mix_launch, mix_operators, operators
+from nsa.config import RANGES, NSAConfig
+from tests.attention.between_mutants import IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
 from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
 
 HALF = torch.float16
@@ -160,11 +169,82 @@ def mix_mutant(name: str) -> list[str]:
         return mix_values(planted(Path(folder), name, *MIX_MUTANTS[name], launcher="mix_launch"))
 
 
+def chosen() -> list[tuple[Tensor, int]]:
+    """Blocks [B,S,G,n] that ascend, -1 at the end, and l_sel.
+
+    Every choice of up to four of six blocks at each of twelve tokens, those of the future too; and
+    random ones, with places that fill no power of two.
+    """
+    few = [c for size in range(5) for c in combinations(range(6), size)]
+    every = torch.tensor([[*c, *[-1] * (4 - len(c))] for c in few])[:, None, None]
+    draw = np.random.default_rng(0)
+    rows = []
+    for _ in range(2 * 45 * 3):
+        blocks = np.sort(draw.choice(9, draw.integers(1, 8), replace=False))
+        rows.append([*blocks, *[-1] * (7 - len(blocks))])
+    return [(every.expand(-1, 12, 1, -1), 2), (torch.tensor(rows).view(2, 45, 3, 7), 5)]
+
+
+def ranges_values(launch: ModuleType = LAUNCH) -> list[str]:
+    """Bit by bit what plain loops and torch's operators build; each number is written once."""
+    problems: list[str] = []
+    store, stored = interpreter.InterpreterBuilder.create_masked_store, 0
+
+    def counted(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
+        nonlocal stored
+        stored += int(mask.data.sum())
+        return store(self, ptrs, value, mask, *more)
+
+    for blocks, l_sel in chosen():
+        cfg = NSAConfig(l=l_sel, d=l_sel, l_sel=l_sel)
+        stored = 0
+        noted = mock.patch.object(interpreter.InterpreterBuilder, "create_masked_store", counted)
+        with noted, written_once(problems), poisoned():
+            mine = launch.ranges_of(blocks, l_sel)
+        problems += ["not v1"] * (not torch.equal(mine, ranges_v1(blocks, cfg)))
+        problems += ["not v2"] * (not torch.equal(mine, ranges_v2(blocks, cfg)))
+        # All of them are written, as no -1 is left, and in all as often as there are numbers.
+        problems += ["written twice"] * (stored != mine.numel())
+    return problems
+
+
+def ranges_operator() -> list[str]:
+    """torch's own checks, and one graph; whole attention by it, and by v1, is the same."""
+    ((_, _), (blocks, l_sel)) = chosen()
+    no_gradient = ("test_schema", "test_faketensor")
+    said = torch.library.opcheck(
+        operators.merged_ranges, (blocks, l_sel), test_utils=no_gradient, raise_exception=False
+    )
+    problems = [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+    cfg = NSAConfig(dim=8, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=4, d=4, l_sel=4, n_sel=3,
+                    w=8)  # fmt: skip
+    build = partial(build_ranges, blocks, NSAConfig(l=l_sel, d=l_sel, l_sel=l_sel), "v2")
+    compiled = torch.compile(build, fullgraph=True, backend="aot_eager")
+    problems += ["compiled"] * (not torch.equal(compiled(by_triton=True), build()))
+    x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
+    found = []
+    for version in RANGES:
+        with count_ranges() as counts:
+            run = partial(attend, x, cfg, path="batched", force_sdpa=True, selected="triton")
+            found.append(run(selection_ranges=version, window="triton")[0])
+        used = operators.RANGES_OPERATOR in counts.in_ranges
+        problems += [f"{version} in one kernel: {used}"] * (used != (version == "v2"))
+    return problems + ["v1 is another"] * (not torch.equal(*found))
+
+
+def ranges_mutant(name: str) -> list[str]:
+    """What is seen of a planted defect."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ranges_values(planted(Path(folder), name, *RANGES_MUTANTS[name]))
+
+
 _ALL: tuple[Callable[..., list[str]], ...] = (
-    mix_values, mix_operator, mix_far_apart, mix_in_32_bits,
+    mix_values, mix_operator, mix_far_apart, mix_in_32_bits, ranges_values, ranges_operator,
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
 PROOFS |= {name: partial(mix_mutant, name) for name in MIX_MUTANTS}
+PROOFS |= {name: partial(ranges_mutant, name) for name in RANGES_MUTANTS}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MIX = "mix.py"
+_MIX, _RANGES = "mix.py", "ranges.py"
 
 MIX_MUTANTS: dict[str, tuple[str, str, str]] = {
     # Not seen: a control, which has to live.
@@ -24,7 +24,26 @@ MIX_MUTANTS: dict[str, tuple[str, str, str]] = {
     "mix_tiles_in_one_place": (_MIX, "row = tl.program_id(0) * ROWS +", "row = 0 * ROWS +"),
 }  # fmt: skip
 
+RANGES_MUTANTS: dict[str, tuple[str, str, str]] = {
+    "ranges_control": (_RANGES, "current = token", "current  =  token"),
+    "first_run_begins_again": (_RANGES, "run = tl.cumsum(opens.to(tl.int32), 1) - 1",
+                               "run = tl.maximum(tl.cumsum(opens.to(tl.int32), 1) - 2, 0)"),
+    "the_future_is_seen": (_RANGES, "& (block <= current)", "& (block <= current + 1)"),
+    "the_future_goes_on": (_RANGES, "& (after <= current) ", ""),
+    "no_block_goes_on": (_RANGES, "(after >= 0) & ", ""),
+    "merged_over_a_gap": (_RANGES, "(block - before > 1)", "((block - before > 2) | (place == 0))"),
+    "gaps_go_on": (_RANGES, "(after - block <= 1)", "(after - block <= 2)"),
+    "the_next_place_is_anothers": (_RANGES, "(place < N_SEL - 1)", "(place < N_SEL)"),
+    "one_token_ahead": (_RANGES, "token + 1)", "token + 2)"),
+    "unused_left_as_they_were": (_RANGES, "nothing, unused)\n    tl.store(ranges + at * 2 + 1",
+                                 "nothing, place < 0)\n    tl.store(ranges + at * 2 + 1"),
+    "zeros_over_everything": (_RANGES, "unused = inside & (place >= tl.sum(opens.to(tl.int32), 1)"
+                              "[:, None])", "unused = inside"),
+    "token_of_one_group": (_RANGES, "token = (row // groups)", "token = row"),
+    "ranges_of_one_batch": (_RANGES, "tl.program_id(1).to(tl.int64) * n_rows", "0 * n_rows"),
+}  # fmt: skip
+
 # What only one program may write is written by several.
-RACES = {"mix_tiles_in_one_place"}
+RACES = {"mix_tiles_in_one_place", "ranges_of_one_batch"}
 # Offsets that wrap around.
 IN_32_BITS = ("mix_in_32_bits", _MIX, "(row % HEADS).to(tl.int64)", "row % HEADS")
