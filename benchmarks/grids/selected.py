@@ -18,9 +18,9 @@ from nsa.attention.triton.tiles import (
 from nsa.config import NSAConfig
 
 _POINTERS = {
-    "bits": "i32", "lse": "fp32", "delta": "fp32", "parts": "fp32", "ranges": "i64",
-    "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32", "before": "i8",
-    "read": "i32", "sums": "fp32",
+    "blocks": "i64", "ranges": "i64", "bits": "i32", "lse": "fp32", "delta": "fp32",
+    "parts": "fp32", "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32",
+    "before": "i8", "read": "i32", "sums": "fp32",
 }  # fmt: skip
 # Where blocks own the work, parts are of the call's type.
 _BY_BLOCK = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
@@ -28,16 +28,19 @@ _BY_BLOCK = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel, as a call of this shape would launch it."""
-    from nsa.attention.triton import columns, index, launch, rows
+    from nsa.attention.triton import columns, index, launch, ranges, rows
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     walk = {"EVERY": cut.every}
     block, l_sel = cfg.n_blocks(seq_len), {"L_SEL": cfg.l_sel}
-    yield Kernel(
-        name="pack", function=index.pack_kernel, warps=4, stages=1, dots=False, pointers=_POINTERS,
-        constants={**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length(),
-                   "TOKENS": launch.TOKENS},
-    )  # fmt: skip
+    places = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
+    for name, function, of in (
+        ("ranges", ranges.ranges_kernel, "ROWS"), ("pack", index.pack_kernel, "TOKENS"),
+    ):  # fmt: skip
+        yield Kernel(
+            name=name, function=function, warps=4, stages=1, dots=False, pointers=_POINTERS,
+            constants={**places, of: launch.TOKENS},
+        )  # fmt: skip
     for fill in (False, True):
         yield Kernel(
             name=f"list{' (fill)' * fill}", function=index.list_kernel, warps=4, stages=1,

@@ -28,6 +28,7 @@ from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton.compressed_operators import attend_compressed_by_triton, blocks_by_triton
+from nsa.attention.triton.mix_operators import mix_by_triton
 from nsa.attention.triton.operators import attend_selected
 from nsa.attention.triton.window_operators import attend_window
 from nsa.attention.window import Attend, masked_window, varlen_window
@@ -129,7 +130,7 @@ def _selected(
 ) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
     seq_len = q.shape[1]
-    ranges = build_ranges(blocks, cfg, version)
+    ranges = build_ranges(blocks, cfg, version, by_triton=selected == "triton")
     with profile_range(ATTEND_RANGE):
         if selected == "triton":
             return attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
@@ -214,6 +215,8 @@ def batched_sdpa(
     o_sel = _selected(q, x, blocks, cfg, version, attend, selected)
     o_win = _window(q, x, cfg, attend, window)
     with profile_range(GATE_RANGE):
+        if selected == "triton":
+            return mix_by_triton(o_cmp, o_sel, o_win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         out = cast(
             "Tensor",

@@ -15,6 +15,7 @@ from nsa.attention.branches import split_dim
 from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
+from nsa.attention.triton.operators import ranges_by_triton
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -139,11 +140,21 @@ def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
 
 
 def build_ranges(
-    blocks: Tensor, cfg: NSAConfig, version: Ranges, positions: Tensor | None = None
+    blocks: Tensor,
+    cfg: NSAConfig,
+    version: Ranges,
+    positions: Tensor | None = None,
+    *,
+    by_triton: bool = False,
 ) -> Tensor:
-    """Merged token ranges by the chosen version, under its profiler range."""
+    """Merged token ranges by the chosen version, under its profiler range.
+
+    by_triton: v2's by a kernel, of blocks that ascend, with -1 at the end only, at 0..S-1.
+    """
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
+        if by_triton and version == "v2":
+            return ranges_by_triton(blocks, cfg)
         return build(blocks, cfg, positions)
 
 

@@ -37,12 +37,13 @@ class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RangeCounts:
     """How often each range was entered, and how many operators ran in those of the selection.
 
-    A range is a name that code gives itself; the operators are what ran. in_window,
-    in_selected: those of the window and of the selected branch by name.
+    A range is a name that code gives itself; the operators are what ran. in_ranges, in_window,
+    in_selected: those of the token ranges, the window and the selected branch by name.
     """
 
     entered: Counter[str] = field(default_factory=Counter)
     operators: Counter[str] = field(default_factory=Counter)
+    in_ranges: Counter[str] = field(default_factory=Counter)
     in_window: Counter[str] = field(default_factory=Counter)
     in_selected: Counter[str] = field(default_factory=Counter)
 
@@ -90,6 +91,8 @@ def profile_range(name: str) -> Iterator[None]:
     finally:
         if counts is not None and operators is not None:
             counts.operators[name] += operators.names.total()
+            if name in SELECTION_RANGES.values():
+                counts.in_ranges.update(operators.names)
             if name == WIN_RANGE:
                 counts.in_window.update(operators.names)
             if name == ATTEND_RANGE:

@@ -15,7 +15,7 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
-from nsa.attention.triton.operators import SELECTED_OPERATOR
+from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
 from nsa.attention.triton.window_operators import WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
@@ -98,11 +98,15 @@ def _prefill(seen: Seen) -> Evidence:
 
 
 def _ranges(seen: Seen) -> Evidence:
-    """The range's name is what the code calls itself; v1's loops run in Python, v2 in torch."""
+    """The range's name is what the code calls itself; v1's loops run in Python, v2 in torch or as
+
+    one kernel's operator.
+    """
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
     asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
     operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]
-    ran = ["v2" if count >= _VECTORIZED else "v1" for count in operators]
+    in_one = RANGES_OPERATOR in seen.ranges.in_ranges
+    ran = ["v2" if in_one or count >= _VECTORIZED else "v1" for count in operators]
     vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
     evidence = {
         "ranges": names,

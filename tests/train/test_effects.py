@@ -13,6 +13,7 @@ import torch
 from nsa.attention import selection
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
+from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train import effects
 from nsa.train.effects import Seen
@@ -113,6 +114,25 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
     assert took is False
     assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_one_kernel_builds_v2(version: str) -> None:
+    """It is one operator, like v1's tensor, and is told from that by its name."""
+    model = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
+    with count_ranges() as counts:
+        blocks = torch.zeros(1, 12, 1, 3, dtype=torch.int64, device="meta")
+        selection.build_ranges(blocks, SHAPE, "v2", by_triton=True)
+    # As if the code called itself by the other name.
+    asked = SELECTION_RANGES[cast("Any", version)]
+    counts = replace(counts, **{
+        name: Counter({asked: getattr(counts, name).total()}) for name in ("entered", "operators")
+    })  # fmt: skip
+    looked = seen({"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"})
+    looked = replace(looked, engine=cast("Any", SimpleNamespace(model=model)), ranges=counts)
+    took, evidence = effects._ranges(looked)
+    assert took is (version == "v2")
+    assert evidence["ran"] == ["v2"] and evidence["operators_per_call"] == [1]
 
 
 def test_the_fused_kernel_has_to_run() -> None:

@@ -13,16 +13,17 @@ import triton.language as tl
 
 @triton.jit
 def pack_kernel(
-    ranges, bits, seq_len, n_words, L_SEL: tl.constexpr, N_SEL: tl.constexpr,
+    ranges, bits, seq_len, groups, n_words, L_SEL: tl.constexpr, N_SEL: tl.constexpr,
     PLACES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Bits of one word for a run of queries, from their token ranges [B*G, S, N_SEL, 2]."""
+    """Bits of one word for a run of queries, from their token ranges [B,S,G,N_SEL,2]."""
     pair = tl.program_id(1).to(tl.int64)
     word = tl.program_id(2)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     place = tl.arange(0, PLACES)
     inside = (token < seq_len)[:, None] & (place < N_SEL)[None, :]
-    at = ((pair * seq_len + token.to(tl.int64))[:, None] * N_SEL + place[None, :]) * 2
+    far = (pair // groups * seq_len + token.to(tl.int64)) * groups + pair % groups
+    at = (far[:, None] * N_SEL + place[None, :]) * 2
     start = tl.load(ranges + at, mask=inside, other=0).to(tl.int32)
     end = tl.load(ranges + at + 1, mask=inside, other=0).to(tl.int32)
     # Ranges are disjoint, and begin with a block: their bits are, too, so that a sum is a union.

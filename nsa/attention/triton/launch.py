@@ -21,6 +21,7 @@ from nsa.attention.triton.blocks import (
 )
 from nsa.attention.triton.columns import piece_kernel, sum_kernel
 from nsa.attention.triton.index import list_kernel, pack_kernel, place_kernel
+from nsa.attention.triton.ranges import ranges_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
 from nsa.attention.triton.tiles import ByBlock, Tile, choose_cut, padded, register_limit
 from nsa.config import NSAConfig
@@ -29,15 +30,28 @@ _LOG2_E = math.log2(math.e)
 TOKENS, TOKENS_OF_A_LIST = 32, 1024
 
 
+def ranges_of(blocks: Tensor, l_sel: int) -> Tensor:
+    """Merged token ranges int64 [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end."""
+    batch, seq_len, groups, n = blocks.shape
+    blocks = blocks.contiguous()
+    ranges = torch.empty(*blocks.shape, 2, dtype=torch.int64, device=blocks.device)
+    with device_of(blocks):
+        ranges_kernel[triton.cdiv(seq_len * groups, TOKENS), batch](
+            blocks, ranges, seq_len * groups, groups, L_SEL=l_sel, N_SEL=n,
+            PLACES=triton.next_power_of_2(n), ROWS=TOKENS,
+        )  # fmt: skip
+    return ranges
+
+
 def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     batch, seq_len, groups, n = ranges.shape[:4]
-    by_pair = ranges.transpose(1, 2).contiguous()
+    ranges = ranges.contiguous()
     words = -(-cfg.n_blocks(seq_len) // 32)
     bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
-            by_pair, bits, seq_len, words, L_SEL=cfg.l_sel, N_SEL=n,
+            ranges, bits, seq_len, groups, words, L_SEL=cfg.l_sel, N_SEL=n,
             PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
         )  # fmt: skip
     return bits

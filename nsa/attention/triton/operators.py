@@ -1,6 +1,6 @@
 """The selected branch as operators of torch: known to autograd, to torch.compile and to profilers.
 
-`nsa::selected_bits`, `nsa::selected` and `nsa::selected_backward`.
+`nsa::merged_ranges`, `nsa::selected_bits`, `nsa::selected` and `nsa::selected_backward`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,25 @@ from torch import Tensor
 from nsa.attention.triton.registered import config_of, differentiate
 from nsa.config import NSAConfig
 
-# What it is to profilers and dispatch modes.
-SELECTED_OPERATOR = "selected"
+# What they are to profilers and dispatch modes.
+RANGES_OPERATOR, SELECTED_OPERATOR = "merged_ranges", "selected"
 
 
 def _config(q: Tensor, v: Tensor, l_sel: int, n_sel: int) -> NSAConfig:
     return config_of(q, v.shape[-1], l=l_sel, d=l_sel, l_sel=l_sel, n_sel=n_sel)
+
+
+@torch.library.custom_op(f"nsa::{RANGES_OPERATOR}", mutates_args=())
+def merged_ranges(blocks: Tensor, l_sel: int) -> Tensor:
+    """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none."""
+    from nsa.attention.triton import launch
+
+    return launch.ranges_of(blocks, l_sel)
+
+
+@merged_ranges.register_fake
+def _(blocks: Tensor, l_sel: int) -> Tensor:
+    return blocks.new_empty(*blocks.shape, 2)
 
 
 @torch.library.custom_op("nsa::selected_bits", mutates_args=())
@@ -76,6 +89,12 @@ def _(
 
 
 differentiate(selected, selected_backward)
+
+
+def ranges_by_triton(blocks: Tensor, cfg: NSAConfig) -> Tensor:
+    """`selection.ranges_v2` of what `blocks_by_triton` chose, at positions 0..S-1."""
+    ranges: Tensor = merged_ranges(blocks, cfg.l_sel)
+    return ranges
 
 
 def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:

@@ -1,0 +1,252 @@
+"""Proofs of the kernels between the branches in Triton's interpreter, as `window_in_interpreter`.
+
+    TRITON_INTERPRET=1 python -m tests.attention.between_in_interpreter NAME ...
+
+The truth is NumPy's, in float64.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+from nsa.attention.api import attend
+from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
+from nsa.attention.self_test import random_inputs
+from nsa.attention.tracing import count_ranges
+from nsa.attention.triton import launch as LAUNCH
+from nsa.attention.triton import mix_launch, mix_operators, operators
+from nsa.config import RANGES, NSAConfig
+from tests.attention.between_mutants import IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
+from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+
+HALF = torch.float16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed:
+    """Three branches and their gates."""
+
+    seq_len: int
+    heads: int
+    batch: int = 1
+    d_v: int = 16
+    dtype: torch.dtype = torch.float32
+
+    def tensors(self) -> list[Tensor]:
+        """The gradient, the branches and the gates: all but the first two lie as some views do.
+
+        The window's heads lie outside its tokens, as masked attention leaves them; gates are
+        columns of a wider product.
+        """
+        draw = torch.Generator().manual_seed(self.seq_len)
+        shape = (self.batch, self.seq_len, self.heads, self.d_v)
+        grad, cmp, sel, win = (torch.randn(shape, generator=draw) for _ in range(4))
+        gates = torch.rand(*shape[:2], 3 * self.heads + 5, generator=draw).to(self.dtype)
+        wide = torch.nn.functional.pad(sel, (2, 3)).to(self.dtype)[..., 2:-3]
+        outer = win.to(self.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        apart = gates[..., 4:-1].unflatten(-1, (self.heads, 3))
+        return [grad.to(self.dtype), cmp, wide, outer, apart]
+
+
+# Between them: tiles that end inside a token, a last tile that is cut, widths that fill no power
+# of two, more than one batch element, less than one tile.
+MIXED = (
+    Mixed(seq_len=29, heads=6, batch=2, d_v=24),
+    Mixed(seq_len=3, heads=5, batch=3, d_v=5),
+    Mixed(seq_len=40, heads=2, d_v=128, dtype=HALF),
+    Mixed(seq_len=70, heads=1, d_v=64, dtype=HALF),
+)
+
+
+def mixed_right(tensors: list[Tensor]) -> list[Tensor]:
+    """Output and gradients in float64."""
+    grad, *branches, gates = (x.double().numpy() for x in tensors)
+    out = sum(gates[..., n, None] * x for n, x in enumerate(branches))
+    back = [grad * gates[..., n, None] for n in range(3)]
+    d_gates = np.stack([np.einsum("bshd,bshd->bsh", grad, x) for x in branches], -1)
+    return [torch.from_numpy(x) for x in (out, *back, d_gates)]
+
+
+def mixed_by(launch: ModuleType, tensors: list[Tensor]) -> list[Tensor]:
+    """The same by the kernels."""
+    return [launch.forward(*tensors[1:]), *launch.backward(*tensors)]
+
+
+def mix_values(launch: ModuleType = mix_launch) -> list[str]:
+    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
+    problems: list[str] = []
+    for case in MIXED:
+        tensors = case.tensors()
+        with written_once(problems), poisoned():
+            mine = mixed_by(launch, tensors)
+        kinds = [case.dtype, *(x.dtype for x in tensors[1:])]
+        names = ("out", "d_cmp", "d_sel", "d_win", "d_gates")
+        for name, kind, got, right in zip(names, kinds, mine, mixed_right(tensors), strict=True):
+            bound = BOUND[torch.float32] if kind == torch.float32 else BOUND[HALF]
+            problems += compare(f"{name} of {case}", got.double(), right, bound)
+            if got.dtype != kind or not got.is_contiguous():
+                problems.append(f"{name} of {case} is {got.dtype}, strides {got.stride()}")
+        if problems:
+            break
+    return problems
+
+
+def checked(call: Callable[..., Tensor], tensors: list[Tensor], grad: Tensor, *more: Any) -> Any:
+    """opcheck of `more`, (operator, arguments), and one graph for torch.compile, both ways."""
+    problems = []
+    for one, args in more:
+        said = torch.library.opcheck(one, args, raise_exception=False)
+        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    pairs = []
+    for run in (call, compiled):
+        result = run(*tensors)
+        pairs.append([result, *torch.autograd.grad(result, tensors, grad)])
+    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
+def mix_operator() -> list[str]:
+    """torch's own checks, one graph, and the gradients of whole branches [B,S,G,h,Dv]."""
+    case = Mixed(seq_len=11, heads=6, batch=2, dtype=HALF)
+    grad, *given = case.tensors()
+    leaves = [x.contiguous().requires_grad_() for x in given]
+    kept = [x.detach() for x in (grad, *leaves)]
+    by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
+    problems = checked(
+        mix_operators.mix_by_triton, [*by_group, leaves[3]], grad,
+        (mix_operators.mix, tuple(leaves)), (mix_operators.mix_backward, tuple(kept)),
+    )  # fmt: skip
+    out = mix_operators.mix_by_triton(*by_group, leaves[3])
+    grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
+    for got, right in zip((out, *grads), mixed_right(kept), strict=True):
+        problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)
+    return problems
+
+
+def mix_far_apart(launch: ModuleType = mix_launch) -> list[str]:
+    """Offsets beyond 32 bits: heads that lie 2^30 numbers apart in a file with holes."""
+    case = Mixed(seq_len=3, heads=3, dtype=HALF)
+    grad, cmp, *given = case.tensors()
+    far = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, x in enumerate((grad, *given)):
+            path = Path(folder) / f"{number}"
+            with path.open("wb") as file:
+                file.truncate(2 * (3 << 30))
+            flat = torch.from_file(str(path), shared=True, size=3 << 30, dtype=HALF)
+            far.append(flat.as_strided(x.shape, [0, 16, 1 << 30, 1]).copy_(x))
+        mine = mixed_by(launch, [far[0], cmp, *far[1:]])
+    near = mixed_by(mix_launch, [grad, cmp, *given])
+    return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
+
+
+def mix_in_32_bits() -> list[str]:
+    """The same with the planted defect; where it does not die of a wild address, it is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        return mix_far_apart(planted(Path(folder), *IN_32_BITS, launcher="mix_launch"))
+
+
+def mix_mutant(name: str) -> list[str]:
+    """What is seen of a planted defect."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mix_values(planted(Path(folder), name, *MIX_MUTANTS[name], launcher="mix_launch"))
+
+
+def chosen() -> list[tuple[Tensor, int]]:
+    """Blocks [B,S,G,n] that ascend, -1 at the end, and l_sel.
+
+    Every choice of up to four of six blocks at each of twelve tokens, those of the future too; and
+    random ones, with places that fill no power of two.
+    """
+    few = [c for size in range(5) for c in combinations(range(6), size)]
+    every = torch.tensor([[*c, *[-1] * (4 - len(c))] for c in few])[:, None, None]
+    draw = np.random.default_rng(0)
+    rows = []
+    for _ in range(2 * 45 * 3):
+        blocks = np.sort(draw.choice(9, draw.integers(1, 8), replace=False))
+        rows.append([*blocks, *[-1] * (7 - len(blocks))])
+    return [(every.expand(-1, 12, 1, -1), 2), (torch.tensor(rows).view(2, 45, 3, 7), 5)]
+
+
+def ranges_values(launch: ModuleType = LAUNCH) -> list[str]:
+    """Bit by bit what plain loops and torch's operators build; each number is written once."""
+    problems: list[str] = []
+    store, stored = interpreter.InterpreterBuilder.create_masked_store, 0
+
+    def counted(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
+        nonlocal stored
+        stored += int(mask.data.sum())
+        return store(self, ptrs, value, mask, *more)
+
+    for blocks, l_sel in chosen():
+        cfg = NSAConfig(l=l_sel, d=l_sel, l_sel=l_sel)
+        stored = 0
+        noted = mock.patch.object(interpreter.InterpreterBuilder, "create_masked_store", counted)
+        with noted, written_once(problems), poisoned():
+            mine = launch.ranges_of(blocks, l_sel)
+        problems += ["not v1"] * (not torch.equal(mine, ranges_v1(blocks, cfg)))
+        problems += ["not v2"] * (not torch.equal(mine, ranges_v2(blocks, cfg)))
+        # All of them are written, as no -1 is left, and in all as often as there are numbers.
+        problems += ["written twice"] * (stored != mine.numel())
+    return problems
+
+
+def ranges_operator() -> list[str]:
+    """torch's own checks, and one graph; whole attention by it, and by v1, is the same."""
+    ((_, _), (blocks, l_sel)) = chosen()
+    no_gradient = ("test_schema", "test_faketensor")
+    said = torch.library.opcheck(
+        operators.merged_ranges, (blocks, l_sel), test_utils=no_gradient, raise_exception=False
+    )
+    problems = [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+    cfg = NSAConfig(dim=8, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=4, d=4, l_sel=4, n_sel=3,
+                    w=8)  # fmt: skip
+    build = partial(build_ranges, blocks, NSAConfig(l=l_sel, d=l_sel, l_sel=l_sel), "v2")
+    compiled = torch.compile(build, fullgraph=True, backend="aot_eager")
+    problems += ["compiled"] * (not torch.equal(compiled(by_triton=True), build()))
+    x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
+    found = []
+    for version in RANGES:
+        with count_ranges() as counts:
+            run = partial(attend, x, cfg, path="batched", force_sdpa=True, selected="triton")
+            found.append(run(selection_ranges=version, window="triton")[0])
+        used = operators.RANGES_OPERATOR in counts.in_ranges
+        problems += [f"{version} in one kernel: {used}"] * (used != (version == "v2"))
+    return problems + ["v1 is another"] * (not torch.equal(*found))
+
+
+def ranges_mutant(name: str) -> list[str]:
+    """What is seen of a planted defect."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ranges_values(planted(Path(folder), name, *RANGES_MUTANTS[name]))
+
+
+_ALL: tuple[Callable[..., list[str]], ...] = (
+    mix_values, mix_operator, mix_far_apart, mix_in_32_bits, ranges_values, ranges_operator,
+)  # fmt: skip
+PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
+PROOFS |= {name: partial(mix_mutant, name) for name in MIX_MUTANTS}
+PROOFS |= {name: partial(ranges_mutant, name) for name in RANGES_MUTANTS}
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
