@@ -10,6 +10,8 @@ value computes is held against what the shipped cut computes, so that a wrong on
 Compiling takes longer than measuring, and goes before it, side by side in as many processes.
 
 Every value is a line in rows.jsonl as soon as it is known; a line that is there is not repeated.
+--save writes those that are faster than what was there by more than noise into the package, by the
+device's name (`nsa.attention.triton.tuned`).
 """
 
 from __future__ import annotations
@@ -25,19 +27,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import triton
 from torch import Tensor
 
-from benchmarks.attention_checks import Arm, inputs, largest_error, ours
+from benchmarks.attention_checks import CFG, Arm, inputs, largest_error, ours
 from benchmarks.attention_kernels import breakdown
 from nsa.attention.triton import compressed_launch, launch, window_launch
 from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.tuned import file_of, get, put, shape_of
+from runbook.files import write_atomic
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
 _SAME = 2.0**-6
+# A value is kept if it takes at most this share of the shipped one's time: below, it may be noise.
+_WORTH = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,32 +161,17 @@ KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
 )
 
 
-def put(cut: Any, field: str, value: Any) -> Any:
-    """The cut with one part exchanged; as it is where it lacks that part (no form by block)."""
-    head, _, rest = field.partition(".")
-    inner = getattr(cut, head)
-    if rest and inner is None:
-        return cut
-    new = put(inner, rest, value) if rest else value
-    return dataclasses.replace(cut, **{head: new})
-
-
-def get(cut: Any, field: str) -> Any:
-    """That part; None where there is none."""
-    head, _, rest = field.partition(".")
-    inner = getattr(cut, head)
-    return get(inner, rest) if rest and inner is not None else inner
-
-
 @contextmanager
 def exchanged(module: ModuleType, chooser: str, field: str, value: Any) -> Iterator[None]:
     """Calls of `chooser` give a cut with that value."""
     shipped: Callable[..., Any] = getattr(module, chooser)
-    setattr(module, chooser, lambda *args, **named: put(shipped(*args, **named), field, value))
-    try:
+    patched = {
+        chooser: lambda *args, **named: put(shipped(*args, **named), field, value),
+        # What was saved before would come on top of it.
+        "tuned": lambda _branch, cut, _cfg, _q: cut,
+    }
+    with patch.multiple(module, **patched):
         yield
-    finally:
-        setattr(module, chooser, shipped)
 
 
 @contextmanager
@@ -190,11 +183,8 @@ def listened(module: ModuleType, chooser: str, heard: list[Any]) -> Iterator[Non
         heard.append(shipped(*args, **named))
         return heard[-1]
 
-    setattr(module, chooser, told)
-    try:
+    with patch.object(module, chooser, told):
         yield
-    finally:
-        setattr(module, chooser, shipped)
 
 
 def computed(x: dict[str, Tensor]) -> list[Tensor]:
@@ -342,6 +332,44 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best value of each kernel at each shape, where it is worth it."""
+    found = []
+    for shape, kernel in dict.fromkeys((row["shape"], row["kernels"][0]) for row in rows):
+        here = [
+            row
+            for row in rows
+            if row.get("right") and (row["shape"], row["kernels"][0]) == (shape, kernel)
+        ]
+        shipped = [row["ms"] for row in here if row["shipped"]]
+        if not shipped:
+            continue
+        best = min(here, key=lambda row: row["ms"])
+        if best["ms"] <= _WORTH * min(shipped):
+            value = best["value"]
+            if isinstance(value, list):
+                value = dict(zip(("rows", "warps", "stages"), value, strict=True))
+            seq_len = int(shape.partition("x")[2])
+            kept = {"branch": best["branch"], "seq_len": seq_len, "field": best["field"]}
+            found.append(kept | {"value": value})
+    return found
+
+
+def save(rows: Sequence[dict[str, Any]]) -> None:
+    """Into the package's folder, for this device."""
+    device = torch.cuda.get_device_name()
+    document = {
+        "device": device,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "shape": shape_of(CFG, torch.bfloat16.itemsize),
+        "choices": chosen(rows),
+    }
+    path = file_of(device)
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, json.dumps(document, indent=1) + "\n")
+
+
 def main(argv: Sequence[str]) -> int:
     """0 all were measured, 1 one computes something else, 75 out of time."""
     program = Program(__doc__)
@@ -350,6 +378,7 @@ def main(argv: Sequence[str]) -> int:
     add("--only", default="", help="kernels, comma-separated (default: all)")
     add("--processes", type=int, default=12, help="that compile")
     add("--compile", default="", help="N/OF: compile this share, measure nothing")
+    add("--save", action="store_true", help="write the best into the package")
     args = program.parse(argv)
     args.stand_in = False
     if not torch.cuda.is_available():
@@ -374,6 +403,8 @@ def main(argv: Sequence[str]) -> int:
             done = case.shape, Shipped.at(case.shape)
         rows.append(measure(case, done[1]))
         append_line(lines, rows[-1])
+    if args.save:
+        save(rows)
     wrong = [row for row in rows if "ms" in row and not row["right"]]
     text = f"{len(rows)} values, {len(wrong)} compute something else"
     program.write(text, table(rows), {"rows": rows, "device": torch.cuda.get_device_name()})

@@ -24,6 +24,7 @@ from nsa.attention.triton.launch import (
 )
 from nsa.attention.triton.tiles import padded
 from nsa.attention.triton.top import top_kernel
+from nsa.attention.triton.tuned import tuned
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 
 
@@ -38,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     out, lse = results_of(q, cfg, k.dtype)
     v = v.to(q.dtype)
     exact_lse = torch.empty_like(lse)
-    cut = choose_compressed_cut(cfg, seq_len, batch * groups)
+    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, k, v, out, lse, exact_lse, seq_len, groups, k.shape[1], scale_of(cfg),
@@ -56,7 +57,7 @@ def backward(
     pairs, n_keys = batch * groups, k.shape[1]
     q, k, v = (inner(x) for x in (q, k, v))
     grad, out = grad.contiguous(), out.contiguous()
-    cut = choose_compressed_cut(cfg, seq_len, pairs)
+    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, pairs), cfg, q)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
     # Once here, not in each tile that reads them.
@@ -93,7 +94,7 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     q, k = inner(q), inner(k)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
-    cut = choose_compressed_cut(cfg, seq_len, batch * groups)
+    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](

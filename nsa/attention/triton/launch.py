@@ -24,6 +24,7 @@ from nsa.attention.triton.index import list_kernel, pack_kernel, place_kernel
 from nsa.attention.triton.ranges import ranges_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
 from nsa.attention.triton.tiles import ByBlock, Tile, choose_cut, padded, register_limit
+from nsa.attention.triton.tuned import tuned
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
@@ -62,7 +63,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tu
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
     out, lse = results_of(q, cfg, q.dtype)
-    cut = choose_cut(cfg, seq_len, batch * groups)
+    cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         if cut.by_block:
             _forward_by_block(q, k, v, bits, out, lse, cfg, cut.by_block)
@@ -83,7 +84,7 @@ def backward(
     pairs, n_blocks = batch * groups, cfg.n_blocks(seq_len)
     q, k, v = (inner(x) for x in (q, k, v))
     grad, out = grad.contiguous(), out.contiguous()
-    cut = choose_cut(cfg, seq_len, pairs)
+    cut = tuned("selected", choose_cut(cfg, seq_len, pairs), cfg, q)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
     # Padded to tiles, not to what is inside: that much is written.

@@ -15,6 +15,7 @@ from nsa.attention.triton.launch import (
     shape_constants,
     strides_of,
 )
+from nsa.attention.triton.tuned import tuned
 from nsa.attention.triton.window import window_kernel, window_query_kernel
 from nsa.attention.triton.window_keys import window_keys_kernel
 from nsa.attention.triton.window_tiles import WindowCut, choose_window_cut
@@ -32,7 +33,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     batch, seq_len, groups, heads = q.shape[:4]
     q, k, v = (inner(x) for x in (q, k, v))
     out, lse = results_of(q, cfg, q.dtype)
-    cut = choose_window_cut(cfg)
+    cut = tuned("window", choose_window_cut(cfg), cfg, q)
     with device_of(q):
         window_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, k, v, out, lse, seq_len, groups, min(cfg.w, seq_len), scale_of(cfg),
@@ -51,7 +52,7 @@ def backward(
     grad, out = grad.contiguous(), out.contiguous()
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
-    cut = choose_window_cut(cfg)
+    cut = tuned("window", choose_window_cut(cfg), cfg, q)
     shape, scale, strides = constants(cfg, cut), scale_of(cfg), strides_of(q, k, v)
     with device_of(q):
         window_query_kernel[triton.cdiv(seq_len * heads, cut.query_gradient.rows), pairs](

@@ -1,0 +1,86 @@
+"""How kernels are cut on a device where that was measured, in the place of what `tiles` assumes.
+
+`python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
+its driver gives it: the shape of the heads that was measured, and for some lengths the parts of a
+cut that were faster there than the assumed ones. Another shape, and another device, keep these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from nsa.attention.triton.tiles import Tile
+from nsa.config import NSAConfig
+
+FOLDER = Path(__file__).parent / "tuned"
+_SHAPE = ("heads_per_group", "d_k", "d_v", "l", "d", "l_sel", "n_sel", "w")
+
+Cut = TypeVar("Cut")
+
+
+def file_of(device: str) -> Path:
+    """Where the choices of a device are, by its name."""
+    return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+
+
+def shape_of(cfg: NSAConfig, itemsize: int) -> dict[str, int]:
+    """What has to be as it was measured. itemsize: bytes of a number of the queries."""
+    return {name: getattr(cfg, name) for name in _SHAPE} | {"itemsize": itemsize}
+
+
+def get(cut: Any, field: str) -> Any:
+    """A part of a cut, "by_block.forward" of a part of it; None where it lacks that part."""
+    head, _, rest = field.partition(".")
+    inner = getattr(cut, head)
+    return get(inner, rest) if rest and inner is not None else inner
+
+
+def put(cut: Any, field: str, value: Any) -> Any:
+    """The cut with one part exchanged; as it is where it lacks that part."""
+    head, _, rest = field.partition(".")
+    inner = getattr(cut, head)
+    if rest and inner is None:
+        return cut
+    return dataclasses.replace(cut, **{head: put(inner, rest, value) if rest else value})
+
+
+def tuned(branch: str, cut: Cut, cfg: NSAConfig, q: Tensor) -> Cut:
+    """The cut of a branch for q [B,S,G,h,Dk] as it was best on q's device."""
+    if not q.is_cuda:
+        return cut
+    name = torch.cuda.get_device_name(q.device)
+    found: Cut = _with_choices(branch, cut, cfg, q.shape[1], q.dtype.itemsize, name)
+    return found
+
+
+@cache
+def _with_choices(
+    branch: str, cut: Any, cfg: NSAConfig, seq_len: int, itemsize: int, device: str
+) -> Any:
+    path = file_of(device)
+    if not path.is_file():
+        return cut
+    document = json.loads(path.read_text("utf-8"))
+    if document["shape"] != shape_of(cfg, itemsize):
+        return cut
+    for field, value in nearest(document["choices"], branch, seq_len).items():
+        cut = put(cut, field, Tile(**value) if isinstance(value, dict) else value)
+    return cut
+
+
+def nearest(choices: list[dict[str, Any]], branch: str, seq_len: int) -> dict[str, Any]:
+    """Values by field, those of the length whose ratio to seq_len is the smallest."""
+    mine = [one for one in choices if one["branch"] == branch]
+    if not mine:
+        return {}
+    best = min({one["seq_len"] for one in mine}, key=lambda n: (abs(math.log(n / seq_len)), n))
+    return {one["field"]: one["value"] for one in mine if one["seq_len"] == best}

@@ -1,0 +1,96 @@
+"""What was measured on a device takes the place of what is assumed, there and for that shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nsa.attention.triton import tuned
+from nsa.attention.triton.compressed_tiles import choose_compressed_cut
+from nsa.attention.triton.tiles import Tile, choose_cut
+from nsa.attention.triton.window_tiles import choose_window_cut
+from nsa.config import NSAConfig
+
+CFG = NSAConfig()
+DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
+CHOICES = [
+    {
+        **{"branch": "window", "seq_len": 2048, "field": "forward"},
+        "value": {"rows": 64, "warps": 4, "stages": 3},
+    },
+    {"branch": "compressed", "seq_len": 2048, "field": "keys", "value": 64},
+    {"branch": "compressed", "seq_len": 32768, "field": "keys", "value": 16},
+    {
+        **{"branch": "selected", "seq_len": 32768, "field": "by_block.forward"},
+        "value": {"rows": 128, "warps": 8, "stages": 1},
+    },
+]
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
+    document = {"device": DEVICE, "shape": tuned.shape_of(CFG, 2), "choices": CHOICES}
+    tuned.file_of(DEVICE).write_text(json.dumps(document))
+    tuned._with_choices.cache_clear()
+    return tmp_path
+
+
+def applied(branch: str, cut: Any, seq_len: int, cfg: NSAConfig = CFG, **other: Any) -> Any:
+    told: dict[str, Any] = {"itemsize": 2, "device": DEVICE} | other
+    return tuned._with_choices(branch, cut, cfg, seq_len, told["itemsize"], told["device"])
+
+
+def test_a_file_is_named_by_its_device(measured: Path) -> None:
+    assert [path.name for path in measured.iterdir()] == ["NVIDIA-Made-Up-80GB-HBM3.json"]
+
+
+def test_only_what_was_measured_is_exchanged(measured: Path) -> None:
+    cut = choose_window_cut(CFG)
+    found = applied("window", cut, 2048)
+    assert found == dataclasses.replace(cut, forward=Tile(rows=64, warps=4, stages=3)) != cut
+
+
+@pytest.mark.parametrize(("seq_len", "keys"), [(1, 64), (8191, 64), (8193, 16), (131072, 16)])
+def test_the_nearest_length_counts(measured: Path, seq_len: int, keys: int) -> None:
+    """By ratio: the middle of 2,048 and 32,768 is 8,192."""
+    assert applied("compressed", choose_compressed_cut(CFG, seq_len, 2), seq_len).keys == keys
+
+
+def test_a_form_that_is_not_taken_gets_nothing(measured: Path) -> None:
+    short, long = (choose_cut(CFG, n, 2) for n in (2048, 32768))
+    assert applied("selected", short, 2048) == short and short.by_block is None
+    found = applied("selected", long, 32768)
+    assert found.by_block.forward == Tile(rows=128, warps=8, stages=1)
+
+
+def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> None:
+    cut = choose_window_cut(CFG)
+    assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
+    assert applied("window", cut, 2048, itemsize=4) == cut
+    assert applied("window", cut, 2048, device="another") == cut
+    assert tuned.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
+
+
+def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
+    """A field that was renamed, or a value of another kind, would be an error on that device."""
+    cuts = {
+        "selected": lambda n: choose_cut(CFG, n, 2),
+        "compressed": lambda n: choose_compressed_cut(CFG, n, 2),
+        "window": lambda _: choose_window_cut(CFG),
+    }
+    for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
+        document = json.loads(path.read_text())
+        assert path == tuned.file_of(document["device"])
+        assert document["shape"].keys() == tuned.shape_of(CFG, 2).keys()
+        assert document["choices"]
+        for one in document["choices"]:
+            value = Tile(**one["value"]) if isinstance(one["value"], dict) else one["value"]
+            cut = cuts[one["branch"]](one["seq_len"])
+            assert type(tuned.get(cut, one["field"])) is type(value)
+            assert tuned.get(tuned.put(cut, one["field"], value), one["field"]) == value
