@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.config import WINDOWS, Window
+from nsa.config import WINDOWS, Selected, Window
 from nsa.data.source import Batch
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
@@ -26,11 +27,19 @@ from tests.attention.test_step_on_cuda import PRODUCTION
 # float32 is the project's bound for paths. In bfloat16 the inputs are the same, and each kernel
 # rounds probabilities, a branch and the sum to 8 bits: five roundings of the largest value. A
 # gradient of a key is a sum over all queries that read it, so the largest value scales it too.
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8, torch.float16: 5 * 2.0**-11}
 
 
-def compare(cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Largest errors of the SDPA path against float64, as shares of the largest true value.
+def compare(
+    cfg: nsa.NSAConfig,
+    seq_len: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    selected: Selected = "sdpa",
+    window: Window = "masked",
+) -> dict[str, float]:
+    """Largest errors of SDPA's path or our kernels against float64, as shares of the largest value.
 
     Queries for which rounding chose other blocks take no part; there may be one in a hundred.
     """
@@ -38,7 +47,8 @@ def compare(cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype, device: str) -
     x = {name: value.detach().to(device).requires_grad_() for name, value in given.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in x.items()}
     truth, theirs = attend(Branches(**wide), cfg, path="reference")
-    out, mine = attend(Branches(**x), cfg, path="batched", force_sdpa=True)
+    ways: dict[str, Any] = {"selected": selected, "window": window}
+    out, mine = attend(Branches(**x), cfg, path="batched", force_sdpa=True, **ways)
     same = (theirs == mine).all(-1).all(-1)
     assert float(same.double().mean()) > 0.99
     # Gradients stay comparable only where every query that has one read the same blocks.
@@ -67,6 +77,29 @@ def test_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None
     """At the production shape: outputs, and gradients of everything."""
     errors = compare(nsa.NSAConfig(), seq_len, dtype, "cuda")
     assert max(errors.values()) <= BOUND[dtype], errors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seq_len", [1, 31, 512, 2048, 2050, 4096])
+def test_our_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None:
+    """All three branches, the choice of blocks and the gates by Triton."""
+    errors = compare(
+        nsa.NSAConfig(), seq_len, dtype, "cuda", selected="triton", window="triton"
+    )  # fmt: skip
+    assert max(errors.values()) <= BOUND[dtype], errors
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(8, 1, 64), (4, 4, 64), (16, 2, 128), (12, 2, 128), (5, 1, 48)])
+def test_our_kernels_take_other_heads(shape: tuple[int, int, int]) -> None:
+    """Heads, groups and widths: one head in a group, many, and widths that are padded."""
+    heads, groups, width = shape
+    cfg = nsa.NSAConfig(
+        dim=heads * width, n_heads=heads, n_kv_groups=groups, d_k=width, d_v=width
+    )  # fmt: skip
+    errors = compare(cfg, 2048, torch.bfloat16, "cuda", selected="triton", window="triton")
+    assert max(errors.values()) <= BOUND[torch.bfloat16], errors
 
 
 @pytest.mark.gpu

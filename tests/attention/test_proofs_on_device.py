@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores
 from nsa.attention.self_test import Bound, errors_of, measure
-from nsa.config import Window
+from nsa.config import Selected, Window
 from nsa.projection import Columns, rotations, split_together
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import dense, inputs, only
@@ -45,6 +46,7 @@ class Where:
     cfg: nsa.NSAConfig
     lengths: tuple[int, ...]
     window: Window
+    selected: Selected = "sdpa"
     backend: str | None = None
 
     def __str__(self) -> str:
@@ -62,12 +64,17 @@ class Where:
         return {n: x.detach().to(self.device).requires_grad_() for n, x in made.items()}
 
     def run(self, x: dict[str, Tensor], cfg: nsa.NSAConfig | None = None) -> tuple[Tensor, Tensor]:
-        """Output and blocks through SDPA."""
+        """Output and blocks through SDPA, or what kernels of the package there are."""
         return self.attend(Branches(**x), cfg or self.cfg)
 
     def attend(self, x: Branches, cfg: nsa.NSAConfig) -> tuple[Tensor, Tensor]:
         """The same for tensors that belong together."""
-        return attend(x, cfg, path="batched", force_sdpa=True, window=self.window)
+        return attend(x, cfg, path="batched", force_sdpa=True, **self.ways)
+
+    @property
+    def ways(self) -> dict[str, Any]:
+        """How the branches run, as `attend` and the layer call it."""
+        return {"window": self.window, "selected": self.selected}
 
 
 def _everywhere() -> Iterator[object]:
@@ -85,6 +92,9 @@ def _everywhere() -> Iterator[object]:
                 backend=backend,
             )
             yield pytest.param(where, marks=pytest.mark.gpu)
+    for dtype in (torch.bfloat16, torch.float16):
+        ours = replace(where, dtype=dtype, window="triton", selected="triton", backend=None)
+        yield pytest.param(ours, marks=pytest.mark.gpu)
 
 
 @pytest.fixture(params=_everywhere(), ids=str)
@@ -122,7 +132,7 @@ def close(where: Where, got: Tensor, right: Tensor) -> bool:
 def test_a_every_parameter_gets_a_gradient(where: Where) -> None:
     torch.manual_seed(0)
     layer = nsa.NSAAttention(where.cfg).to(where.device, where.dtype)
-    layer.force_sdpa, layer.window = True, where.window
+    layer.force_sdpa, layer.window, layer.selected = True, where.window, where.selected
     x = torch.randn(1, where.lengths[-1], where.cfg.dim).to(where.device, where.dtype)
     layer(x).float().square().sum().backward()
     for name, parameter in layer.named_parameters():

@@ -20,13 +20,17 @@ CFG = NSAConfig()
 DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
 CHOICES = [
     {
-        **{"branch": "window", "seq_len": 2048, "field": "forward"},
+        "branch": "window",
+        "seq_len": 2048,
+        "field": "forward",
         "value": {"rows": 64, "warps": 4, "stages": 3},
     },
     {"branch": "compressed", "seq_len": 2048, "field": "keys", "value": 64},
     {"branch": "compressed", "seq_len": 32768, "field": "keys", "value": 16},
     {
-        **{"branch": "selected", "seq_len": 32768, "field": "by_block.forward"},
+        "branch": "selected",
+        "seq_len": 32768,
+        "field": "by_block.forward",
         "value": {"rows": 128, "warps": 8, "stages": 1},
     },
 ]

@@ -243,8 +243,9 @@ class TestTheToggle:
 
 
 # torch itself: recording differentiates on a stream of its own, and its compiler uses what it
-# deprecates.
+# deprecates, and looks for gradients where none are kept.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.gpu
 class TestOnADevice:
