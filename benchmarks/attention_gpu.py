@@ -8,7 +8,8 @@ bfloat16 on a GPU and float32 on a CPU; on a GPU by masks, and by Triton's kerne
 First what is computed: outputs and gradients against the written-out reference in float64, up to
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward passes that are
-replayed (one column says what they take launched by the host), or CPU time of the process. Peak
+replayed (one column says what they take launched by the host, which is all that is known of a peer
+that waits for its host and cannot be recorded), or CPU time of the process. Peak
 memory is what the allocator held at most, less what was there before; on a CPU it is not measured
 (attention_cpu.py does that). Last, for our arms: the kernels on the device, each by itself.
 
@@ -135,7 +136,7 @@ def measure(
                 else check_sparse(x, check_to, ways(x).get(name, "sdpa"), peers.get(name))
             )
             row["peak_bytes"] = peak_bytes(arm, device)
-            ready[name] = timed(arm, device)
+            ready[name] = timed(arm, device, may_launch=name in peers)
         except RuntimeError as error:  # no such kernel here, or out of memory
             row["problem"] = str(error).partition("\n")[0][:200]
         row["bound"] = BOUND[dtype]
@@ -147,6 +148,7 @@ def measure(
     _add_ratios(rows)
     for name, arm in ready.items():
         rows[name]["by_host_ms"] = None if arm.by_host_s is None else 1e3 * arm.by_host_s
+        rows[name]["replayed"] = arm.replayed
     if device == "cuda":
         for name in filter(is_ours, order):
             rows[name]["kernels"] = breakdown(arms[name])
@@ -181,6 +183,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
         peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}"
         right = "" if row["right"] else f"WRONG, above {row['bound']:.2g}: "
+        right += "" if row["replayed"] or row["by_host_ms"] is None else "launched by the host; "
         cells.append(
             (
                 *(row["seq_len"], row["arm"]),

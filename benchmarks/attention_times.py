@@ -29,11 +29,15 @@ def both(arm: Arm) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """An arm that is ready to be timed; by_host_s: forward and backward, launched one by one."""
+    """An arm that is ready to be timed; by_host_s: forward and backward, launched one by one.
+
+    replayed: False where only that can be timed.
+    """
 
     forward: Callable[[], object]
     both: Callable[[], object]
     by_host_s: float | None
+    replayed: bool
 
     def once(self, device: str) -> tuple[float, float]:
         """Seconds of a forward and of a backward pass, on a GPU means of a few."""
@@ -59,14 +63,27 @@ def _device_s(run: Callable[[], object], times: int) -> float:
     return begin.elapsed_time(end) / times / 1e3
 
 
-def timed(arm: Arm, device: str) -> Timed:
-    """Warmed up, and recorded on a GPU. Raises RuntimeError where it cannot run or be recorded."""
+def timed(arm: Arm, device: str, *, may_launch: bool) -> Timed:
+    """Warmed up, and recorded on a GPU; may_launch: launched where it cannot be recorded.
+
+    Raises RuntimeError where it cannot run, or has to be recorded and cannot.
+    """
     for _ in range(_WARM):
         both(arm)
     if device == "cpu":
-        return Timed(forward=arm, both=lambda: both(arm), by_host_s=None)
+        return Timed(forward=arm, both=lambda: both(arm), by_host_s=None, replayed=False)
     by_host_s = statistics.median(_device_s(lambda: both(arm), 1) for _ in range(_LAUNCHED))
-    # As torch asks for it: what is recorded has run on another stream before.
+    try:
+        forward, whole = _recorded(arm)
+    except RuntimeError:
+        if not may_launch:
+            raise
+        return Timed(forward=arm, both=lambda: both(arm), by_host_s=by_host_s, replayed=False)
+    return Timed(forward=forward.replay, both=whole.replay, by_host_s=by_host_s, replayed=True)
+
+
+def _recorded(arm: Arm) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+    """A forward pass, and both. As torch asks for it, they ran on another stream before."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -77,7 +94,7 @@ def timed(arm: Arm, device: str) -> Timed:
         arm()
     with torch.cuda.graph(whole):
         both(arm)
-    return Timed(forward=forward.replay, both=whole.replay, by_host_s=by_host_s)
+    return forward, whole
 
 
 def peak_bytes(arm: Arm, device: str) -> int | None:
