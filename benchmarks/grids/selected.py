@@ -28,31 +28,38 @@ _BY_BLOCK = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel, as a call of this shape would launch it."""
-    from nsa.attention.triton import columns, index, launch, ranges, rows
+    from nsa.attention.triton import columns, index, launch, lists, ranges, rows
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     walk = {"EVERY": cut.every}
-    block, l_sel = cfg.n_blocks(seq_len), {"L_SEL": cfg.l_sel}
-    places = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
+    l_sel, by_block = {"L_SEL": cfg.l_sel}, cut.by_block
+    places = by_block.places if by_block else 1
+    chosen = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
     for name, function, of in (
         ("ranges", ranges.ranges_kernel, "ROWS"), ("pack", index.pack_kernel, "TOKENS"),
     ):  # fmt: skip
         yield Kernel(
             name=name, function=function, warps=4, stages=1, dots=False, pointers=_POINTERS,
-            constants={**places, of: launch.TOKENS},
+            constants={**chosen, of: launch.TOKENS},
         )  # fmt: skip
     for fill in (False, True):
         yield Kernel(
-            name=f"list{' (fill)' * fill}", function=index.list_kernel, warps=4, stages=1,
+            name=f"list{' (fill)' * fill}", function=index.list_kernel, warps=4, stages=3,
             dots=False, pointers=_POINTERS,
-            constants={**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST, "FILL": fill, "PLACES": 1},
+            constants={**l_sel, "TOKENS": lists.TOKENS_OF_A_LIST, "FILL": fill, "PLACES": places},
         )  # fmt: skip
+    yield Kernel(
+        name="offsets", function=index.offset_kernel, warps=4, stages=3, dots=False,
+        pointers=_POINTERS,
+        constants={"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece,
+                   "BLOCKS": lists.BLOCKS_AT_ONCE},
+    )  # fmt: skip
     # Other shapes walk where this one does not.
     tiles: tuple[tuple[str, Any, Tile, dict[str, int]], ...] = (
         ("forward", rows.forward_kernel, cut.forward, walk),
         ("dq", rows.query_gradient_kernel, cut.query_gradient, walk),
         ("dk, dv", columns.piece_kernel, cut.key_gradient,
-         {"PIECE": cut.piece, "BLOCKS": 1 << (block - 1).bit_length()}),
+         launch.piece_constants(cfg, seq_len, cut)),
     )  # fmt: skip
     for name, function, tile, more in tiles:
         yield Kernel(
@@ -63,24 +70,18 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(name="sum", function=columns.sum_kernel, constants=rest, warps=4, stages=3,
                  dots=False, pointers=_POINTERS)  # fmt: skip
-    if cut.by_block:
-        yield from _by_block_kernels(cfg, seq_len, cut.by_block)
+    if by_block:
+        yield from _by_block_kernels(cfg, seq_len, by_block)
 
 
 def _by_block_kernels(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk."""
-    from nsa.attention.triton import blocks, index, launch
+    from nsa.attention.triton import blocks, index, launch, lists
 
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
-    many = {"TOKENS": launch.TOKENS_OF_A_LIST}
     yield Kernel(
         name="places", function=index.place_kernel, warps=4, stages=3, dots=False,
-        pointers=_BY_BLOCK, constants=many,
-    )  # fmt: skip
-    yield Kernel(
-        name="list of places", function=index.list_kernel, warps=4, stages=3, dots=False,
-        pointers=_BY_BLOCK,
-        constants={**places, **many, "L_SEL": cfg.l_sel, "FILL": True},
+        pointers=_BY_BLOCK, constants={"TOKENS": lists.TOKENS_OF_PLACES},
     )  # fmt: skip
     piece = launch.by_block_constants(cfg, seq_len, cut)
     output = ("HEADS", "D_V", "WIDTH_V")
@@ -113,8 +114,9 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
         yield from _walks(cfg, seq_len, cut, size)
     read = cfg.n_kv_groups * _read(cfg, seq_len)
     parts = cfg.n_kv_groups * min(cut.n_pieces, cfg.n_blocks(seq_len) + read / cut.piece) * block
-    # The lists: bits are read twice, numbers of tokens written and read.
-    rest = parts * width * 4 * 2 + 2 * bits + read * 4 * 2 + 2 * sums
+    # The lists: where dq did not make them, bits are read twice and numbers of tokens written.
+    listed = read * 4 + (0 if cut.by_block else 2 * bits + read * 4)
+    rest = parts * width * 4 * 2 + listed + 2 * sums
     gathered = read * cfg.heads_per_group
     yield Work(
         kernel="dk, dv",

@@ -27,6 +27,7 @@ PROOFS = (
     "whole",
     "same_bits",
     "repeats",
+    "lists",
     "operator",
     "trainer",
     "far_apart",
@@ -37,7 +38,7 @@ INTERPRETED = "triton_in_interpreter"
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:6], PROOFS[6:]], ids="-".join)
+@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:7], PROOFS[7:]], ids="-".join)
 def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
     assert found(*names, of=INTERPRETED) == {name: [] for name in names}
 

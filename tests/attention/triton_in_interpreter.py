@@ -44,7 +44,8 @@ from tests.attention.triton_kernels import (
     selection,
 )
 from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_mutants import BY_BLOCK_MUTANTS, MUTANTS
+from tests.attention.triton_lists import list_problems, offset_problems
+from tests.attention.triton_mutants import BY_BLOCK_MUTANTS, LIST_MUTANTS, MUTANTS
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -211,6 +212,11 @@ def trainer() -> list[str]:
     return problems
 
 
+def lists() -> list[str]:
+    """Each block's readers in each run, ascending, and how they are cut."""
+    return list_problems() + offset_problems()
+
+
 def far_apart(module: object = launch, run: int = 0) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart in a file with holes."""
     case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16, run=run)
@@ -246,15 +252,17 @@ def mutant(name: str) -> list[str]:
     """What is seen of a planted defect."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cases = BY_BLOCK if name in BY_BLOCK_MUTANTS else CORE
-        return core(planted(Path(folder), name, *MUTANTS[name]), cases)
+        copy = planted(Path(folder), name, *MUTANTS[name])
+        if name in LIST_MUTANTS:
+            return list_problems(copy)
+        return core(copy, BY_BLOCK if name in BY_BLOCK_MUTANTS else CORE)
 
 
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, space, whole, same_bits, repeats, operator, trainer, far_apart,
-        far_apart_by_block, far_apart_in_32_bits,
+        values, tuned, space, whole, same_bits, repeats, lists, operator, trainer,
+        far_apart, far_apart_by_block, far_apart_in_32_bits,
     )
 } | {name: partial(mutant, name) for name in MUTANTS}  # fmt: skip
 

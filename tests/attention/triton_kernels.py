@@ -205,7 +205,7 @@ def written_once(problems: list[str]) -> Iterator[None]:
     writers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
 
     def noted(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
-        for address in np.unique(ptrs.data[mask.data]):
+        for address in np.unique(ptrs.data[mask.data.astype(bool)]):
             writers[int(address)].add(tuple(self.grid_idx))
         return store(self, ptrs, value, mask, *more)
 

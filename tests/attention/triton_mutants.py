@@ -13,7 +13,20 @@ BY_BLOCK_MUTANTS: dict[str, tuple[str, str, str]] = {
     "scale_left_out_of_parts": ("blocks.py", ' * dq_scale\n', "\n"),
     "delta_left_out_of_parts": ("blocks.py", "(dp - theirs[:, None])", "dp"),
     "runs_from_the_first_token": ("blocks.py", "begin * HEADS + row", "row"),
-    "places_of_one_word": ("index.py", "others + _ones(words & lower)", "_ones(words & lower)"),
+    "places_left_in_tokens": ("columns.py", "entry // PLACES, -1", "entry, -1"),
+}  # fmt: skip
+
+# Seen in the lists: attention by some of these lists would read where nothing is.
+LIST_MUTANTS: dict[str, tuple[str, str, str]] = {
+    "list_moved_by_one": ("index.py", "tl.cumsum(reads, 0) - reads", "tl.cumsum(reads, 0)"),
+    "lists_of_runs_in_one_place": ("index.py", "- total + earlier", "- total"),
+    "runs_begin_where_they_end": ("index.py", "where(1 + run < number", "where(run < number"),
+    "runs_cut_like_the_whole": ("index.py", "= (mine + piece", "= (total + piece"),
+    "pieces_of_one_length": ("index.py", "PIECE, PIECE_OF_RUN)", "PIECE, PIECE)"),
+    "runs_end_with_the_sequence": ("index.py", "tl.minimum(begin + tokens, seq_len)", "seq_len"),
+    "places_of_one_word": (
+        "index.py", "others.to(tl.int32) + _ones(words & lower)", "_ones(words & lower)",
+    ),
 }  # fmt: skip
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
@@ -42,8 +55,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "every_piece_from_the_start": ("columns.py", "+ skipped\n", "\n"),
     "pieces_overlap": ("columns.py", "- skipped, PIECE) * HEADS", ", PIECE) * HEADS"),
     "scale_left_out_of_dk": ("columns.py", "(total_k * dk_scale)", "total_k"),
-    "list_moved_by_one": ("index.py", "tl.cumsum(reads, 0) - reads", "tl.cumsum(reads, 0)"),
     "current_block_lost": ("index.py", "(end + L_SEL - 1) // L_SEL", "end // L_SEL"),
     "bit_31_lost": ("index.py", "tl.where(high > low,", "tl.where((high > low) & (high < 32),"),
     **BY_BLOCK_MUTANTS,
+    **LIST_MUTANTS,
 }  # fmt: skip

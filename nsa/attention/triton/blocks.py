@@ -5,15 +5,16 @@ tile reads the block: nothing is multiplied in vain, whatever its neighbors read
 a row, an output with its log-sum-exp or a share of the row's gradient, is stored in a place of that
 row alone, and a second kernel puts a row's places together in their order, which is the blocks':
 no atomic operation, and equal bits for equal inputs. Parts are of the call's own type; they are
-kept for a run of positions at a time.
+kept for a run of `tokens` positions from `begin` at a time.
 
-parts [B*G, tokens of the run, PLACES, HEADS, D]; sums float32 [B*G, tokens, PLACES, HEADS].
+parts [B*G, tokens, PLACES, HEADS, D]; sums float32 [B*G, tokens, PLACES, HEADS].
 """
 
 import triton
 import triton.language as tl
 
 from nsa.attention.triton.columns import this_piece
+from nsa.attention.triton.index import list_of_run
 from nsa.attention.triton.rows import (
     NOTHING,
     block_side,
@@ -26,7 +27,7 @@ from nsa.attention.triton.rows import (
 
 @triton.jit
 def _readers(
-    readers, start, first, rows, pair, begin, end, HEADS: tl.constexpr, PLACES: tl.constexpr,
+    readers, start, first, rows, pair, begin, tokens, HEADS: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """A tile of readers: their token, head, whether there are any, and which part is theirs."""
@@ -34,21 +35,22 @@ def _readers(
     inside, head = row < rows, row % HEADS
     entry = tl.load(readers + start + row // HEADS, inside, 0)
     token, place = entry // PLACES, entry % PLACES
-    to = ((pair * (end - begin) + token - begin) * PLACES + place) * HEADS + head
+    to = ((pair * tokens + token - begin) * PLACES + place) * HEADS + head
     return token, head, inside, to
 
 
 @triton.jit
 def _rows_of_run(
-    read, begin, end, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
+    read, begin, tokens, seq_len, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """A tile of a run: pair, number, token, head, whether inside, how many parts, the first one."""
     pair = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = begin + row // HEADS, row % HEADS
-    inside, in_run = token < end, pair * (end - begin) + token - begin
-    n_parts = tl.load(read + in_run, inside, 0)
-    return pair, row, token, head, inside, n_parts, in_run * PLACES * HEADS + head
+    inside = token < tl.minimum(begin + tokens, seq_len)
+    n_parts = tl.load(read + pair * seq_len + token, inside, 0)
+    first = (pair * tokens + token - begin) * PLACES * HEADS + head
+    return pair, row, token, head, inside, n_parts, first
 
 
 @triton.jit
@@ -61,7 +63,7 @@ def _store_parts(parts, rows, to, inside, D: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def part_kernel(
-    q, k, v, parts, sums, readers, counts, offsets, piece_ends, begin, end, seq_len, groups,
+    q, k, v, parts, sums, readers, counts, offsets, piece_ends, begin, tokens, seq_len, groups,
     n_blocks, list_len, scale, q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
@@ -71,8 +73,8 @@ def part_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     block, start, rows = this_piece(
-        counts, offsets, piece_ends, tl.program_id(0), pair, n_blocks, list_len, HEADS, PIECE,
-        BLOCKS,
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
+        n_blocks, list_len, HEADS, PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
@@ -82,7 +84,7 @@ def part_kernel(
         )  # fmt: skip
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
-                readers, start, first, rows, pair, begin, end, HEADS, PLACES, ROWS
+                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
             )  # fmt: skip
             queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
@@ -99,7 +101,7 @@ def part_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, sums, read, out, lse, begin, end, seq_len, groups,
+    parts, sums, read, out, lse, begin, tokens, seq_len, groups,
     HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +110,7 @@ def merge_kernel(
     read: how many parts each token has.
     """
     pair, row, token, head, inside, n_parts, first = _rows_of_run(
-        read, begin, end, HEADS, PLACES, ROWS
+        read, begin, tokens, seq_len, HEADS, PLACES, ROWS
     )  # fmt: skip
     dim = tl.arange(0, WIDTH_V)
     best = tl.full((ROWS,), NOTHING, tl.float32)
@@ -149,7 +151,7 @@ def delta_kernel(
 
 @triton.jit
 def gradient_part_kernel(
-    q, k, v, grad, lse, delta, parts, readers, counts, offsets, piece_ends, begin, end, seq_len,
+    q, k, v, grad, lse, delta, parts, readers, counts, offsets, piece_ends, begin, tokens, seq_len,
     groups, n_blocks, list_len, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
@@ -160,8 +162,8 @@ def gradient_part_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     block, start, rows = this_piece(
-        counts, offsets, piece_ends, tl.program_id(0), pair, n_blocks, list_len, HEADS, PIECE,
-        BLOCKS,
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
+        n_blocks, list_len, HEADS, PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
@@ -172,7 +174,7 @@ def gradient_part_kernel(
         )  # fmt: skip
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
-                readers, start, first, rows, pair, begin, end, HEADS, PLACES, ROWS
+                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
             )  # fmt: skip
             queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
             grads = load_rows(
@@ -192,13 +194,13 @@ def gradient_part_kernel(
 
 @triton.jit
 def gradient_merge_kernel(
-    parts, read, dq, begin, end, seq_len, groups,
+    parts, read, dq, begin, tokens, seq_len, groups,
     HEADS: tl.constexpr, D_K: tl.constexpr, WIDTH_K: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of rows of a run: the sum of their parts, in order."""
     pair, _, token, head, inside, n_parts, first = _rows_of_run(
-        read, begin, end, HEADS, PLACES, ROWS
+        read, begin, tokens, seq_len, HEADS, PLACES, ROWS
     )  # fmt: skip
     dim = tl.arange(0, WIDTH_K)
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)

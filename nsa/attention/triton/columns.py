@@ -13,14 +13,17 @@ from nsa.attention.triton.rows import NOTHING, block_side
 
 @triton.jit
 def this_piece(
-    counts, offsets, piece_ends, piece, pair, n_blocks, list_len, HEADS: tl.constexpr,
+    counts, offsets, piece_ends, piece, of_list, pair, n_blocks, list_len, HEADS: tl.constexpr,
     PIECE: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The block of a piece (n_blocks: of none), where its readers begin, and how many rows."""
+    """The block of a piece (n_blocks: of none), where its readers begin, and how many rows.
+
+    of_list: number of the list, counted over lists and pairs (`index`).
+    """
     number = tl.arange(0, BLOCKS)
-    ends = tl.load(piece_ends + pair * n_blocks + number, number < n_blocks, 2147483647)
+    ends = tl.load(piece_ends + of_list * n_blocks + number, number < n_blocks, 2147483647)
     block = tl.sum((ends <= piece).to(tl.int32), 0)
-    of_block, real = pair * n_blocks + block, block < n_blocks
+    of_block, real = of_list * n_blocks + block, block < n_blocks
     before = tl.load(piece_ends + of_block - 1, real & (block > 0), 0)
     skipped = (piece - before) * PIECE
     start = pair * list_len + tl.load(offsets + of_block, real, 0) + skipped
@@ -35,17 +38,17 @@ def piece_kernel(
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    PLACES: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block by PIECE of its readers: float32 [BLOCK, WIDTH_K + WIDTH_V].
 
-    piece_ends int32 [B*G, n_blocks]: how many pieces there are up to the end of each block.
+    Of the whole sequence, which is the first list: that of a pair has the pair's number.
     """
     piece = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     block, start, rows = this_piece(
-        counts, offsets, piece_ends, piece, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
+        counts, offsets, piece_ends, piece, pair, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
     )  # fmt: skip
     if block < n_blocks:
         keys, values, key = block_side(
@@ -58,7 +61,9 @@ def piece_kernel(
         for first in range(0, rows, ROWS):
             row = first + tl.arange(0, ROWS)
             inside = row < rows
-            token = tl.load(readers + start + row // HEADS, inside, -1)
+            entry = tl.load(readers + start + row // HEADS, inside, 0)
+            # Rows beyond the list have token -1, which sees nothing.
+            token = tl.where(inside, entry // PLACES, -1)
             far, head = token.to(tl.int64), row % HEADS
             of_k = inside[:, None] & (dim_k < D_K)[None, :]
             of_v = inside[:, None] & (dim_v < D_V)[None, :]
@@ -70,7 +75,6 @@ def piece_kernel(
             sums = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
             scores = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-            # Rows beyond the list have token -1, which sees nothing.
             seen = key[:, None] <= token[None, :]
             p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
             dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")

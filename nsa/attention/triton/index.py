@@ -3,8 +3,11 @@
 bits int32 [B*G, words, S]: bit b of word w says whether the query reads block 32*w + b. Tokens lie
 innermost, so that neighboring queries are neighboring addresses. Neither has S x S/l_sel entries.
 
-Lists are of the queries from `begin` to `end`. Where each query keeps what every block gives it in
-a place of its own, an entry is token*PLACES + place: its block is the place-th that it reads.
+Of each block there is one list, ascending, and those of a pair lie one after the other in the order
+of blocks. A run of positions therefore has a stretch of every list: list 0 of counts, offsets and
+piece_ends int32 [1 + runs, B*G, n_blocks] is the whole sequence's, list 1 + r that of run r. Where
+each query keeps what every block gives it in a place of its own, an entry is token*PLACES + place:
+its block is the place-th that it reads.
 """
 
 import triton
@@ -46,55 +49,96 @@ def _ones(word):
 
 
 @triton.jit
-def place_kernel(
-    bits, before, read, begin, end, seq_len, n_words, TOKENS: tl.constexpr
-):  # fmt: skip
-    """How many blocks each query of a run reads: before each word, and in all.
+def place_kernel(bits, before, read, seq_len, n_words, TOKENS: tl.constexpr):
+    """How many blocks each query reads: before each word, and in all.
 
-    before int8 [B*G, words, end - begin]; read int32 [B*G, end - begin].
+    before int8 [B*G, words, S]; read int32 [B*G, S].
     """
     pair = tl.program_id(1).to(tl.int64)
-    token = begin + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    inside = token < end
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < seq_len
     total = tl.zeros((TOKENS,), tl.int32)
     for word in range(n_words):
-        of_word = pair * n_words + word
-        tl.store(before + of_word * (end - begin) + token - begin, total.to(tl.int8), mask=inside)
-        total += _ones(tl.load(bits + of_word * seq_len + token, mask=inside, other=0))
-    tl.store(read + pair * (end - begin) + token - begin, total, mask=inside)
+        at = (pair * n_words + word) * seq_len + token
+        tl.store(before + at, total.to(tl.int8), mask=inside)
+        total += _ones(tl.load(bits + at, mask=inside, other=0))
+    tl.store(read + pair * seq_len + token, total, mask=inside)
+
+
+@triton.jit
+def list_of_run(run, pair):
+    """Number of a run's list among those of all pairs; programs along axis 1 are pairs."""
+    return (1 + run) * tl.num_programs(1) + pair
 
 
 @triton.jit
 def list_kernel(
-    bits, before, counts, offsets, readers, begin, end, seq_len, n_words, n_blocks, list_len,
+    bits, before, counts, offsets, readers, tokens, seq_len, n_words, n_blocks, list_len,
     L_SEL: tl.constexpr, TOKENS: tl.constexpr, FILL: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """The queries that read one block, ascending: how many (counts), or (FILL) their list.
+    """The queries of one run that read one block: how many (counts), or (FILL) their list.
 
-    counts, offsets int32 [B*G, n_blocks]; readers int32 [B*G, list_len]. before: of `place_kernel`;
-    with PLACES = 1 nothing is read of it.
+    readers int32 [B*G, list_len]. A run has `tokens` positions. before: of `place_kernel`; with
+    PLACES = 1 nothing is read of it.
     """
     block = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
-    of_word = pair * n_words + block // 32
-    row = bits + of_word * seq_len
+    run = tl.program_id(2)
+    begin = run * tokens
+    end = tl.minimum(begin + tokens, seq_len)
+    of_list = list_of_run(run, pair) * n_blocks + block
+    of_word = (pair * n_words + block // 32) * seq_len
     lower = (tl.full((), -1, tl.int32) << (block % 32)) ^ -1
     base = tl.full((), 0, tl.int32)
     if FILL:
-        base = tl.load(offsets + pair * n_blocks + block)
+        base = tl.load(offsets + of_list)
     # No query before a block's first token reads it.
     for first in range(tl.maximum(block * L_SEL, begin), end, TOKENS):
         token = first + tl.arange(0, TOKENS)
-        words = tl.load(row + token, mask=token < end, other=0)
+        words = tl.load(bits + of_word + token, mask=token < end, other=0)
         reads = (words >> (block % 32)) & 1
         if FILL:
             to = base + tl.cumsum(reads, 0) - reads
             entry = token
             if PLACES > 1:
-                at = before + of_word * (end - begin) + token - begin
-                others = tl.load(at, mask=token < end, other=0).to(tl.int32)
-                entry = token * PLACES + others + _ones(words & lower)
+                others = tl.load(before + of_word + token, mask=token < end, other=0)
+                entry = token * PLACES + others.to(tl.int32) + _ones(words & lower)
             tl.store(readers + pair * list_len + to, entry, mask=reads > 0)
         base += tl.sum(reads, 0)
     if not FILL:
-        tl.store(counts + pair * n_blocks + block, base)
+        tl.store(counts + of_list, base)
+
+
+@triton.jit
+def offset_kernel(
+    counts, offsets, piece_ends, n_runs, n_blocks,
+    PIECE: tl.constexpr, PIECE_OF_RUN: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Where the readers of each block begin in one list, and how many pieces end with the block's.
+
+    Counts of runs are read; those of the whole sequence are written by the program of list 0.
+    """
+    number = tl.program_id(0)
+    pair = tl.program_id(1).to(tl.int64)
+    piece = tl.where(number == 0, PIECE, PIECE_OF_RUN)
+    n_readers = tl.full((), 0, tl.int32)
+    n_pieces = tl.full((), 0, tl.int32)
+    for first in range(0, n_blocks, BLOCKS):
+        block = first + tl.arange(0, BLOCKS)
+        inside = block < n_blocks
+        total = tl.zeros((BLOCKS,), tl.int32)
+        earlier = tl.zeros((BLOCKS,), tl.int32)
+        mine = tl.zeros((BLOCKS,), tl.int32)
+        for run in range(n_runs):
+            count = tl.load(counts + list_of_run(run, pair) * n_blocks + block, inside, 0)
+            total += count
+            earlier += tl.where(1 + run < number, count, 0)
+            mine += tl.where(1 + run == number, count, 0)
+        mine = tl.where(number == 0, total, mine)
+        pieces = (mine + piece - 1) // piece
+        to = (number * tl.num_programs(1) + pair) * n_blocks + block
+        tl.store(offsets + to, n_readers + tl.cumsum(total, 0) - total + earlier, inside)
+        tl.store(piece_ends + to, n_pieces + tl.cumsum(pieces, 0), inside)
+        tl.store(counts + to, total, inside & (number == 0))
+        n_readers += tl.sum(total, 0)
+        n_pieces += tl.sum(pieces, 0)

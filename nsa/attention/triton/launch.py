@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +18,16 @@ from nsa.attention.triton.blocks import (
     part_kernel,
 )
 from nsa.attention.triton.columns import piece_kernel, sum_kernel
-from nsa.attention.triton.index import list_kernel, pack_kernel, place_kernel
+from nsa.attention.triton.index import pack_kernel
+from nsa.attention.triton.lists import Lists, lists_of
 from nsa.attention.triton.ranges import ranges_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
-from nsa.attention.triton.tiles import ByBlock, Tile, choose_cut, padded, register_limit
+from nsa.attention.triton.tiles import ByBlock, Cut, Tile, choose_cut, padded, register_limit
 from nsa.attention.triton.tuned import tuned
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
-TOKENS, TOKENS_OF_A_LIST = 32, 1024
+TOKENS = 32
 
 
 def ranges_of(blocks: Tensor, l_sel: int) -> Tensor:
@@ -66,7 +65,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tu
     cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         if cut.by_block:
-            _forward_by_block(q, k, v, bits, out, lse, cfg, cut.by_block)
+            _forward_by_block(q, k, v, lists_of(bits, cfg, cut), out, lse, cfg, cut.by_block)
             return out, lse
         forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], scale_of(cfg),
@@ -87,27 +86,27 @@ def backward(
     cut = tuned("selected", choose_cut(cfg, seq_len, pairs), cfg, q)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta = torch.empty_like(lse)
-    # Padded to tiles, not to what is inside: that much is written.
-    parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
-    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
     strides, shape, scale = strides_of(q, k, v), shape_constants(cfg), scale_of(cfg)
     with device_of(q):
-        rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
+        lists = lists_of(bits, cfg, cut)
         if cut.by_block:
             _query_gradient_by_block(
-                q, k, v, bits, out, lse, grad, dq, delta, cfg, cut.by_block
+                q, k, v, lists, out, lse, grad, dq, delta, cfg, cut.by_block
             )  # fmt: skip
         else:
+            rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
             query_gradient_kernel[rows, pairs](
                 q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
                 cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
             )  # fmt: skip
-        lists = _lists(bits, 0, seq_len, cut.piece, cfg)
+        # Only now: the parts of dq are gone. Padded to tiles, not to what is inside: that much is
+        # written.
+        parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
+        parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
         piece_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends,
-            parts, seq_len, groups, n_blocks, cut.n_pieces, lists.readers.shape[1], scale,
-            *strides, **shape, PIECE=cut.piece, BLOCKS=triton.next_power_of_2(n_blocks),
-            **how(cut.key_gradient),
+            parts, seq_len, groups, n_blocks, cut.n_pieces, lists.length, scale, *strides, **shape,
+            **piece_constants(cfg, seq_len, cut), **how(cut.key_gradient),
         )  # fmt: skip
         sum_kernel[n_blocks, pairs](
             parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
@@ -117,36 +116,36 @@ def backward(
 
 
 def _forward_by_block(
-    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig,
+    q: Tensor, k: Tensor, v: Tensor, lists: Lists, out: Tensor, lse: Tensor, cfg: NSAConfig,
     cut: ByBlock,
 ) -> None:  # fmt: skip
     """Fill output and log-sum-exp, a run of positions after the other."""
     batch, seq_len, groups, heads = q.shape[:4]
-    pairs, tokens, shape = batch * groups, min(cut.tokens, seq_len), shape_constants(cfg)
+    pairs, tokens, shape = batch * groups, lists.tokens, shape_constants(cfg)
     room = (pairs * tokens * cut.places * heads,)
     parts = torch.empty((*room, cfg.d_v), dtype=q.dtype, device=q.device)
     sums = torch.empty(room, dtype=torch.float32, device=q.device)
     merged = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
-    for begin, end, lists in _runs(bits, cfg, cut):
+    for begin, end in lists.runs():
         part_kernel[cut.n_pieces, pairs](
             q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
-            end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1], scale_of(cfg),
+            tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length, scale_of(cfg),
             *strides_of(q, k, v), **shape, **by_block_constants(cfg, seq_len, cut),
             **how(cut.forward),
         )  # fmt: skip
         merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
-            parts, sums, lists.read, out, lse, begin, end, seq_len, groups, **merged,
+            parts, sums, lists.read, out, lse, begin, tokens, seq_len, groups, **merged,
             PLACES=cut.places, **how(cut.merge),
         )  # fmt: skip
 
 
 def _query_gradient_by_block(
-    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor, grad: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, lists: Lists, out: Tensor, lse: Tensor, grad: Tensor,
     dq: Tensor, delta: Tensor, cfg: NSAConfig, cut: ByBlock,
 ) -> None:  # fmt: skip
     """Fill the gradient of the queries and delta, a run of positions after the other."""
     batch, seq_len, groups, heads = q.shape[:4]
-    pairs, tokens, shape = batch * groups, min(cut.tokens, seq_len), shape_constants(cfg)
+    pairs, tokens, shape = batch * groups, lists.tokens, shape_constants(cfg)
     room = (pairs * tokens * cut.places * heads, cfg.d_k)
     parts = torch.empty(room, dtype=q.dtype, device=q.device)
     rows = {name: size for name, size in shape.items() if name not in ("L_SEL", "BLOCK")}
@@ -154,15 +153,15 @@ def _query_gradient_by_block(
     delta_kernel[triton.cdiv(seq_len * heads, cut.merge.rows), pairs](
         q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **rows, **how(cut.merge)
     )
-    for begin, end, lists in _runs(bits, cfg, cut):
+    for begin, end in lists.runs():
         gradient_part_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
-            lists.ends, begin, end, seq_len, groups, cfg.n_blocks(seq_len), lists.readers.shape[1],
+            lists.ends, begin, tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length,
             scale_of(cfg), cfg.d_k**-0.5, *strides_of(q, k, v), **shape,
             **by_block_constants(cfg, seq_len, cut), **how(cut.query_gradient),
         )  # fmt: skip
         gradient_merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
-            parts, lists.read, dq, begin, end, seq_len, groups, **merged, PLACES=cut.places,
+            parts, lists.read, dq, begin, tokens, seq_len, groups, **merged, PLACES=cut.places,
             **how(cut.merge),
         )  # fmt: skip
 
@@ -173,57 +172,11 @@ def by_block_constants(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> dict[str, 
     return {"PLACES": cut.places, "PIECE": cut.piece, "BLOCKS": blocks}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Lists:
-    """Queries that read each block: readers [B*G, tokens*n], and of each block [B*G, NB] how many,
-
-    where they begin, and how many pieces there are up to its end. read: blocks of each query, where
-    it has places.
-    """
-
-    readers: Tensor
-    counts: Tensor
-    offsets: Tensor
-    ends: Tensor
-    read: Tensor
-
-
-def _runs(bits: Tensor, cfg: NSAConfig, cut: ByBlock) -> Iterator[tuple[int, int, _Lists]]:
-    """From where to where each run of positions goes, and the lists of its queries."""
-    seq_len = bits.shape[2]
-    for begin in range(0, seq_len, cut.tokens):
-        end = min(begin + cut.tokens, seq_len)
-        yield begin, end, _lists(bits, begin, end, cut.piece, cfg, cut.places)
-
-
-def _lists(
-    bits: Tensor, begin: int, end: int, piece: int, cfg: NSAConfig, places: int = 1
-) -> _Lists:
-    """Of the queries from `begin` to `end`."""
-    pairs, words, seq_len = bits.shape
-    n_blocks, tokens = cfg.n_blocks(seq_len), end - begin
-
-    def whole(*shape: int) -> Tensor:
-        return torch.empty(pairs, *shape, dtype=torch.int32, device=bits.device)
-
-    length = tokens * min(cfg.n_sel, n_blocks)
-    readers, counts, read = whole(length), whole(n_blocks), whole(tokens)
-    before = torch.empty(pairs, words, tokens, dtype=torch.int8, device=bits.device)
-    if places > 1:
-        place_kernel[triton.cdiv(tokens, TOKENS_OF_A_LIST), pairs](
-            bits, before, read, begin, end, seq_len, words, TOKENS=TOKENS_OF_A_LIST
-        )
-    numbers = (begin, end, seq_len, words, n_blocks, length)
-    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST, "PLACES": places}
-    list_kernel[n_blocks, pairs](
-        bits, before, counts, counts, readers, *numbers, FILL=False, **more
-    )  # fmt: skip
-    offsets = counts.cumsum(-1, dtype=torch.int32) - counts
-    list_kernel[n_blocks, pairs](
-        bits, before, counts, offsets, readers, *numbers, FILL=True, **more
-    )  # fmt: skip
-    ends = ((counts + (piece - 1)) // piece).cumsum(-1, dtype=torch.int32)
-    return _Lists(readers=readers, counts=counts, offsets=offsets, ends=ends, read=read)
+def piece_constants(cfg: NSAConfig, seq_len: int, cut: Cut) -> dict[str, int]:
+    """The same of the gradient of keys, whose pieces are of the whole sequence."""
+    blocks: int = triton.next_power_of_2(cfg.n_blocks(seq_len))
+    places = cut.by_block.places if cut.by_block else 1
+    return {"PLACES": places, "PIECE": cut.piece, "BLOCKS": blocks}
 
 
 def results_of(q: Tensor, cfg: NSAConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

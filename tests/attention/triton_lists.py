@@ -1,0 +1,126 @@
+"""The lists of each block's readers, held against lists that are written out token by token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsa.attention.triton import launch as LAUNCH
+from nsa.attention.triton.index import offset_kernel
+from tests.attention.triton_kernels import Case, poisoned, written_once
+
+# Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,
+# more than 32 blocks, runs without a reader of most blocks.
+CASES = (
+    Case(seq_len=1, heads=1, run=64),
+    Case(seq_len=37, heads=1, batch=2, groups=2, l_sel=4, n_sel=3, run=14),
+    Case(seq_len=41, heads=1, l_sel=1, n_sel=7, run=30),
+    Case(seq_len=67, heads=1, l_sel=2, n_sel=5),
+)
+# Of the whole sequence and of a run.
+_PIECES = (5, 3)
+
+
+def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) -> list[str]:
+    """What `launch` lists wrongly, writes twice, or leaves unwritten."""
+    problems: list[str] = []
+    for case in cases:
+        cfg, blocks = case.config(), _choices(case)
+        cut = replace(case.cut(), piece=_PIECES[0])
+        if cut.by_block:
+            places = max(2, cut.by_block.places)
+            cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
+        with written_once(problems), poisoned():
+            made = launch.lists_of(launch.bits_of(_ranges(case, blocks), cfg), cfg, cut)
+        found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
+        arrays = {name: x.numpy() for name, x in found.items()}
+        for pair, chosen in enumerate(blocks):
+            of_pair = {name: x[:, pair] for name, x in arrays.items() if name != "readers"}
+            wrong = _wrong(case, chosen, made.places, arrays["readers"][pair], **of_pair)
+            problems += [f"{case}, pair {pair}: {text}" for text in wrong]
+            counted = [len(taken) for taken in chosen]
+            if made.places > 1 and made.read[pair].tolist() != counted:
+                problems.append(f"{case}, pair {pair}: how many blocks a query reads")
+    return problems
+
+
+def offset_problems() -> list[str]:
+    """Three runs of more than 1,024 blocks, which one program takes in several turns."""
+    shape = (4, 2, 1030)
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 40, shape)
+    truth[0] = truth[1:].sum(0)
+    counts = torch.from_numpy(truth).int()
+    counts[0] = -1
+    offsets, ends = torch.full(shape, -1).int(), torch.full(shape, -1).int()
+    of_whole, of_run = _PIECES
+    offset_kernel[4, 2](
+        counts, offsets, ends, 3, 1030, PIECE=of_whole, PIECE_OF_RUN=of_run, BLOCKS=512
+    )
+    begins = truth[0].cumsum(-1) - truth[0]
+    earlier = np.concatenate((np.zeros_like(truth[:2]), truth[1:3].cumsum(0)))
+    pieces = np.concatenate((-(-truth[:1] // of_whole), -(-truth[1:] // of_run))).cumsum(-1)
+    right = {"counts": (counts, truth), "offsets": (offsets, begins + earlier)}
+    right["ends"] = (ends, pieces)
+    return [name for name, (mine, what) in right.items() if not np.array_equal(mine, what)]
+
+
+def _choices(case: Case) -> list[list[list[int]]]:
+    """Blocks that each token of each pair reads, any that it sees: none, too."""
+    rng = np.random.default_rng(case.seq_len)
+
+    def of_token(token: int) -> list[int]:
+        seen = token // case.l_sel + 1
+        taken = rng.choice(seen, min(seen, rng.integers(case.n_sel + 1)), replace=False)
+        return sorted(int(block) for block in taken)
+
+    pairs = range(case.batch * case.groups)
+    return [[of_token(token) for token in range(case.seq_len)] for _ in pairs]
+
+
+def _ranges(case: Case, blocks: list[list[list[int]]]) -> Tensor:
+    """The same as token ranges [B,S,G,n,2]; an empty one reads nothing."""
+    ranges = torch.zeros(len(blocks), case.seq_len, case.n_sel, 2, dtype=torch.int64)
+    for pair, chosen in enumerate(blocks):
+        for token, taken in enumerate(chosen):
+            for place, block in enumerate(taken):
+                begin = block * case.l_sel
+                end = min(begin + case.l_sel, token + 1)
+                ranges[pair, token, place] = torch.tensor([begin, end])
+    return ranges.unflatten(0, (case.batch, case.groups)).transpose(1, 2)
+
+
+def _wrong(
+    case: Case, chosen: list[list[int]], places: int, readers: np.ndarray, *,
+    counts: np.ndarray, offsets: np.ndarray, ends: np.ndarray,
+) -> list[str]:  # fmt: skip
+    """Of one pair; list 0 is of all tokens, the others of one run each."""
+    runs = [(0, case.seq_len)]
+    tokens = min(case.run, case.seq_len) or case.seq_len
+    runs += [(b, min(b + tokens, case.seq_len)) for b in range(0, case.seq_len, tokens)]
+    if len(counts) != len(runs):
+        return [f"{len(counts)} lists, not {len(runs)}"]
+    problems, used = [], 0
+    for number, (begin, end) in enumerate(runs):
+        piece = _PIECES[1] if number and case.run else _PIECES[0]
+        n_pieces = 0
+        for block in range(counts.shape[1]):
+            truth = [
+                token * places + (chosen[token].index(block) if places > 1 else 0)
+                for token in range(begin, end)
+                if block in chosen[token]
+            ]
+            n_pieces += -(-len(truth) // piece)
+            first = offsets[number, block]
+            listed = readers[first : first + counts[number, block]].tolist()
+            if listed != truth or ends[number, block] != n_pieces:
+                problems.append(f"list {number}, block {block}")
+            # Lists of blocks share no room.
+            if number == 0 and first != used:
+                problems.append(f"block {block} begins at {first}, not {used}")
+            used += len(truth) if number == 0 else 0
+    return problems
