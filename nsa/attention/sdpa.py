@@ -30,6 +30,7 @@ from nsa.attention.tracing import profile_range
 from nsa.attention.triton.compressed_operators import attend_compressed_by_triton, blocks_by_triton
 from nsa.attention.triton.mix_operators import mix_by_triton
 from nsa.attention.triton.operators import attend_selected
+from nsa.attention.triton.pool_operators import pool_by_triton
 from nsa.attention.triton.window_operators import attend_window
 from nsa.attention.window import Attend, masked_window, varlen_window
 from nsa.config import NSAConfig, Ranges, Selected, Window
@@ -104,6 +105,18 @@ def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
 
     with saved_tensors_hooks(pack, unpack):
         yield
+
+
+def _pooled(x: Branches, cfg: NSAConfig, selected: Selected) -> tuple[Tensor, Tensor]:
+    """Compressed keys and values [B,N,G,D], in at least float32."""
+    if cfg.phi == "mlp":
+        return compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
+    if selected == "triton":
+        return pool_by_triton(x.k_cmp, x.v_cmp, cfg)
+    # Both are pooled alike: together that is half of the operators.
+    pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
+    k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
+    return k, v
 
 
 def _compressed(
@@ -205,12 +218,7 @@ def batched_sdpa(
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     attend = _fused if use_flash else _explicit
     q = split_dim(x.q, 2, cfg.heads_per_group)
-    if cfg.phi == "avg":
-        # Both are pooled alike: together that is half of the operators.
-        pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
-        k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
-    else:
-        k, v = compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
+    k, v = _pooled(x, cfg, selected)
     o_cmp, blocks = _compressed(q, k, v, cfg, selected)
     o_sel = _selected(q, x, blocks, cfg, version, attend, selected)
     o_win = _window(q, x, cfg, attend, window)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +31,10 @@ from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch as LAUNCH
 from nsa.attention.triton import mix_launch, mix_operators, operators
 from nsa.config import RANGES, NSAConfig
-from tests.attention.between_mutants import IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
-from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+from tests.attention.between_mutants import MIX_IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
+from tests.attention.pooling import PROOFS as POOL_PROOFS
+from tests.attention.pooling import checked, mutant
+from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
 
 HALF = torch.float16
 
@@ -107,20 +108,6 @@ def mix_values(launch: ModuleType = mix_launch) -> list[str]:
     return problems
 
 
-def checked(call: Callable[..., Tensor], tensors: list[Tensor], grad: Tensor, *more: Any) -> Any:
-    """opcheck of `more`, (operator, arguments), and one graph for torch.compile, both ways."""
-    problems = []
-    for one, args in more:
-        said = torch.library.opcheck(one, args, raise_exception=False)
-        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    pairs = []
-    for run in (call, compiled):
-        result = run(*tensors)
-        pairs.append([result, *torch.autograd.grad(result, tensors, grad)])
-    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
-
-
 def mix_operator() -> list[str]:
     """torch's own checks, one graph, and the gradients of whole branches [B,S,G,h,Dv]."""
     case = Mixed(seq_len=11, heads=6, batch=2, dtype=HALF)
@@ -154,19 +141,6 @@ def mix_far_apart(launch: ModuleType = mix_launch) -> list[str]:
         mine = mixed_by(launch, [far[0], cmp, *far[1:]])
     near = mixed_by(mix_launch, [grad, cmp, *given])
     return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
-
-
-def mix_in_32_bits() -> list[str]:
-    """The same with the planted defect; where it does not die of a wild address, it is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        return mix_far_apart(planted(Path(folder), *IN_32_BITS, launcher="mix_launch"))
-
-
-def mix_mutant(name: str) -> list[str]:
-    """What is seen of a planted defect."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return mix_values(planted(Path(folder), name, *MIX_MUTANTS[name], launcher="mix_launch"))
 
 
 def chosen() -> list[tuple[Tensor, int]]:
@@ -232,19 +206,16 @@ def ranges_operator() -> list[str]:
     return problems + ["v1 is another"] * (not torch.equal(*found))
 
 
-def ranges_mutant(name: str) -> list[str]:
-    """What is seen of a planted defect."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ranges_values(planted(Path(folder), name, *RANGES_MUTANTS[name]))
-
-
 _ALL: tuple[Callable[..., list[str]], ...] = (
-    mix_values, mix_operator, mix_far_apart, mix_in_32_bits, ranges_values, ranges_operator,
+    mix_values, mix_operator, mix_far_apart, ranges_values, ranges_operator,
 )  # fmt: skip
-PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-PROOFS |= {name: partial(mix_mutant, name) for name in MIX_MUTANTS}
-PROOFS |= {name: partial(ranges_mutant, name) for name in RANGES_MUTANTS}
+PROOFS = POOL_PROOFS | {one.__name__: one for one in _ALL}
+for _proof, _launcher, _mutants in (
+    (mix_values, "mix_launch", MIX_MUTANTS),
+    (mix_far_apart, "mix_launch", MIX_IN_32_BITS),
+    (ranges_values, "launch", RANGES_MUTANTS),
+):
+    PROOFS |= {n: partial(mutant, _proof, _launcher, n, *x) for n, x in _mutants.items()}
 
 
 if __name__ == "__main__":

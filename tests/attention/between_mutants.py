@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_MIX, _RANGES = "mix.py", "ranges.py"
+_MIX, _RANGES, _POOL = "mix.py", "ranges.py", "pool.py"
 
 MIX_MUTANTS: dict[str, tuple[str, str, str]] = {
     # Not seen: a control, which has to live.
@@ -43,7 +43,32 @@ RANGES_MUTANTS: dict[str, tuple[str, str, str]] = {
     "ranges_of_one_batch": (_RANGES, "tl.program_id(1).to(tl.int64) * n_rows", "0 * n_rows"),
 }  # fmt: skip
 
+POOL_MUTANTS: dict[str, tuple[str, str, str]] = {
+    "pool_control": (_POOL, "block = token // STRIDE - age", "block  =  token // STRIDE - age"),
+    "the_block_before": (_POOL, "block * STRIDE * x_t", "(block - (block > 0)) * STRIDE * x_t"),
+    "one_token_more": (_POOL, "(token < L)[:, None]", "(token <= L)[:, None]"),
+    "first_tokens_only": (_POOL, "in range(0, L, TOKENS)", "in range(0, TOKENS, TOKENS)"),
+    "sum_for_mean": (_POOL, "total / L, dim < D", "total, dim < D"),
+    "values_of_keys": (_POOL,
+                       "_mean(v, pooled_v, v_b, v_t, v_g,", "_mean(k, pooled_v, k_b, k_t, k_g,"),
+    "pool_first_group": (_POOL, "x += batch * x_b + group * x_g", "x += batch * x_b"),
+    "last_block_only": (_POOL, "in range(L // STRIDE)", "in range(1)"),
+    "one_block_more": (_POOL, "in range(L // STRIDE)", "in range(L // STRIDE + 1)"),
+    "blocks_that_do_not_exist": (_POOL, "(block < n_blocks)", "(block <= n_blocks)"),
+    "blocks_before_the_first": (_POOL, "(block >= 0) & ", ""),
+    "gradient_of_the_sum": (_POOL, "(total / L).to", "total.to"),
+    "pool_of_one_pair": (_POOL, "at = ((batch * n_blocks + block) * groups + group) * D + dim",
+                         "at = (batch * n_blocks + block) * groups * D + dim"),
+    "pool_gradients_in_one_place": (_POOL, "token = tl.program_id(0) * TOKENS +", "token ="),
+}  # fmt: skip
+
 # What only one program may write is written by several.
-RACES = {"mix_tiles_in_one_place", "ranges_of_one_batch"}
+RACES = {
+    "mix_tiles_in_one_place", "ranges_of_one_batch", "pool_of_one_pair",
+    "pool_gradients_in_one_place",
+}  # fmt: skip
 # Offsets that wrap around.
-IN_32_BITS = ("mix_in_32_bits", _MIX, "(row % HEADS).to(tl.int64)", "row % HEADS")
+MIX_IN_32_BITS = {"mix_in_32_bits": (_MIX, "(row % HEADS).to(tl.int64)", "row % HEADS")}
+POOL_IN_32_BITS = {
+    "pool_in_32_bits": (_POOL, "token.to(tl.int64)[:, None] * x_t", "token[:, None] * x_t"),
+}
