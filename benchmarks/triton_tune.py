@@ -153,8 +153,13 @@ KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
             ),
             Knob(
                 field="key_gradient",
-                kernels=("window_keys_kernel",),
+                kernels=("window_keys_kernel", "window_sum_kernel"),
                 values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
+            ),
+            Knob(
+                field="pieces",
+                kernels=("window_keys_kernel", "window_sum_kernel"),
+                values=(1, 2, 4, 8),
             ),
         ),
     ),

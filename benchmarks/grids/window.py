@@ -10,28 +10,43 @@ from nsa.attention.triton.window_tiles import choose_window_cut, key_tiles, pair
 from nsa.config import NSAConfig
 
 _POINTERS = {"lse": "fp32", "delta": "fp32"}
+# Where walks are in pieces.
+_PARTS = dict.fromkeys(("dk", "dv"), "fp32")
+_WIDE = 4
 
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
-    """Every kernel; none depends on the length or on how many pairs there are."""
+    """Every kernel; of keys alone, by whether walks are in pieces."""
     from nsa.attention.triton import window, window_keys, window_launch
 
-    cut = choose_window_cut(cfg)
+    cut = choose_window_cut(cfg, seq_len, pairs)
     shape = window_launch.constants(cfg, cut)
-    for name, function, tile in (
-        ("window forward", window.window_kernel, cut.forward),
-        ("window dq", window.window_query_kernel, cut.query_gradient),
-        ("window dk, dv", window_keys.window_keys_kernel, cut.key_gradient),
-    ):
+    in_pieces = cut.pieces > 1
+    for name, function, tile, more in (
+        ("window forward", window.window_kernel, cut.forward, {}),
+        ("window dq", window.window_query_kernel, cut.query_gradient, {}),
+        (
+            f"window dk, dv{', in pieces' * in_pieces}", window_keys.window_keys_kernel,
+            cut.key_gradient, _PARTS if in_pieces else {},
+        ),
+    ):  # fmt: skip
         yield Kernel(
             name=f"{name}, {tile.rows} rows", function=function, warps=tile.warps,
-            stages=tile.stages, pointers=_POINTERS, constants={**shape, "ROWS": tile.rows},
+            stages=tile.stages, pointers={**_POINTERS, **more},
+            constants={**shape, "ROWS": tile.rows},
+        )  # fmt: skip
+    if in_pieces:
+        yield Kernel(
+            name="window sum", function=window_keys.window_sum_kernel, warps=4, stages=3,
+            dots=False, pointers={"parts_k": "fp32", "parts_v": "fp32"},
+            constants={"PIECES": cut.pieces, "NUMBERS": window_launch.NUMBERS},
         )  # fmt: skip
 
 
 def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
     """Counted tile by tile: nothing here is drawn or assumed."""
-    cut, groups = choose_window_cut(cfg), cfg.n_kv_groups
+    groups = cfg.n_kv_groups
+    cut = choose_window_cut(cfg, seq_len, groups)
     wide_k, wide_v = padded(cfg.d_k), padded(cfg.d_v)
     queries, keys = (seq_len * n * (cfg.d_k + cfg.d_v) * size for n in (cfg.n_heads, groups))
     sums = seq_len * cfg.n_heads * 4
@@ -59,11 +74,14 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
     )
     tiles = groups * row_tiles(cfg, seq_len, cut.key_gradient, cut.keys)
     rows = tiles * cut.key_gradient.rows
+    # Parts are written, and read again.
+    numbers = seq_len * groups * (cfg.d_k + cfg.d_v)
+    parts = 2 * cut.pieces * numbers * _WIDE if cut.pieces > 1 else 0
     yield Work(
         kernel="window dk, dv",
         backward=True,
         flops=2 * rows * cut.keys * 2 * (wide_k + wide_v),
         needed=needed * (cfg.d_k + cfg.d_v),
-        least=queries + 2 * keys + 2 * sums,
-        most=2 * keys + rows * ((wide_k + wide_v) * size + 8),
+        least=queries + 2 * keys + 2 * sums + parts,
+        most=2 * keys + parts + rows * ((wide_k + wide_v) * size + 8),
     )

@@ -44,7 +44,7 @@ def test_decoding_is_the_equations() -> None:
     [
         (
             WINDOW_MUTANTS, WINDOW, "window_control",
-            {"window_first_head_for_all", "keys_in_one_place"},
+            {"window_first_head_for_all", "keys_in_one_place", "pieces_in_one_place"},
         ),
         (DECODE_MUTANTS, DECODE, "decode_control", {"parts_in_one_place"}),
     ],
@@ -85,7 +85,7 @@ def test_what_the_assembler_makes_of_them() -> None:
     # Keys of float32 that are 128 wide are what decoding has the least room for.
     compressed = next(decode.kernels(replace(CFG, d_k=128, d_v=128), 2048, 4))
     made += [compile_kernel(compressed, capability, "bf16") for capability in (80, 90)]
-    forward, _, keys = window.kernels(CFG, 2048, 4)
+    forward, _, keys, _ = window.kernels(CFG, 2048, 4)
     made.append(compile_kernel(forward, 100, "bf16"))
     assert len(made) >= 4 + 2 + 1
     assert {one.kernel.name: one.problems for one in made if one.problems} == {}
@@ -103,6 +103,17 @@ def test_walks_counted_by_hand() -> None:
     assert window_tiles.row_tiles(cfg, 6, tile, 2) == 2 + 2 + 1
     assert window_tiles.pairs_seen(cfg, 6) == 1 + 2 + 3 * 4
     assert window_tiles.pairs_seen(CFG, 300) == 300 * 301 // 2
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pairs", "pieces"),
+    # 32 tiles of keys, each seen by 575 tokens of 6 heads: 53 tiles of rows, 13 pieces at most.
+    [(2048, 2, 4), (2048, 3, 3), (2048, 8, 1), (512, 1, 12), (1024, 1, 13), (40, 2, 1),
+     (8192, 2, 1), (8128, 2, 2)],
+)  # fmt: skip
+def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
+    """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
+    assert window_tiles.choose_window_cut(CFG, seq_len, pairs).pieces == pieces
 
 
 def test_work_of_the_window() -> None:

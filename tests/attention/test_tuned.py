@@ -55,7 +55,7 @@ def test_a_file_is_named_by_its_device(measured: Path) -> None:
 
 
 def test_only_what_was_measured_is_exchanged(measured: Path) -> None:
-    cut = choose_window_cut(CFG)
+    cut = choose_window_cut(CFG, 2048, 2)
     found = applied("window", cut, 2048)
     assert found == dataclasses.replace(cut, forward=Tile(rows=64, warps=4, stages=3)) != cut
 
@@ -74,7 +74,7 @@ def test_a_form_that_is_not_taken_gets_nothing(measured: Path) -> None:
 
 
 def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> None:
-    cut = choose_window_cut(CFG)
+    cut = choose_window_cut(CFG, 2048, 2)
     assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
     assert applied("window", cut, 2048, itemsize=4) == cut
     assert applied("window", cut, 2048, device="another") == cut
@@ -86,7 +86,7 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
     cuts = {
         "selected": lambda n: choose_cut(CFG, n, 2),
         "compressed": lambda n: choose_compressed_cut(CFG, n, 2),
-        "window": lambda _: choose_window_cut(CFG),
+        "window": lambda n: choose_window_cut(CFG, n, 2),
     }
     for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
         document = json.loads(path.read_text())

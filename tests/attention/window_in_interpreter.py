@@ -46,7 +46,10 @@ HALF = torch.float16
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A shape, and how its work is cut; cut None: as a device would."""
+    """A shape, and how its work is cut; cut None: as a device would.
+
+    cut: rows and keys of a tile; pieces: programs that share the walk of a tile of keys.
+    """
 
     seq_len: int
     w: int
@@ -57,6 +60,7 @@ class Case:
     d_v: int = 16
     dtype: torch.dtype = torch.float32
     cut: tuple[int, int] | None = (16, 16)
+    pieces: int = 1
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
@@ -68,12 +72,12 @@ class Case:
 
 # Between them: walks with whole tiles and without, tiles of less than a token, of one and of many,
 # heads that fill no tile, windows of one token, shorter and longer than a tile and than S, rows
-# that see nothing of their tile's first keys.
+# that see nothing of their tile's first keys; walks in pieces, fewer and more than their tiles.
 CORE = (
     Case(seq_len=37, w=20, heads=3, groups=2, d_k=24, d_v=8, cut=(32, 16)),
-    Case(seq_len=70, w=45, batch=2, d_k=3, d_v=5),
+    Case(seq_len=70, w=45, batch=2, d_k=3, d_v=5, pieces=4),
     Case(seq_len=50, w=1, cut=(64, 16)),
-    Case(seq_len=19, w=64, heads=16),
+    Case(seq_len=19, w=64, heads=16, pieces=7),
     Case(seq_len=5, w=3, heads=2, cut=(64, 32)),
 )
 
@@ -104,10 +108,13 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str,
     """The same by the kernels."""
     cfg = case.config()
     q, k, v, grad = tensors
-    cut = launch.choose_window_cut(cfg)
+    cut = launch.choose_window_cut(cfg, case.seq_len, case.batch * case.groups)
     if case.cut is not None:
         tile = Tile(rows=case.cut[0], warps=1, stages=1)
-        cut = WindowCut(forward=tile, query_gradient=tile, key_gradient=tile, keys=case.cut[1])
+        cut = WindowCut(
+            forward=tile, query_gradient=tile, key_gradient=tile, keys=case.cut[1],
+            pieces=case.pieces,
+        )  # fmt: skip
     with mock.patch.object(launch, "choose_window_cut", lambda *_: cut):
         out, lse = launch.forward(q, k, v, cfg)
         dq, dk, dv = launch.backward(grad, q, k, v, out, lse, cfg)
@@ -160,6 +167,7 @@ def window_space() -> list[str]:
             groups=st.integers(1, 2), batch=st.integers(1, 2), d_k=st.integers(1, 33),
             d_v=st.integers(1, 33), dtype=st.sampled_from((torch.float32, HALF)),
             cut=st.sampled_from(((16, 16), (32, 16), (16, 32), (128, 64))),
+            pieces=st.integers(1, 3),
         )
     )  # fmt: skip
     def run(case: Case) -> None:

@@ -47,6 +47,14 @@ WINDOW_MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "window_delta_left_out_of_keys": (_KEYS, "(dp - theirs[None, :])", "dp"),
     "scale_left_out_of_window_dk": (_KEYS, "(sum_k * dk_scale)", "sum_k"),
+    "masked_rows_of_a_piece_lost": (_KEYS, "in range(few + tl", "in range(tl"),
+    "every_piece_walks_from_the_first": (_KEYS, "tl.maximum(masked, low)", "masked"),
+    "pieces_end_late": (_KEYS, "end * (piece + 1) // n_pieces", "end"),
+    "last_rows_of_every_piece": (_KEYS, "tl.maximum(whole, low)\n", "whole\n"),
+    "pieces_in_one_place": (
+        _KEYS, "of_piece = piece * (tl.num_programs(1) // groups)", "of_piece = 0",
+    ),
+    "first_piece_only": (_KEYS, "for piece in range(PIECES)", "for piece in range(1)"),
     "keys_in_one_place": (
         _KEYS, "first = tl.program_id(0) * KEYS", "first = tl.program_id(0) * 0",
     ),

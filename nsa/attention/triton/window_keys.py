@@ -2,6 +2,9 @@
 
 A program has KEYS neighboring keys of one kv group. Who sees them needs no list: the tokens from
 the first key to w - 1 after the last. It adds up their rows in order and writes its keys alone.
+
+Short sequences have fewer keys than a device wants programs: there each of several programs (axis 2
+of the grid) takes one piece of the walk, and another kernel adds up what they wrote, in order.
 """
 
 import triton
@@ -42,7 +45,7 @@ def window_keys_kernel(
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of KEYS keys."""
+    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of KEYS keys; of several pieces: [pieces,B,S,G,D]."""
     first = tl.program_id(0) * KEYS
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
@@ -63,14 +66,18 @@ def window_keys_kernel(
     whole = tl.maximum(whole, masked)
     end = tl.cdiv(rows_end - begin, ROWS)
     masked, whole = tl.minimum(masked, end), tl.minimum(whole, end)
-    for number in range(masked, whole):
+    piece, n_pieces = tl.program_id(2), tl.num_programs(2)
+    low, high = end * piece // n_pieces, end * (piece + 1) // n_pieces
+    for number in range(tl.maximum(masked, low), tl.minimum(whole, high)):
         sum_k, sum_v = _gradients(
             sum_k, sum_v, keys, values, key, begin + number * ROWS, rows_end, q, q_t, q_h, grad,
             groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
             False,
         )  # fmt: skip
-    for number in range(masked + end - whole):
-        at = tl.where(number < masked, number, number - masked + whole)
+    # The masked ones of this piece at the beginning of the walk, and from where they go on.
+    few, again = tl.maximum(tl.minimum(masked, high) - low, 0), tl.maximum(whole, low)
+    for number in range(few + tl.maximum(high - again, 0)):
+        at = tl.where(number < few, low + number, again + number - few)
         sum_k, sum_v = _gradients(
             sum_k, sum_v, keys, values, key, begin + at * ROWS, rows_end, q, q_t, q_h, grad,
             groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
@@ -78,8 +85,29 @@ def window_keys_kernel(
         )  # fmt: skip
     dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
     inside = (key < seq_len)[:, None]
-    flat = (batch * seq_len + key.to(tl.int64)) * groups + group
+    of_piece = piece * (tl.num_programs(1) // groups)
+    flat = ((of_piece + batch) * seq_len + key.to(tl.int64)) * groups + group
     to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
     to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
     tl.store(to_k, (sum_k * dk_scale).to(dk.dtype.element_ty), inside & (dim_k < D_K)[None, :])
     tl.store(to_v, sum_v.to(dv.dtype.element_ty), inside & (dim_v < D_V)[None, :])
+
+
+@triton.jit
+def window_sum_kernel(
+    parts_k, parts_v, dk, dv, n_k, n_v, PIECES: tl.constexpr, NUMBERS: tl.constexpr
+):  # fmt: skip
+    """dk, n_k numbers, and dv, n_v numbers, of float32 parts [PIECES, ...], added up in order."""
+    if tl.program_id(1) == 0:
+        _sum(parts_k, dk, n_k, PIECES, NUMBERS)
+    else:
+        _sum(parts_v, dv, n_v, PIECES, NUMBERS)
+
+
+@triton.jit
+def _sum(parts, to, n, PIECES: tl.constexpr, NUMBERS: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    total = tl.zeros((NUMBERS,), tl.float32)
+    for piece in range(PIECES):
+        total += tl.load(parts + piece * n + at, at < n, 0.0)
+    tl.store(to + at, total.to(to.dtype.element_ty), at < n)
