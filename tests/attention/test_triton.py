@@ -23,6 +23,7 @@ CFG = nsa.NSAConfig()
 PROOFS = (
     "values",
     "tuned",
+    "tiles",
     "space",
     "whole",
     "same_bits",
@@ -38,7 +39,7 @@ INTERPRETED = "triton_in_interpreter"
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:7], PROOFS[7:]], ids="-".join)
+@pytest.mark.parametrize("names", [PROOFS[:3], PROOFS[3:8], PROOFS[8:]], ids="-".join)
 def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
     assert found(*names, of=INTERPRETED) == {name: [] for name in names}
 
