@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.grids import Kernel, Work
 from nsa.attention.triton.tiles import (
+    LEAST,
     ByBlock,
     Cut,
     Tile,
@@ -67,7 +68,7 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
             function=function, warps=tile.warps, stages=tile.stages, pointers=_POINTERS,
             constants={**shape, **more, "ROWS": tile.rows},
         )  # fmt: skip
-    rest = {name: value for name, value in shape.items() if name != "HEADS"}
+    rest = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     yield Kernel(name="sum", function=columns.sum_kernel, constants=rest, warps=4, stages=3,
                  dots=False, pointers=_POINTERS)  # fmt: skip
     if by_block:

@@ -23,6 +23,7 @@ CFG = nsa.NSAConfig()
 PROOFS = (
     "values",
     "tuned",
+    "tiles",
     "space",
     "whole",
     "same_bits",
@@ -38,7 +39,7 @@ INTERPRETED = "triton_in_interpreter"
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [PROOFS[:2], PROOFS[2:7], PROOFS[7:]], ids="-".join)
+@pytest.mark.parametrize("names", [PROOFS[:3], PROOFS[3:8], PROOFS[8:]], ids="-".join)
 def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
     assert found(*names, of=INTERPRETED) == {name: [] for name in names}
 
@@ -152,9 +153,11 @@ def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
     walk = tiles.cost_of_walk(CFG, seq_len, cut.forward.rows)
     assert (tiles.cost_by_block(CFG, seq_len) < walk) == (cut.by_block is not None)
     run = tiles.cut_by_block(CFG, seq_len)
-    # Of 2 bytes, and a float32 for each part.
-    part = (64 * 2 + 4) * run.places
-    assert run.tokens * part <= seq_len * 2 * 64 * 2 < (run.tokens + 64) * part
+    # Of 2 bytes, and a float32 for each part. One run less would not do.
+    part, n_runs = (64 * 2 + 4) * run.places, -(-seq_len // run.tokens)
+    longer = -(-seq_len // (64 * (n_runs - 1))) * 64
+    assert run.tokens * part <= seq_len * 2 * 64 * 2 < longer * part
+    assert run.tokens - seq_len / n_runs < 64
     blocks, total = CFG.n_blocks(seq_len), run.tokens * run.places
     for counts in ([total // blocks] * blocks, [run.tokens] * run.places):
         assert sum(-(-count // run.piece) for count in counts) <= run.n_pieces
@@ -171,6 +174,8 @@ def test_expected_union() -> None:
 def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
     """All readers in few blocks, or spread evenly: each list's pieces have a place."""
     cut = tiles.choose_cut(CFG, seq_len, 4)
+    # Float32 of 64 keys beside 6 heads of 2 bytes, or as few as leave the device something to do.
+    assert 64 * 4 * cut.n_pieces <= seq_len * 6 * 2 or 4 * cut.n_pieces < 2 * 1024
     blocks, total = CFG.n_blocks(seq_len), seq_len * min(CFG.n_sel, CFG.n_blocks(seq_len))
     for counts in ([total // blocks] * blocks, [min(seq_len, total)] * (total // seq_len)):
         assert sum(-(-count // cut.piece) for count in counts) <= cut.n_pieces

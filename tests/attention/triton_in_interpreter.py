@@ -71,6 +71,15 @@ def tuned() -> list[str]:
     ))  # fmt: skip
 
 
+def tiles() -> list[str]:
+    """Tiles of a few tokens, and of more than a whole piece, in both forms."""
+    return core(launch, tuple(
+        Case(seq_len=19, heads=3, l_sel=4, n_sel=3, piece=8, rows=rows, every=rows > 32, run=run)
+        for rows in (16, 32, 64, 128)
+        for run in (0, 10)
+    ))  # fmt: skip
+
+
 def space() -> list[str]:
     """Whole attention over the hypothesis space, against NumPy."""
     problems: list[str] = []
@@ -261,7 +270,7 @@ def mutant(name: str) -> list[str]:
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, space, whole, same_bits, repeats, lists, operator, trainer,
+        values, tuned, tiles, space, whole, same_bits, repeats, lists, operator, trainer,
         far_apart, far_apart_by_block, far_apart_in_32_bits,
     )
 } | {name: partial(mutant, name) for name in MUTANTS}  # fmt: skip

@@ -91,17 +91,21 @@ def piece_kernel(
 def sum_kernel(
     parts, piece_ends, dk, dv, seq_len, groups, n_blocks, n_pieces, dk_scale,
     D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+    L_SEL: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of one block: the sum over its pieces, in order."""
+    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of FEW tokens: the sum over their block's pieces, in order.
+
+    Few, because the first block and a program's wait for memory are what takes the time.
+    """
     block = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    inner, dim_k, dim_v = tl.arange(0, BLOCK), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+    inner = tl.program_id(2) * FEW + tl.arange(0, FEW)
+    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
     of_block = pair * n_blocks + block
     first = tl.load(piece_ends + of_block - 1, block > 0, 0)
-    total_k = tl.zeros((BLOCK, WIDTH_K), tl.float32)
-    total_v = tl.zeros((BLOCK, WIDTH_V), tl.float32)
+    total_k = tl.zeros((FEW, WIDTH_K), tl.float32)
+    total_v = tl.zeros((FEW, WIDTH_V), tl.float32)
     for piece in range(first, tl.load(piece_ends + of_block)):
         at = parts + (pair * n_pieces + piece) * BLOCK * (WIDTH_K + WIDTH_V)
         at += inner[:, None] * (WIDTH_K + WIDTH_V)

@@ -22,7 +22,15 @@ from nsa.attention.triton.index import pack_kernel
 from nsa.attention.triton.lists import Lists, lists_of
 from nsa.attention.triton.ranges import ranges_kernel
 from nsa.attention.triton.rows import forward_kernel, query_gradient_kernel
-from nsa.attention.triton.tiles import ByBlock, Cut, Tile, choose_cut, padded, register_limit
+from nsa.attention.triton.tiles import (
+    LEAST,
+    ByBlock,
+    Cut,
+    Tile,
+    choose_cut,
+    padded,
+    register_limit,
+)
 from nsa.attention.triton.tuned import tuned
 from nsa.config import NSAConfig
 
@@ -108,9 +116,9 @@ def backward(
             parts, seq_len, groups, n_blocks, cut.n_pieces, lists.length, scale, *strides, **shape,
             **piece_constants(cfg, seq_len, cut), **how(cut.key_gradient),
         )  # fmt: skip
-        sum_kernel[n_blocks, pairs](
+        sum_kernel[n_blocks, pairs, padded(cfg.l_sel) // LEAST](
             parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
-            **{name: value for name, value in shape.items() if name != "HEADS"},
+            **{name: value for name, value in shape.items() if name != "HEADS"}, FEW=LEAST,
         )  # fmt: skip
     return dq, dk, dv
 

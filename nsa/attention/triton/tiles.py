@@ -29,9 +29,11 @@ _FLOP_OF_A_BYTE = 180
 _SAMPLES, _RUN = 16, 64
 # Where tiles read at least this share of what is visible, walking over all of it costs no more.
 _EVERY_FROM = 0.75
+# Readers of a block that one program takes: of a run, where a program that has more is what all
+# others wait for, and at least of the whole sequence, whose partial sums are stored.
+_PIECE_OF_RUN, _PIECES_FROM = 128, 256
 # Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
-_PIECES_FROM = 256
-_PARTS_BYTES = 256 << 20
+_PROGRAMS, _PARTS_BYTES = 1024, 256 << 20
 
 
 def padded(size: int) -> int:
@@ -151,12 +153,13 @@ def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
 
 
 def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
-    """Runs whose parts take no more memory than queries and output of the whole call."""
+    """Equal runs whose parts take no more memory than queries and output of the whole call."""
     # With one place alone nothing would say whether it is taken.
     places = max(2, min(cfg.n_sel, cfg.n_blocks(seq_len)))
     # A log-sum-exp is as large as two numbers of a type of two bytes.
     tokens = seq_len * (cfg.d_k + cfg.d_v) // (places * (max(cfg.d_k, cfg.d_v) + 2))
     tokens = max(1, tokens // _RUN) * _RUN
+    tokens = -(-seq_len // (-(-seq_len // tokens) * _RUN)) * _RUN
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
     return ByBlock(
         forward=Tile(rows=128, warps=8, stages=2) if wide else Tile(rows=64, warps=4, stages=2),
@@ -165,19 +168,25 @@ def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
         merge=Tile(rows=32, warps=4, stages=2),
         tokens=tokens,
         places=places,
-        piece=_PIECES_FROM,
-        n_pieces=cfg.n_blocks(seq_len) + tokens * places // _PIECES_FROM,
+        piece=_PIECE_OF_RUN,
+        n_pieces=cfg.n_blocks(seq_len) + tokens * places // _PIECE_OF_RUN,
     )
 
 
 def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
     """Readers of a block that one program adds up: few, while partial sums are few enough too.
 
-    Where they exceed the budget there are as many pieces as blocks, or less, beside the last ones.
+    They take no more than queries and output do, as long as there are programs enough. Where they
+    exceed that there are as many pieces as blocks, or less, beside the last ones.
     """
     n_bytes = padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v)) * 4 * pairs
-    n_blocks, piece = cfg.n_blocks(seq_len), _PIECES_FROM
-    while n_pieces(cfg, seq_len, piece) > max(_PARTS_BYTES // n_bytes, 2 * n_blocks):
+    beside = pairs * seq_len * cfg.heads_per_group * (cfg.d_k + cfg.d_v) * 2
+    most = max(min(beside, _PARTS_BYTES) // n_bytes, 2 * cfg.n_blocks(seq_len))
+    piece = _PIECES_FROM
+    while (
+        n_pieces(cfg, seq_len, piece) > most
+        and n_pieces(cfg, seq_len, 2 * piece) * pairs >= _PROGRAMS
+    ):
         piece *= 2
     return piece
 
