@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.grids import Kernel, Work
-from nsa.attention.triton.compressed_tiles import FEW, TERMS, choose_compressed_cut
+from nsa.attention.triton.compressed_tiles import FEW, TERMS, choose_compressed_cut, steps
 from nsa.attention.triton.tiles import Tile, padded
 from nsa.config import NSAConfig
 
@@ -15,7 +15,7 @@ _POINTERS = {
     **dict.fromkeys(("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts"), "fp32"),
     "blocks": "i64",
 }
-_EXACT = {**_POINTERS, "k": "fp32"}
+_OWN = ("terms", "rounded_grad")
 # Bytes of a number there.
 _WIDE = 4
 
@@ -24,11 +24,17 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel, as a call of this shape in bf16 would launch it."""
     import torch
 
-    from nsa.attention.triton import compressed_columns, compressed_launch, compressed_rows, top
+    from nsa.attention.triton import (
+        compressed_columns,
+        compressed_keys,
+        compressed_launch,
+        compressed_rows,
+        top,
+    )
 
     cut = choose_compressed_cut(cfg, seq_len, pairs)
     shape = compressed_launch.compressed_constants(cfg)
-    exact = {"KEYS": cut.keys, "TERMS": compressed_launch.terms(torch.bfloat16)}
+    exact = {"KEYS": cut.keys, "TERMS": compressed_launch.n_terms(torch.bfloat16)}
     tiles: tuple[tuple[str, Any, Tile, dict[str, int]], ...] = (
         ("forward", compressed_rows.compressed_kernel, cut.forward, exact),
         ("dq", compressed_rows.compressed_query_gradient_kernel, cut.query_gradient,
@@ -39,7 +45,7 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     for name, function, tile, more in tiles:
         yield Kernel(
             name=f"compressed {name}, {tile.rows} rows", function=function, warps=tile.warps,
-            stages=tile.stages, pointers=_EXACT if "TERMS" in more else _POINTERS,
+            stages=tile.stages, pointers=_POINTERS, own=_OWN,
             constants={**shape, **more, "ROWS": tile.rows},
         )  # fmt: skip
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
@@ -49,8 +55,14 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
         constants={**rest, "KEYS": cut.owned, "PIECE": cut.piece, "FEW": FEW},
     )  # fmt: skip
     yield Kernel(
+        name="terms of keys", function=compressed_keys.terms_kernel, warps=4, stages=3, dots=False,
+        pointers={"k": "fp32"}, own=_OWN,
+        constants={"D_K": cfg.d_k, "WIDTH_K": shape["WIDTH_K"], "TERMS": exact["TERMS"],
+                   "KEYS": FEW},
+    )  # fmt: skip
+    yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
-        stages=cut.top.stages, pointers=_EXACT,
+        stages=cut.top.stages, pointers=_POINTERS, own=_OWN,
         constants={**compressed_launch.top_constants(cfg, torch.bfloat16),
                    "TOKENS": cut.top.rows, "BLOCKS": cut.blocks},
     )  # fmt: skip
@@ -62,9 +74,10 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
     wide_k, wide_v, times = padded(cfg.d_k), padded(cfg.d_v), TERMS["bfloat16"]
     n_keys, heads = cfg.n_compressed(seq_len), cfg.heads_per_group
     queries = seq_len * cfg.n_heads
-    # Keys and values, exact and rounded: rounding them before each kernel reads and writes both.
     exact_k, exact_v = (n_keys * groups * d * _WIDE for d in (cfg.d_k, cfg.d_v))
+    # Keys and values, rounded: each kernel's own ones are made before it. Terms are of keys alone.
     keys = n_keys * groups * (cfg.d_k + cfg.d_v) * size
+    terms = exact_k + n_keys * groups * cfg.d_k * times * size
     rounding = exact_k + exact_v + keys
     sums = queries * _WIDE
     # One product of a query with every key it sees, one number wide.
@@ -76,27 +89,28 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
         backward=False,
         flops=2 * tiles * cut.forward.rows * cut.keys * (times * wide_k + wide_v),
         needed=needed * (cfg.d_k + cfg.d_v),
-        least=moved + rounding,
-        most=moved + exact_v + tiles * cut.keys * (wide_k * _WIDE + wide_v * size),
+        least=moved + terms + exact_v + n_keys * groups * cfg.d_v * size,
+        most=moved + terms + exact_v + tiles * cut.keys * (wide_k * times + wide_v) * size,
     )
     tokens = cut.top.rows
     lasts = (min(first + tokens, seq_len) - 1 for first in range(0, seq_len, tokens))
     crowded = (last for last in lasts if last >= cfg.n_sel * cfg.l_sel)
     runs = sum(-(-cfg.n_blocks(last + 1) // cut.blocks) for last in crowded)
-    scored = groups * runs * heads * ((cfg.l + cfg.l_sel) // cfg.d - 1)
+    columns = cut.blocks * steps(cfg)
     chosen = seq_len * groups * cfg.n_sel * 8
     yield Work(
         kernel="top blocks",
         backward=False,
-        flops=2 * scored * tokens * cut.blocks * times * wide_k,
+        flops=2 * groups * runs * heads * tokens * columns * times * wide_k,
         # The scores of the forward pass would do, had they been kept.
         needed=0,
-        least=queries * cfg.d_k * size + sums + exact_k + chosen,
-        most=chosen + scored * (cut.blocks * wide_k * _WIDE)
+        least=queries * cfg.d_k * size + sums + terms + chosen,
+        most=chosen + terms + groups * runs * columns * wide_k * times * size
         + groups * runs * heads * tokens * (wide_k * size + _WIDE),
     )  # fmt: skip
     tiles = groups * _walked(cfg, seq_len, cut.query_gradient.rows, cut.rounded_keys)
-    moved = queries * (2 * cfg.d_k * size + 2 * cfg.d_v * _WIDE) + 2 * sums
+    # The gradient of the output is rounded for the next kernel.
+    moved = queries * (2 * cfg.d_k * size + cfg.d_v * (2 * _WIDE + size)) + 2 * sums
     yield Work(
         kernel="compressed dq",
         backward=True,
@@ -115,8 +129,8 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
         backward=True,
         flops=2 * rows * cut.owned * 2 * (wide_k + wide_v),
         needed=needed * (cfg.d_k + cfg.d_v),
-        least=queries * (cfg.d_k * size + cfg.d_v * _WIDE) + 2 * sums + keys + made,
-        most=rows * (wide_k * size + wide_v * _WIDE + 2 * _WIDE) + keys + made,
+        least=queries * (cfg.d_k + cfg.d_v) * size + 2 * sums + keys + made,
+        most=rows * ((wide_k + wide_v) * size + 2 * _WIDE) + keys + made,
     )
 
 

@@ -69,11 +69,12 @@ class Compressed:
 
 # Between them: no compressed key at all, heads that fill no tile, a tile of one token and of many,
 # keys of several tiles and one alone in its tile, pieces that begin before a tile's first token,
-# three strides in a block, more blocks than are scored at once, float16 whose keys are sums of two.
+# three strides in a compressed block, which reaches into one later block or two, more blocks than
+# are scored at once, float16 whose keys are sums of two.
 CORE = (
     Compressed(seq_len=7, heads=1, batch=2, l=8, d=4, l_sel=8, d_k=3, d_v=5, rows=16),
-    Compressed(seq_len=60, heads=3, l=6, l_sel=8, dtype=torch.float16, rows=64, piece=32),
-    Compressed(seq_len=36, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=64),
+    Compressed(seq_len=60, heads=3, l=6, l_sel=8, dtype=torch.float16, rows=64, piece=32, blocks=4),
+    Compressed(seq_len=38, heads=3, groups=2, l=6, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=64),
 )
 
 

@@ -7,12 +7,15 @@ import triton
 from torch import Tensor
 
 from nsa.attention.triton.compressed_columns import compressed_piece_kernel, compressed_sum_kernel
+from nsa.attention.triton.compressed_keys import terms_kernel
 from nsa.attention.triton.compressed_rows import compressed_kernel, compressed_query_gradient_kernel
 from nsa.attention.triton.compressed_tiles import (
     FEW,
     TERMS,
     choose_compressed_cut,
     places,
+    reach_of,
+    steps,
 )
 from nsa.attention.triton.launch import (
     device_of,
@@ -35,15 +38,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     the type of q, for `backward`, the second of exact ones, for `top_blocks`.
     """
     batch, seq_len, groups, heads = q.shape[:4]
-    q, k, v = (inner(x) for x in (q, k, v))
     out, lse = results_of(q, cfg, k.dtype)
-    v = v.to(q.dtype)
+    q, terms, v = inner(q), terms_of(k, q.dtype), inner(v).to(q.dtype)
     exact_lse = torch.empty_like(lse)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, k, v, out, lse, exact_lse, seq_len, groups, k.shape[1], scale_of(cfg),
-            *strides_of(q, k, v), **compressed_constants(cfg), TERMS=terms(q.dtype),
+            q, terms, v, out, lse, exact_lse, seq_len, groups, k.shape[1], scale_of(cfg),
+            *strides_of(q, terms, v), **compressed_constants(cfg), TERMS=n_terms(q.dtype),
             KEYS=cut.keys, **how(cut.forward),
         )  # fmt: skip
     return out, lse, exact_lse
@@ -59,7 +61,7 @@ def backward(
     grad, out = grad.contiguous(), out.contiguous()
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, pairs), cfg, q)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta = torch.empty_like(lse)
+    delta, rounded_grad = torch.empty_like(lse), torch.empty_like(grad, dtype=q.dtype)
     # Once here, not in each tile that reads them.
     k, v = k.to(q.dtype), v.to(q.dtype)
     n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
@@ -69,13 +71,14 @@ def backward(
     with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
         compressed_query_gradient_kernel[rows, pairs](
-            q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, cfg.d_k**-0.5,
-            *strides, **shape, KEYS=cut.rounded_keys, **how(cut.query_gradient),
+            q, k, v, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys, scale,
+            cfg.d_k**-0.5, *strides, **shape, KEYS=cut.rounded_keys, **how(cut.query_gradient),
         )  # fmt: skip
         if n_keys:
             compressed_piece_kernel[n_pieces, n_tiles, pairs](
-                q, k, v, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
-                *strides, **shape, KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
+                q, k, v, rounded_grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces,
+                scale, *strides, **shape, KEYS=cut.owned, PIECE=cut.piece,
+                **how(cut.key_gradient),
             )  # fmt: skip
             sums = {name: shape[name] for name in shape if name != "HEADS"}
             compressed_sum_kernel[triton.cdiv(n_keys, FEW), pairs](
@@ -91,21 +94,35 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     lse: the exact log-sum-exp of `forward`.
     """
     batch, seq_len, groups = q.shape[:3]
-    q, k = inner(q), inner(k)
+    q, terms = inner(q), terms_of(k, q.dtype)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
-            q, k, lse, blocks, seq_len, groups, k.shape[1], scale_of(cfg),
-            *q.stride()[:4], *k.stride()[:3], **top_constants(cfg, q.dtype),
+            q, terms, lse, blocks, seq_len, groups, q.shape[3], k.shape[1], scale_of(cfg),
+            *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
             TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
         )  # fmt: skip
     return blocks
 
 
-def terms(dtype: torch.dtype) -> int:
+def terms_of(k: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys [B,N,G,Dk] as sums of numbers of a type [B,N,G,terms,Dk], the largest first."""
+    (batch, n_keys, groups, d_k), k = k.shape, inner(k)
+    shape = (batch, n_keys, groups, n_terms(dtype), d_k)
+    terms = torch.empty(shape, dtype=dtype, device=k.device)
+    if n_keys:
+        with device_of(k):
+            terms_kernel[triton.cdiv(n_keys, FEW), batch * groups](
+                k, terms, groups, n_keys, *k.stride()[:3], D_K=d_k, WIDTH_K=padded(d_k),
+                TERMS=n_terms(dtype), KEYS=FEW,
+            )  # fmt: skip
+    return terms
+
+
+def n_terms(dtype: torch.dtype) -> int:
     """Numbers of a type that add up to a key, where its scores choose blocks."""
     return TERMS[str(dtype).removeprefix("torch.")]
 
@@ -125,11 +142,15 @@ def compressed_constants(cfg: NSAConfig) -> dict[str, int]:
 
 def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
     """What the selection is compiled for, beside how it is cut."""
-    names = ("HEADS", "D_K", "WIDTH_K", "L", "STRIDE")
+    names = ("D_K", "WIDTH_K", "L", "STRIDE")
     shape = compressed_constants(cfg)
+    reach = reach_of(cfg)
     return {name: shape[name] for name in names} | {
-        "TERMS": terms(dtype),
+        "TERMS": n_terms(dtype),
         "STEP": cfg.l_sel // cfg.d,
+        "STEPS": steps(cfg),
+        "REACH": reach,
+        "REACHES": triton.next_power_of_2(max(1, reach)),
         "L_SEL": cfg.l_sel,
         "N_SEL": cfg.n_sel,
         "PLACES": places(cfg),

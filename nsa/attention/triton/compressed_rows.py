@@ -1,9 +1,8 @@
 """Kernels of the compressed branch that own queries: output with log-sum-exp, gradient of queries.
 
-Tiles of rows as in `rows`; a tile walks over the compressed keys that its last token sees. Those
-are means, kept in float32, and their scores choose blocks: a bf16 key would choose others. So that
-tensor cores can multiply them all the same, `exact_dot` takes each key as a sum of TERMS numbers
-of the queries' type, and adds up the products: as exact as one product of float32.
+Tiles of rows as in `rows`; a tile walks over the compressed keys that its last token sees, first
+over those that its first token sees, where no row has to look which key it sees. Scores that choose
+blocks are of float32 keys, each a sum of TERMS numbers (`compressed_keys`).
 
 Output and gradients choose nothing: for them a key is rounded to the queries' type, as keys of the
 other branches are, and a score is one product. Their log-sum-exp is of the same rounded scores:
@@ -17,7 +16,6 @@ import triton.language as tl
 
 from nsa.attention.triton.rows import (
     NOTHING,
-    absorb,
     load_block,
     load_rows,
     query_side,
@@ -27,18 +25,30 @@ from nsa.attention.triton.rows import (
 
 
 @triton.jit
-def rounded_dot(queries, keys):
-    """Scores [ROWS, KEYS] of queries [ROWS, WIDTH] on keys [KEYS, WIDTH] rounded to their type."""
-    return tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee")
+def load_terms(
+    base, stride, key, n_keys, D: tl.constexpr, WIDTH: tl.constexpr, TERMS: tl.constexpr
+):  # fmt: skip
+    """The terms of keys, each [KEYS, WIDTH]; zeros beyond the first key, the last one and D."""
+    dim = tl.arange(0, WIDTH)
+    inside = ((key >= 0) & (key < n_keys))[:, None] & (dim < D)[None, :]
+    at = base + key.to(tl.int64)[:, None] * stride + dim[None, :]
+    terms = ()
+    for term in tl.static_range(TERMS):
+        terms += (tl.load(at + term * D, inside, 0.0),)
+    return terms
 
 
 @triton.jit
-def exact_dot(scores, queries, keys, TERMS: tl.constexpr):
-    """Scores [ROWS, KEYS] on float32 keys [KEYS, WIDTH] from those of `rounded_dot`."""
-    for _ in tl.static_range(TERMS - 1):
-        keys = keys - keys.to(queries.dtype).to(tl.float32)
-        part = tl.trans(keys.to(queries.dtype))
-        scores = tl.dot(queries, part, scores, input_precision="ieee")
+def rounded_dot(queries, terms):
+    """Scores [ROWS, KEYS] of queries [ROWS, WIDTH] on keys rounded to their type."""
+    return tl.dot(queries, tl.trans(terms[0]), input_precision="ieee")
+
+
+@triton.jit
+def exact_dot(scores, queries, terms, TERMS: tl.constexpr):
+    """Scores [ROWS, KEYS] on keys that are the sum of their terms, from those of `rounded_dot`."""
+    for term in tl.static_range(1, TERMS):
+        scores = tl.dot(queries, tl.trans(terms[term]), scores, input_precision="ieee")
     return scores
 
 
@@ -56,8 +66,51 @@ def count_seen(token, n_keys, L: tl.constexpr, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def walk(
+    tile, seq_len, n_keys, HEADS: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Up to which key a tile's rows see all of them, a multiple of KEYS, and up to which any."""
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
+    whole = count_seen(tile * ROWS // HEADS, n_keys, L, STRIDE) // KEYS * KEYS
+    return whole, count_seen(last, n_keys, L, STRIDE)
+
+
+@triton.jit
+def _absorb(
+    best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr, KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """KEYS keys more in the running softmax: largest score, both sums and output of each row."""
+    key = first + tl.arange(0, KEYS)
+    keys = load_terms(terms, k_t, key, n_keys, D_K, WIDTH_K, TERMS)
+    scores = rounded_dot(queries, keys)
+    exact = exact_dot(scores, queries, keys, TERMS)
+    if MASKED:
+        seen = seen_keys(token, key, L, STRIDE)
+        scores = tl.where(seen, scores, NOTHING)
+        exact = tl.where(seen, exact, NOTHING)
+    # Scaled with the subtraction, in one instruction.
+    higher = tl.maximum(best, tl.max(scores, 1) * scale)
+    shift = higher
+    if MASKED:
+        # Rows that have seen nothing yet: minus infinity less itself is no number.
+        shift = tl.where(higher == NOTHING, 0.0, higher)
+    p = tl.exp2(scores * scale - shift[:, None])
+    keep = tl.exp2(best - shift)
+    # One shift for both: rounding moves no score by more than its 2^-8.
+    exact_total = exact_total * keep + tl.sum(tl.exp2(exact * scale - shift[:, None]), 1)
+    values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+    acc = acc * keep[:, None]
+    acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
+    return higher, total * keep + tl.sum(p, 1), exact_total, acc
+
+
+@triton.jit
 def compressed_kernel(
-    q, k, v, out, lse, exact_lse, seq_len, groups, n_keys, scale,
+    q, terms, v, out, lse, exact_lse, seq_len, groups, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
@@ -65,7 +118,7 @@ def compressed_kernel(
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] of one tile and log-sum-exp [B*G, S*HEADS]. scale: by log2 e.
 
-    lse: of rounded scores. exact_lse: of exact ones. k: float32. v: of the queries' type.
+    lse: of rounded scores. exact_lse: of exact ones. terms, v: of the queries' type.
     """
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
@@ -73,26 +126,23 @@ def compressed_kernel(
     queries = load_rows(
         q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
     )  # fmt: skip
-    k += batch * k_b + group * k_g
+    terms += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     exact_total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
-    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
-    for first in range(0, count_seen(last, n_keys, L, STRIDE), KEYS):
-        keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
-        values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
-        seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        rounded = rounded_dot(queries, keys)
-        exact = tl.where(seen, exact_dot(rounded, queries, keys, TERMS) * scale, NOTHING)
-        scores = tl.where(seen, rounded * scale, NOTHING)
-        before = best
-        # One shift for both: rounding moves no score by more than its 2^-8.
-        best, total, acc = absorb(best, total, acc, scores, values)
-        shift = tl.where(best == NOTHING, 0.0, best)
-        exact_total = exact_total * tl.exp2(before - shift)
-        exact_total += tl.sum(tl.exp2(exact - shift[:, None]), 1)
+    whole, end = walk(tile, seq_len, n_keys, HEADS, L, STRIDE, KEYS, ROWS)
+    for first in range(0, whole, KEYS):
+        best, total, exact_total, acc = _absorb(
+            best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys,
+            scale, D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, TERMS, KEYS, False,
+        )  # fmt: skip
+    for first in range(whole, end, KEYS):
+        best, total, exact_total, acc = _absorb(
+            best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys,
+            scale, D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, TERMS, KEYS, True,
+        )  # fmt: skip
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
     store_rows(
@@ -105,16 +155,35 @@ def compressed_kernel(
 
 
 @triton.jit
+def _gradient(
+    acc, queries, grads, sums, delta, token, first, k, k_t, v, v_t, n_keys, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What KEYS keys more add to the gradient of the queries, before its scale."""
+    keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
+    values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    p = tl.exp2(scores * scale - sums[:, None])
+    if MASKED:
+        p = tl.where(seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE), p, 0.0)
+    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+
+
+@triton.jit
 def compressed_query_gradient_kernel(
-    q, k, v, out, lse, grad, dq, delta, seq_len, groups, n_keys, scale, dq_scale,
+    q, k, v, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS].
+    """dq [B,S,G,HEADS,D_K] of one tile, and what the keys' gradients need of its rows.
 
-    k, v: rounded to the queries' type.
+    That is delta, each row's <grad, out> [B*G, S*HEADS], and grad rounded to the queries' type
+    [B,S,G,HEADS,D_V]: once here, not for each tile of keys. k, v: rounded to the queries' type.
     """
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
@@ -124,19 +193,24 @@ def compressed_query_gradient_kernel(
         q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
     )  # fmt: skip
     grads = exact.to(queries.dtype)
+    store_rows(
+        rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V,
+        WIDTH_V,
+    )  # fmt: skip
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
-    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
-    for first in range(0, count_seen(last, n_keys, L, STRIDE), KEYS):
-        keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
-        values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
-        seen = seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
-        dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
-        ds = p * (dp - mine[:, None])
-        acc = tl.dot(ds.to(queries.dtype), keys, acc, input_precision="ieee")
+    whole, end = walk(tile, seq_len, n_keys, HEADS, L, STRIDE, KEYS, ROWS)
+    for first in range(0, whole, KEYS):
+        acc = _gradient(
+            acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale,
+            D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, KEYS, False,
+        )  # fmt: skip
+    for first in range(whole, end, KEYS):
+        acc = _gradient(
+            acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale,
+            D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, KEYS, True,
+        )  # fmt: skip
     store_rows(
         dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
     )  # fmt: skip

@@ -8,11 +8,13 @@ from nsa.attention.triton.tiles import LEAST, Tile, padded
 from nsa.config import NSAConfig
 
 # Programs that a GPU should find in the gradients of keys, and the fewest tokens of a piece.
-_PROGRAMS, _FEWEST_TOKENS = 512, 64
+_PROGRAMS, _FEWEST_TOKENS = 1024, 64
+# From so many compressed keys on, a program adds up the gradients of twice as many.
+_LONG = 1024
 # Numbers of a type that add up to one of float32, whose 24 bits it holds by 8, 11 or all. Two of
 # float16 are off by 2^-25 at most where the number is below 1.
 TERMS = {"bfloat16": 3, "float16": 2, "float32": 1}
-# Keys of a program that sums up pieces.
+# Keys of a program that sums up pieces, or makes terms.
 FEW = LEAST
 
 
@@ -20,9 +22,10 @@ FEW = LEAST
 class CompressedCut:
     """How one call is cut. top: its rows are tokens.
 
-    keys, rounded_keys: of a step of the forward pass, which reads them in float32, and of the
+    keys, rounded_keys: of a step of the forward pass, which reads all terms of them, and of the
     gradient of queries, which reads them rounded. owned: keys of a program that adds up their
-    gradients, over `piece` tokens. blocks: selection blocks that are scored at once.
+    gradients, over `piece` tokens. blocks: selection blocks that are scored at once, a power of
+    two: with `steps` keys each, 16 keys or more.
     """
 
     forward: Tile
@@ -49,12 +52,24 @@ def places(cfg: NSAConfig) -> int:
     return padded(cfg.n_sel)
 
 
+def steps(cfg: NSAConfig) -> int:
+    """Room for the compressed keys that begin in a selection block: a power of two."""
+    return 1 << (cfg.l_sel // cfg.d - 1).bit_length()
+
+
+def reach_of(cfg: NSAConfig) -> int:
+    """Later selection blocks that a compressed key reaches into, at most."""
+    step = cfg.l_sel // cfg.d
+    return (step - 1 + cfg.l // cfg.d - 1) // step
+
+
 def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> CompressedCut:
     """How a call of `pairs` = batch x kv groups is cut."""
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    # Found with the assembler (benchmarks/triton_aot.py): with more keys in float32, or rows,
-    # registers spill, because tensor cores before Hopper's take such a tile of keys from them.
-    keys, owned = 32, 64
+    # Found with the assembler (benchmarks/triton_aot.py): spills nothing on any capability.
+    keys = 32
+    # Each tile of keys reads all rows that see them: long sequences have enough tiles of many keys.
+    owned = 128 if not wide and cfg.n_compressed(seq_len) >= _LONG else 64
     tiles = max(1, -(-cfg.n_compressed(seq_len) // owned)) * pairs
     piece = _FEWEST_TOKENS
     while tiles * -(-seq_len // piece) > _PROGRAMS and piece < seq_len:
@@ -62,11 +77,11 @@ def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Compresse
     return CompressedCut(
         forward=Tile(rows=32, warps=4, stages=2) if wide else Tile(rows=128, warps=8, stages=2),
         query_gradient=Tile(rows=64 if wide else 128, warps=8, stages=2),
-        key_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
-        top=Tile(rows=64, warps=8, stages=1 if wide else 2),
+        key_gradient=Tile(rows=64, warps=8 if wide or owned > 64 else 4, stages=2),
+        top=Tile(rows=64, warps=4, stages=2),
         keys=keys,
         rounded_keys=64,
         owned=owned,
         piece=piece,
-        blocks=max(16 if wide else 32, places(cfg)),
+        blocks=max(1, (32 if wide else 64) // steps(cfg)),
     )
