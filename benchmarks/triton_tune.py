@@ -133,7 +133,7 @@ KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
                 kernels=("top_kernel",),
                 values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),
             ),
-            Knob(field="blocks", kernels=("top_kernel",), values=(16, 32, 64, 128)),
+            Knob(field="blocks", kernels=("top_kernel",), values=(8, 16, 32, 64)),
         ),
     ),
     (
