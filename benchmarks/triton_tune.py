@@ -37,7 +37,7 @@ from benchmarks.attention_checks import CFG, Arm, inputs, largest_error, ours
 from benchmarks.attention_kernels import breakdown
 from nsa.attention.triton import compressed_launch, launch, window_launch
 from nsa.attention.triton.tiles import Tile
-from nsa.attention.triton.tuned import file_of, get, put, shape_of
+from nsa.attention.triton.tuned import file_of, get, put, shapes_of
 from runbook.files import write_atomic
 from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
@@ -361,16 +361,21 @@ def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:
-    """Into the package's folder, for this device."""
+    """Into the package's folder, for this device; of other branches, what was there stays."""
     device = torch.cuda.get_device_name()
+    path, choices = file_of(device), chosen(rows)
+    if path.is_file():
+        branches = {row["branch"] for row in rows}
+        before = json.loads(path.read_text("utf-8"))["choices"]
+        choices += [one for one in before if one["branch"] not in branches]
     document = {
         "device": device,
+        "capability": ".".join(map(str, torch.cuda.get_device_capability())),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "shape": shape_of(CFG, torch.bfloat16.itemsize),
-        "choices": chosen(rows),
+        "shapes": shapes_of(CFG, torch.bfloat16.itemsize),
+        "choices": sorted(choices, key=lambda one: (one["branch"], one["seq_len"], one["field"])),
     }
-    path = file_of(device)
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, json.dumps(document, indent=1) + "\n")
 

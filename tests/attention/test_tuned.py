@@ -39,15 +39,16 @@ CHOICES = [
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
-    document = {"device": DEVICE, "shape": tuned.shape_of(CFG, 2), "choices": CHOICES}
+    shapes = tuned.shapes_of(CFG, 2)
+    document = {"device": DEVICE, "capability": "9.0", "shapes": shapes, "choices": CHOICES}
     tuned.file_of(DEVICE).write_text(json.dumps(document))
     tuned._with_choices.cache_clear()
     return tmp_path
 
 
 def applied(branch: str, cut: Any, seq_len: int, cfg: NSAConfig = CFG, **other: Any) -> Any:
-    told: dict[str, Any] = {"itemsize": 2, "device": DEVICE} | other
-    return tuned._with_choices(branch, cut, cfg, seq_len, told["itemsize"], told["device"])
+    told: dict[str, Any] = {"itemsize": 2, "device": DEVICE, "capability": "9.0"} | other
+    return tuned._with_choices(branch, cut, cfg, seq_len, **told)
 
 
 def test_a_file_is_named_by_its_device(measured: Path) -> None:
@@ -77,8 +78,35 @@ def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> 
     cut = choose_window_cut(CFG, 2048, 2)
     assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
     assert applied("window", cut, 2048, itemsize=4) == cut
-    assert applied("window", cut, 2048, device="another") == cut
+    assert applied("window", cut, 2048, device="another", capability="8.0") == cut
     assert tuned.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
+
+
+def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> None:
+    cut = choose_window_cut(CFG, 2048, 2)
+    assert applied("window", cut, 2048, device="another") == applied("window", cut, 2048) != cut
+    own = {"device": "another", "capability": "9.0", "shapes": {}, "choices": []}
+    assert tuned.measured("another", "9.0") != own
+    tuned.file_of("another").write_text(json.dumps(own))
+    assert tuned.measured("another", "9.0") == own
+    assert tuned.measured(DEVICE, "9.0") != own
+
+
+def test_an_operator_knows_enough_of_the_config(
+    measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hands on no more than its kernels need: what it leaves out decides nothing."""
+    known: dict[str, NSAConfig] = {}
+
+    def noted(branch: str, cut: Any, cfg: NSAConfig, q: Tensor) -> Any:
+        known[branch] = cfg
+        return cut
+
+    for module in (launch, compressed_launch, window_launch):
+        monkeypatch.setattr(module, "tuned", noted)
+    x = inputs(40, torch.float32, "cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception):  # noqa: B017, PT011
+        attend(Branches(**x), CFG, path="batched", force_sdpa=True, selected="triton")
 
 
 def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
@@ -91,7 +119,7 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
     for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
         document = json.loads(path.read_text())
         assert path == tuned.file_of(document["device"])
-        assert document["shape"].keys() == tuned.shape_of(CFG, 2).keys()
+        assert document["shapes"] == tuned.shapes_of(CFG, 2)
         assert document["choices"]
         for one in document["choices"]:
             value = Tile(**one["value"]) if isinstance(one["value"], dict) else one["value"]

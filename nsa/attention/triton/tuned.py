@@ -1,8 +1,9 @@
 """How kernels are cut on a device where that was measured, in the place of what `tiles` assumes.
 
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
-its driver gives it: the shape of the heads that was measured, and for some lengths the parts of a
-cut that were faster there than the assumed ones. Another shape, and another device, keep these.
+its driver gives it: the shape that was measured, and for some lengths the parts of a cut that were
+faster there than the assumed ones. A device without a file takes that of one with the same compute
+capability, which is nearer to it than what was assumed for all. Other shapes keep the assumed ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from nsa.attention.triton.tiles import Tile
 from nsa.config import NSAConfig
 
 FOLDER = Path(__file__).parent / "tuned"
-_SHAPE = ("heads_per_group", "d_k", "d_v", "l", "d", "l_sel", "n_sel", "w")
+# What each branch's kernels are compiled for; an operator knows no more of the config than that.
+_SHAPE = {
+    "selected": ("heads_per_group", "d_k", "d_v", "l_sel", "n_sel"),
+    "compressed": ("heads_per_group", "d_k", "d_v", "l", "d"),
+    "window": ("heads_per_group", "d_k", "d_v", "w"),
+}
 
 Cut = TypeVar("Cut")
 
@@ -32,9 +38,14 @@ def file_of(device: str) -> Path:
     return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
 
 
-def shape_of(cfg: NSAConfig, itemsize: int) -> dict[str, int]:
+def shape_of(branch: str, cfg: NSAConfig, itemsize: int) -> dict[str, int]:
     """What has to be as it was measured. itemsize: bytes of a number of the queries."""
-    return {name: getattr(cfg, name) for name in _SHAPE} | {"itemsize": itemsize}
+    return {name: getattr(cfg, name) for name in _SHAPE[branch]} | {"itemsize": itemsize}
+
+
+def shapes_of(cfg: NSAConfig, itemsize: int) -> dict[str, dict[str, int]]:
+    """The same of all branches."""
+    return {branch: shape_of(branch, cfg, itemsize) for branch in _SHAPE}
 
 
 def get(cut: Any, field: str) -> Any:
@@ -57,24 +68,37 @@ def tuned(branch: str, cut: Cut, cfg: NSAConfig, q: Tensor) -> Cut:
     """The cut of a branch for q [B,S,G,h,Dk] as it was best on q's device."""
     if not q.is_cuda:
         return cut
-    name = torch.cuda.get_device_name(q.device)
-    found: Cut = _with_choices(branch, cut, cfg, q.shape[1], q.dtype.itemsize, name)
+    device, capability = _device(q.device.index)
+    found: Cut = _with_choices(
+        branch, cut, cfg, q.shape[1], q.dtype.itemsize, device, capability
+    )
     return found
 
 
 @cache
+def _device(index: int) -> tuple[str, str]:
+    """Name and compute capability."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return torch.cuda.get_device_name(index), f"{major}.{minor}"
+
+
+@cache
 def _with_choices(
-    branch: str, cut: Any, cfg: NSAConfig, seq_len: int, itemsize: int, device: str
+    branch: str, cut: Any, cfg: NSAConfig, seq_len: int, itemsize: int, device: str, capability: str
 ) -> Any:
-    path = file_of(device)
-    if not path.is_file():
-        return cut
-    document = json.loads(path.read_text("utf-8"))
-    if document["shape"] != shape_of(cfg, itemsize):
+    document = measured(device, capability)
+    if document is None or document["shapes"][branch] != shape_of(branch, cfg, itemsize):
         return cut
     for field, value in nearest(document["choices"], branch, seq_len).items():
         cut = put(cut, field, Tile(**value) if isinstance(value, dict) else value)
     return cut
+
+
+def measured(device: str, capability: str) -> dict[str, Any] | None:
+    """The file of a device, or the first of its capability; None where there is neither."""
+    documents = [json.loads(path.read_text("utf-8")) for path in sorted(FOLDER.glob("*.json"))]
+    alike = [one for one in documents if one["capability"] == capability]
+    return next((one for one in alike if one["device"] == device), alike[0] if alike else None)
 
 
 def nearest(choices: list[dict[str, Any]], branch: str, seq_len: int) -> dict[str, Any]:
