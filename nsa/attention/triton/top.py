@@ -80,8 +80,8 @@ def _scores(
         first = tl.sum(tl.where(here, carry, 0.0), 1)
         last = tl.sum(tl.where((block == BLOCKS - 1)[None, :], given, 0.0), 1)
         carry = tl.where(here, last[:, None], carry)
-        # A sum of one number and zeros. tl.gather would spread a token over sixteen threads, here and
-        # wherever blocks are compared.
+        # A sum of one number and zeros. tl.gather would spread a token over 16 threads, here
+        # and wherever blocks are compared.
         shifted = tl.sum(tl.where(next_one, given[:, :, None], 0.0), 1)
         moved = tl.where((block == 0)[None, :], first[:, None], shifted)
     return _shared(p, offset, 0, L, STRIDE, STEP, TOKENS, BLOCKS, STEPS) + moved, carry
