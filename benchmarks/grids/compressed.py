@@ -56,9 +56,9 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     )  # fmt: skip
     yield Kernel(
         name="terms of keys", function=compressed_keys.terms_kernel, warps=4, stages=3, dots=False,
-        pointers={"k": "fp32"}, own=_OWN,
-        constants={"D_K": cfg.d_k, "WIDTH_K": shape["WIDTH_K"], "TERMS": exact["TERMS"],
-                   "KEYS": FEW},
+        pointers={"k": "fp32", "v": "fp32"}, own=(*_OWN, "values"),
+        constants={name: shape[name] for name in ("D_K", "D_V", "WIDTH_K", "WIDTH_V")}
+        | {"TERMS": exact["TERMS"], "KEYS": FEW, "VALUES": True},
     )  # fmt: skip
     yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,

@@ -39,7 +39,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Te
     """
     batch, seq_len, groups, heads = q.shape[:4]
     out, lse = results_of(q, cfg, k.dtype)
-    q, terms, v = inner(q), terms_of(k, q.dtype), inner(v).to(q.dtype)
+    q, (terms, v) = inner(q), terms_of(k, v, q.dtype, n_terms(q.dtype))
     exact_lse = torch.empty_like(lse)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
@@ -63,7 +63,8 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta, rounded_grad = torch.empty_like(lse), torch.empty_like(grad, dtype=q.dtype)
     # Once here, not in each tile that reads them.
-    k, v = k.to(q.dtype), v.to(q.dtype)
+    terms, v = terms_of(k, v, q.dtype, 1)
+    k = terms[:, :, :, 0]
     n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
     parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
@@ -94,7 +95,7 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     lse: the exact log-sum-exp of `forward`.
     """
     batch, seq_len, groups = q.shape[:3]
-    q, terms = inner(q), terms_of(k, q.dtype)
+    q, (terms, _) = inner(q), terms_of(k, None, q.dtype, n_terms(q.dtype))
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
@@ -108,18 +109,26 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     return blocks
 
 
-def terms_of(k: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys [B,N,G,Dk] as sums of numbers of a type [B,N,G,terms,Dk], the largest first."""
-    (batch, n_keys, groups, d_k), k = k.shape, inner(k)
-    shape = (batch, n_keys, groups, n_terms(dtype), d_k)
-    terms = torch.empty(shape, dtype=dtype, device=k.device)
+def terms_of(
+    k: Tensor, v: Tensor | None, dtype: torch.dtype, n_terms: int
+) -> tuple[Tensor, Tensor]:
+    """Keys [B,N,G,Dk] as sums of numbers of a type [B,N,G,terms,Dk], the largest first.
+
+    And values [B,N,G,Dv] rounded to the type; without `v` nothing of use.
+    """
+    k, whole = inner(k), inner(k if v is None else v)
+    batch, n_keys, groups, d_k = k.shape
+    d_v = whole.shape[-1]
+    terms = torch.empty(batch, n_keys, groups, n_terms, d_k, dtype=dtype, device=k.device)
+    values = terms if v is None else torch.empty(whole.shape, dtype=dtype, device=k.device)
     if n_keys:
         with device_of(k):
             terms_kernel[triton.cdiv(n_keys, FEW), batch * groups](
-                k, terms, groups, n_keys, *k.stride()[:3], D_K=d_k, WIDTH_K=padded(d_k),
-                TERMS=n_terms(dtype), KEYS=FEW,
+                k, whole, terms, values, groups, n_keys, *k.stride()[:3], *whole.stride()[:3],
+                D_K=d_k, D_V=d_v, WIDTH_K=padded(d_k), WIDTH_V=padded(d_v), TERMS=n_terms,
+                KEYS=FEW, VALUES=v is not None,
             )  # fmt: skip
-    return terms
+    return terms, values
 
 
 def n_terms(dtype: torch.dtype) -> int:

@@ -71,7 +71,7 @@ def _scores(
     blocks later that is; and the same of this run.
     """
     block, reach = tl.arange(0, BLOCKS), tl.arange(0, REACHES)
-    before = tl.zeros((TOKENS, BLOCKS), tl.int32) + tl.maximum(block - 1, 0)[None, :]
+    next_one = (block[:, None] + 1 == block[None, :])[None, :, :]
     moved = tl.zeros((TOKENS, BLOCKS), tl.float32)
     # From afar one block at a time: what is given to the next but one is moved on with its own.
     for nearer in tl.static_range(REACH):
@@ -80,7 +80,10 @@ def _scores(
         first = tl.sum(tl.where(here, carry, 0.0), 1)
         last = tl.sum(tl.where((block == BLOCKS - 1)[None, :], given, 0.0), 1)
         carry = tl.where(here, last[:, None], carry)
-        moved = tl.where((block == 0)[None, :], first[:, None], tl.gather(given, before, 1))
+        # A sum of one number and zeros. tl.gather would spread a token over 16 threads, here
+        # and wherever blocks are compared.
+        shifted = tl.sum(tl.where(next_one, given[:, :, None], 0.0), 1)
+        moved = tl.where((block == 0)[None, :], first[:, None], shifted)
     return _shared(p, offset, 0, L, STRIDE, STEP, TOKENS, BLOCKS, STEPS) + moved, carry
 
 
