@@ -129,6 +129,11 @@ KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
                 values=(32, 64, 128),
             ),
             Knob(
+                field="piece",
+                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
+                values=(64, 256, 512, 1024, 2048, 4096),
+            ),
+            Knob(
                 field="top",
                 kernels=("top_kernel",),
                 values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),

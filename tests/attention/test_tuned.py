@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention.triton import tuned
+from nsa.attention.triton import compressed_operators, operators, tuned
 from nsa.attention.triton.compressed_tiles import choose_compressed_cut
+from nsa.attention.triton.registered import config_of
 from nsa.attention.triton.tiles import Tile, choose_cut
 from nsa.attention.triton.window_tiles import choose_window_cut
 from nsa.config import NSAConfig
@@ -92,21 +93,18 @@ def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> 
     assert tuned.measured(DEVICE, "9.0") != own
 
 
-def test_an_operator_knows_enough_of_the_config(
-    measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It hands on no more than its kernels need: what it leaves out decides nothing."""
-    known: dict[str, NSAConfig] = {}
-
-    def noted(branch: str, cut: Any, cfg: NSAConfig, q: Tensor) -> Any:
-        known[branch] = cfg
-        return cut
-
-    for module in (launch, compressed_launch, window_launch):
-        monkeypatch.setattr(module, "tuned", noted)
-    x = inputs(40, torch.float32, "cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(Exception):  # noqa: B017, PT011
-        attend(Branches(**x), CFG, path="batched", force_sdpa=True, selected="triton")
+def test_an_operator_knows_enough_of_the_config() -> None:
+    """It is told numbers, no config: what it makes of them has to count as the same shape."""
+    q = torch.empty(1, 8, CFG.n_kv_groups, CFG.heads_per_group, CFG.d_k)
+    v = torch.empty(1, 8, CFG.n_kv_groups, CFG.d_v)
+    made = {
+        "selected": operators._config(q, v, CFG.l_sel, CFG.n_sel),
+        "compressed": compressed_operators._config(q, v, CFG.l, CFG.d),
+        "window": config_of(q, CFG.d_v, w=CFG.w),
+    }
+    assert {name: tuned.shape_of(name, cfg, 2) for name, cfg in made.items()} == tuned.shapes_of(
+        CFG, 2
+    )
 
 
 def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:

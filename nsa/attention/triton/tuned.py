@@ -69,9 +69,7 @@ def tuned(branch: str, cut: Cut, cfg: NSAConfig, q: Tensor) -> Cut:
     if not q.is_cuda:
         return cut
     device, capability = _device(q.device.index)
-    found: Cut = _with_choices(
-        branch, cut, cfg, q.shape[1], q.dtype.itemsize, device, capability
-    )
+    found: Cut = _with_choices(branch, cut, cfg, q.shape[1], q.dtype.itemsize, device, capability)
     return found
 
 
