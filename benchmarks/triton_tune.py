@@ -95,6 +95,11 @@ KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
                 kernels=("gradient_part_kernel",),
                 values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
             ),
+            Knob(
+                field="by_block.piece",
+                kernels=("part_kernel", "gradient_part_kernel"),
+                values=(64, 128, 256, 512),
+            ),
         ),
     ),
     (

@@ -160,7 +160,8 @@ def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
     assert run.tokens - seq_len / n_runs < 64
     blocks, total = CFG.n_blocks(seq_len), run.tokens * run.places
     for counts in ([total // blocks] * blocks, [run.tokens] * run.places):
-        assert sum(-(-count // run.piece) for count in counts) <= run.n_pieces
+        for cut_so in (run, replace(run, piece=64)):
+            assert sum(-(-count // cut_so.piece) for count in counts) <= cut_so.n_pieces
 
 
 def test_expected_union() -> None:

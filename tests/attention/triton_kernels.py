@@ -25,7 +25,7 @@ from triton.runtime import interpreter
 import nsa
 from nsa.attention.selection import ranges_v1
 from nsa.attention.triton import launch as LAUNCH
-from nsa.attention.triton.tiles import ByBlock, Cut, Tile, n_pieces
+from nsa.attention.triton.tiles import ByBlock, Cut, Tile
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
 _PACKAGE = Path(LAUNCH.__file__).parent
@@ -61,10 +61,11 @@ class Case:
 
     def cut(self) -> Cut:
         """As asked, whatever the cost model would say."""
-        tile = Tile(rows=self.rows, warps=1, stages=1)
+        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
         return Cut(
             forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
-            piece=self.piece, n_pieces=n_pieces(self.config(), self.seq_len, self.piece),
+            piece=self.piece, n_blocks=n_blocks(self.seq_len),
+            readers=self.seq_len * min(self.n_sel, n_blocks(self.seq_len)),
             by_block=self.by_block() if self.run else None,
         )  # fmt: skip
 
@@ -74,7 +75,7 @@ class Case:
         places = min(self.n_sel, n_blocks(self.seq_len))
         return ByBlock(
             forward=tile, query_gradient=tile, merge=tile, tokens=self.run, places=places,
-            piece=self.piece, n_pieces=n_blocks(self.seq_len) + self.run * places // self.piece,
+            piece=self.piece, n_blocks=n_blocks(self.seq_len),
         )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Seen where blocks own the work.
 BY_BLOCK_MUTANTS: dict[str, tuple[str, str, str]] = {
     "parts_blind_to_themselves": ("blocks.py", "key[None, :] <= token", "key[None, :] < token"),
-    "part_not_divided": ("blocks.py", "part / total[:, None], to", "part, to"),
+    "part_not_divided": ("blocks.py", "part * (1.0 / total)[:, None], to", "part, to"),
     "parts_in_one_place": ("blocks.py", "* PLACES + place) * HEADS", "* PLACES) * HEADS"),
     "merge_not_rescaled": ("blocks.py", "acc = acc * mine[:, None]", "acc = acc"),
     "last_place_lost": ("blocks.py", "in range(PLACES)", "in range(PLACES - 1)"),

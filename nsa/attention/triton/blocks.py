@@ -87,15 +87,15 @@ def part_kernel(
                 readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
             )  # fmt: skip
             queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
             # A reader sees the first token of its block at least.
             scores = tl.where(key[None, :] <= token[:, None], scores, NOTHING)
-            best = tl.max(scores, 1)
-            best = tl.where(inside, best, 0.0)
-            p = tl.exp2(scores - best[:, None])
+            best = tl.where(inside, tl.max(scores, 1), 0.0) * scale
+            # Scaled here, it is one instruction with the difference.
+            p = tl.exp2(scores * scale - best[:, None])
             total = tl.where(inside, tl.sum(p, 1), 1.0)
             part = tl.dot(p.to(values.dtype), values, input_precision="ieee")
-            _store_parts(parts, part / total[:, None], to, inside, D_V, WIDTH_V)
+            _store_parts(parts, part * (1.0 / total)[:, None], to, inside, D_V, WIDTH_V)
             tl.store(sums + to, best + tl.log2(total), inside)
 
 

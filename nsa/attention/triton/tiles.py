@@ -63,8 +63,8 @@ def register_limit(major: int) -> int | None:
 class ByBlock:
     """How the form is cut in which blocks own the work: runs of `tokens` positions at a time.
 
-    places: parts that a row has room for. piece: readers of a block that one program takes;
-    n_pieces: the most of them in a run. merge: of the kernels that put parts together.
+    places: parts that a row has room for. piece: readers of a block that one program takes, of
+    n_blocks blocks. merge: of the kernels that put parts together.
     """
 
     forward: Tile
@@ -73,14 +73,20 @@ class ByBlock:
     tokens: int
     places: int
     piece: int
-    n_pieces: int
+    n_blocks: int
+
+    @property
+    def n_pieces(self) -> int:
+        """The most pieces of a run."""
+        return most_pieces(self.n_blocks, self.tokens * self.places, self.piece)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How one call is cut. every: tiles of queries walk over all visible blocks.
 
-    by_block: None where queries walk.
+    piece: readers of a block that one program adds up to the gradients of its keys, of all readers
+    of n_blocks blocks. by_block: None where queries walk.
     """
 
     forward: Tile
@@ -88,8 +94,14 @@ class Cut:
     key_gradient: Tile
     every: bool
     piece: int
-    n_pieces: int
+    n_blocks: int
+    readers: int
     by_block: ByBlock | None
+
+    @property
+    def n_pieces(self) -> int:
+        """The most pieces of all blocks."""
+        return most_pieces(self.n_blocks, self.readers, self.piece)
 
 
 def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
@@ -169,7 +181,7 @@ def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
         tokens=tokens,
         places=places,
         piece=_PIECE_OF_RUN,
-        n_pieces=cfg.n_blocks(seq_len) + tokens * places // _PIECE_OF_RUN,
+        n_blocks=cfg.n_blocks(seq_len),
     )
 
 
@@ -181,19 +193,24 @@ def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
     """
     n_bytes = padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v)) * 4 * pairs
     beside = pairs * seq_len * cfg.heads_per_group * (cfg.d_k + cfg.d_v) * 2
-    most = max(min(beside, _PARTS_BYTES) // n_bytes, 2 * cfg.n_blocks(seq_len))
-    piece = _PIECES_FROM
+    n_blocks, readers, piece = cfg.n_blocks(seq_len), _readers(cfg, seq_len), _PIECES_FROM
+    most = max(min(beside, _PARTS_BYTES) // n_bytes, 2 * n_blocks)
     while (
-        n_pieces(cfg, seq_len, piece) > most
-        and n_pieces(cfg, seq_len, 2 * piece) * pairs >= _PROGRAMS
+        most_pieces(n_blocks, readers, piece) > most
+        and most_pieces(n_blocks, readers, 2 * piece) * pairs >= _PROGRAMS
     ):
         piece *= 2
     return piece
 
 
-def n_pieces(cfg: NSAConfig, seq_len: int, piece: int) -> int:
-    """The most pieces that the lists of all blocks can be cut into; known without the lists."""
-    return cfg.n_blocks(seq_len) + seq_len * min(cfg.n_sel, cfg.n_blocks(seq_len)) // piece
+def _readers(cfg: NSAConfig, seq_len: int) -> int:
+    """The most readers that all blocks have together."""
+    return seq_len * min(cfg.n_sel, cfg.n_blocks(seq_len))
+
+
+def most_pieces(n_blocks: int, readers: int, piece: int) -> int:
+    """The most pieces that the lists of blocks can be cut into; known without the lists."""
+    return n_blocks + readers // piece
 
 
 def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
@@ -203,15 +220,15 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     narrower = min(rows, 64)
     # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
     rows = narrower if wide else rows
-    piece = _piece(cfg, seq_len, pairs)
     walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(
         forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
         query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
         key_gradient=Tile(rows=32, warps=8, stages=2),
         every=every,
-        piece=piece,
-        n_pieces=n_pieces(cfg, seq_len, piece),
+        piece=_piece(cfg, seq_len, pairs),
+        n_blocks=cfg.n_blocks(seq_len),
+        readers=_readers(cfg, seq_len),
         by_block=None if walks else cut_by_block(cfg, seq_len),
     )
 
