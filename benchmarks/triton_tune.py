@@ -285,7 +285,7 @@ def measure(case: Case, shipped: Shipped) -> dict[str, Any]:
     x, heard = shipped.x, []
     with listened(case.module, case.chooser, heard):
         ours(x, "triton")
-    # The last one: that of the choice of blocks, where an earlier operator knows less of the config.
+    # The last one is of the choice of blocks; operators before it know less of the config.
     row["shipped"] = get(heard[-1], case.knob.field) == case.value
     with exchanged(case.module, case.chooser, case.knob.field, case.value):
         try:

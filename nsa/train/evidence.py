@@ -164,13 +164,17 @@ class BlockEvidence:
         if wanted and engine.ranks.rank == 0 and not busy:
             self._audit = KernelAudit(engine.device.type)
 
+    @property
+    def counts(self) -> bool:
+        """Will everything be counted in the next step's first pass, which no replay would show?"""
+        return self._steps == 0
+
     def watch(self) -> AbstractContextManager[None]:
         """Around the first forward pass of a step: only those of the block's first two are seen.
 
-        In the first one everything is counted, which no replay would show; the second is a step
-        like all others.
+        In the first one everything is counted; the second is a step like all others.
         """
-        if self._steps == 0:
+        if self.counts:
             return self._first()
         if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
             return self._looking(self._look_at_replays)

@@ -240,7 +240,7 @@ class Loop:
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
         if self.step in self.shadow.recomputed:
-            self.shadow.recompute(self.step, batches)
+            self.shadow.recompute(self.step, batches, from_host=evidence.counts)
             beat.write(Event.RECOMPUTED)
             clock.restart()
         self.meter.begin(batches)

@@ -54,17 +54,23 @@ def recompute(
     *,
     sample: Sample,
     seed: int,
+    from_host: bool = False,
     together: int | None = None,
 ) -> Recomputed:
     """The step's loss and the sampled elements of its gradient. A collective of all ranks.
 
-    seed: draws the parameters where they are too many for one time. together: hold the ranks
-    against each other too, by groups of so many elements. Leaves no gradient.
+    seed: draws the parameters where they are too many for one time. from_host: the step will not
+    replay its first pass, so neither does this: a library may multiply otherwise in a replay, and
+    other roundings choose other blocks, which changes the gradients of their keys by percents.
+    together: hold the ranks against each other too, by groups of so many elements. Leaves no
+    gradient.
     """
     asked = _drawn(parameters, seed)
     way = _Way(engine, list(parameters), asked, sample, len(batches))
     total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if from_host and number == 0 and engine.model.recording is not None:
+            engine.model.recording.run_from_host()
         loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
         total, gradient = total + loss, gradient + share
     told = torch.cat([total[None].double(), *_with_size(gradient)])

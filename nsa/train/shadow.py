@@ -87,14 +87,18 @@ class Shadow:
         self._begun: dict[int, _Begun] = {}
         self._seen: dict[int, _Seen] = {}
 
-    def recompute(self, step: int, batches: Sequence[Batch]) -> None:
-        """What the step that is about to begin has to make of these micro-batches. A collective."""
+    def recompute(self, step: int, batches: Sequence[Batch], *, from_host: bool = False) -> None:
+        """What the step that is about to begin has to make of these micro-batches. A collective.
+
+        from_host: its first pass will be launched by the host, whatever has been recorded.
+        """
         self._again[step] = recompute(
             self._engine,
             batches,
             self._parameters,
             sample=self._sample,
             seed=self._seed + step,
+            from_host=from_host,
             together=_SAMPLED if step == min(self.recomputed) else None,
         )
 

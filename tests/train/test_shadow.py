@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
 from nsa.projection import _Split
 from nsa.train.clock import StepClock
@@ -67,6 +68,42 @@ def test_what_is_computed_twice_is_the_same(words: list[str]) -> None:
     assert len(told["steps"]) >= 2
     assert told["gradient"] < 1e-6
     assert told["losses"] == pytest.approx([told["own_losses"][n] for n in told["steps"]], abs=1e-5)
+
+
+class Rounded:
+    """In the place of a recording: a replay that rounds as no pass from the host does."""
+
+    def __init__(self, made: Engine) -> None:
+        self._layers, self._from_host = made.model.layers, 0
+
+    def fits(self, x: Tensor) -> bool:
+        self._from_host -= 1
+        return self._from_host < 0 and torch.is_grad_enabled() and not is_counting()
+
+    def run_from_host(self, passes: int = 1) -> None:
+        self._from_host = passes
+
+    def run(self, x: Tensor) -> Tensor:
+        for layer in self._layers:
+            x = layer(x).bfloat16().float()
+        return x
+
+
+@pytest.mark.parametrize("from_host", [True, False])
+def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: bool) -> None:
+    """The first step counts its first pass, so that it is not replayed; the others are."""
+    made = engine("--accum", "3")
+    made.model.recording = Rounded(made)
+    shadow, clock = Shadow(made, token=TOKEN, first=1, last=1), StepClock(made.device)
+    generator = torch.Generator().manual_seed(1)
+    batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator)) for _ in range(3)]
+    shadow.recompute(1, batches, from_host=from_host)
+    shadow.watch(1)
+    outcome = made.compute(batches, clock, count_ranges())
+    made.update(1, clock)
+    shadow.updated(1, outcome.norm)
+    gap = shadow.told_again()["gradient"]
+    assert gap < 1e-6 if from_host else gap > 1e-4
 
 
 def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
