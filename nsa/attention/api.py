@@ -209,7 +209,7 @@ def choose_window(
 ) -> PathChoice:
     """Say how the window branch should run where attention goes through SDPA, and why.
 
-    "auto" is "varlen" where that can run, as torch's kernel has been measured and ours has not.
+    "auto" is "varlen" where that can run: torch's kernel is there without Triton's compiler.
     triton, as `choose_selected` is asked: our kernels come before it for "1", after it for "auto",
     where they can run. Whether the device computes it rightly is for a test on the device to say.
     Raises NSAError where "varlen" is asked for by name and cannot run.

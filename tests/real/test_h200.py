@@ -1,0 +1,40 @@
+"""What an H200 said of itself is read as that of a healthy card, and finds its profile."""
+
+from __future__ import annotations
+
+from nsa.attention.triton.tuned import file_of
+from runbook.collect.device_counters import counters_of_xml
+from runbook.collect.gpu_facts import gpu_drafts
+from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
+from runbook.config import load_profile
+from runbook.config.detect import profile_for
+from runbook.tools.acceptance.device import unread_fields
+from tests.real import H200
+
+SMI = (H200 / "nvidia_smi.xml").read_text()
+
+
+def test_it_is_the_card_of_its_profile() -> None:
+    (card,) = parse_nvidia_smi(SMI).gpus
+    assert unread_fields(card) == []
+    name, why = profile_for(f"{card.name}, 5\n")
+    assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
+    hardware = load_profile(name).hardware
+    assert hardware is not None and hardware.gpu_name in card.name
+    assert file_of(card.name).is_file(), "the cuts of its kernels were measured"
+
+
+def test_its_facts_hold_no_fault() -> None:
+    links = parse_topology((H200 / "topology.txt").read_text())
+    found = {draft.name: draft.value for draft in gpu_drafts(parse_nvidia_smi(SMI), links)}
+    assert found["gpu.memory_total_mib"] == 143771
+    assert (found["gpu.pcie_gen"], found["gpu.pcie_width"]) == (5, 16)
+    faults = ("gpu.ecc_uncorrected", "gpu.remap_pending", "gpu.remap_failure", "gpu.throttle")
+    assert [found[name] for name in faults] == [0, False, False, ""]
+    assert not any((found["gpu.mig"], found["gpu.caps"], found["gpu.link_idle"]))
+
+
+def test_its_counters_count_nothing() -> None:
+    (card,) = counters_of_xml(SMI)["gpus"]
+    wrong = {name: n for name, n in card["counters"].items() if n and "violation" not in name}
+    assert wrong == {}
