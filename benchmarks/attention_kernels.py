@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.attention_checks import Arm
+from benchmarks.attention_times import both
 from runbook.tools.acceptance.program import markdown_table
 
 # Forward and backward passes under the profiler; the table has means of one.
@@ -29,8 +30,7 @@ def breakdown(arm: Arm) -> list[dict[str, Any]]:
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(_PASSES):
-            out, leaves = arm()
-            torch.autograd.grad(out, list(leaves), out.detach())
+            both(arm)
         torch.cuda.synchronize()
     spent: Counter[str] = Counter()
     launches: Counter[str] = Counter()

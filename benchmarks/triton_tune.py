@@ -17,7 +17,6 @@ device's name (`nsa.attention.triton.tuned`).
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import subprocess
 import sys
@@ -33,9 +32,10 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.attention_checks import CFG, Arm, inputs, largest_error, ours
+from benchmarks.attention_checks import CFG, inputs, largest_error, ours
+from benchmarks.attention_gpu import sparse
 from benchmarks.attention_kernels import breakdown
-from nsa.attention.triton import compressed_launch, launch, window_launch
+from benchmarks.triton_knobs import KNOBS, Knob
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.tuned import file_of, get, put, shapes_of
 from runbook.files import write_atomic
@@ -46,134 +46,6 @@ from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 _SAME = 2.0**-6
 # A value is kept if it takes at most this share of the shipped one's time: below, it may be noise.
 _WORTH = 0.97
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knob:
-    """A field of a cut ("by_block.forward": of a part of it), and the kernels that it decides."""
-
-    field: str
-    kernels: tuple[str, ...]
-    values: tuple[Any, ...]
-
-
-def tiles(rows: Sequence[int], warps: Sequence[int], stages: Sequence[int]) -> tuple[Tile, ...]:
-    """All of them."""
-    every = itertools.product(rows, warps, stages)
-    return tuple(Tile(rows=r, warps=w, stages=s) for r, w, s in every)
-
-
-# The module whose cut it is, the function that makes it, and what is tried.
-KNOBS: tuple[tuple[str, ModuleType, str, tuple[Knob, ...]], ...] = (
-    (
-        "selected",
-        launch,
-        "choose_cut",
-        (
-            Knob(
-                field="forward",
-                kernels=("forward_kernel",),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="query_gradient",
-                kernels=("query_gradient_kernel",),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="key_gradient",
-                kernels=("piece_kernel", "sum_kernel"),
-                values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="by_block.forward",
-                kernels=("part_kernel",),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="by_block.query_gradient",
-                kernels=("gradient_part_kernel",),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="by_block.piece",
-                kernels=("part_kernel", "gradient_part_kernel"),
-                values=(64, 128, 256, 512),
-            ),
-        ),
-    ),
-    (
-        "compressed",
-        compressed_launch,
-        "choose_compressed_cut",
-        (
-            Knob(
-                field="forward",
-                kernels=("compressed_kernel",),
-                values=tiles((64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(field="keys", kernels=("compressed_kernel",), values=(16, 32, 64, 128)),
-            Knob(
-                field="query_gradient",
-                kernels=("compressed_query_gradient_kernel",),
-                values=tiles((64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="rounded_keys",
-                kernels=("compressed_query_gradient_kernel",),
-                values=(32, 64, 128),
-            ),
-            Knob(
-                field="key_gradient",
-                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="owned",
-                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
-                values=(32, 64, 128),
-            ),
-            Knob(
-                field="piece",
-                kernels=("compressed_piece_kernel", "compressed_sum_kernel"),
-                values=(64, 256, 512, 1024, 2048, 4096),
-            ),
-            Knob(
-                field="top",
-                kernels=("top_kernel",),
-                values=tiles((16, 32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(field="blocks", kernels=("top_kernel",), values=(8, 16, 32, 64)),
-        ),
-    ),
-    (
-        "window",
-        window_launch,
-        "choose_window_cut",
-        (
-            Knob(
-                field="forward",
-                kernels=("window_kernel",),
-                values=tiles((64, 128), (4, 8), (2, 3)),
-            ),
-            Knob(
-                field="query_gradient",
-                kernels=("window_query_kernel",),
-                values=tiles((64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="key_gradient",
-                kernels=("window_keys_kernel", "window_sum_kernel"),
-                values=tiles((32, 64, 128), (4, 8), (1, 2, 3)),
-            ),
-            Knob(
-                field="pieces",
-                kernels=("window_keys_kernel", "window_sum_kernel"),
-                values=(1, 2, 4, 8),
-            ),
-        ),
-    ),
-)
 
 
 @contextmanager
@@ -208,15 +80,15 @@ def computed(x: dict[str, Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, list(x.values()), out.detach())]
 
 
-def arm(x: dict[str, Tensor]) -> Arm:
-    """One forward pass of the core."""
-    return lambda: (ours(x, "triton")[0], list(x.values()))
-
-
 def shapes(text: str) -> list[tuple[int, int]]:
     """ "2x2048,1x8192" as (batch, length)."""
     parts = (part.split("x") for part in text.split(","))
     return [(int(batch), int(length)) for batch, length in parts]
+
+
+def comma_separated(text: str) -> list[str]:
+    """The names."""
+    return [name for name in text.split(",") if name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +122,7 @@ def cases(args: Any) -> list[Case]:
         for shape in args.shapes
         for branch, module, chooser, knobs in KNOBS
         for knob in knobs
-        if not args.only or any(name in args.only for name in knob.kernels)
+        if not args.only or set(args.only).intersection(knob.kernels)
         for value in knob.values
     ]
 
@@ -273,7 +145,7 @@ class Shipped:
     def at(cls, shape: tuple[int, int]) -> Shipped:
         """Measured."""
         x = tensors(shape, "cuda")
-        launched = {one["kernel"] for one in breakdown(arm(x))}
+        launched = {one["kernel"] for one in breakdown(sparse(x, "triton"))}
         return cls(x=x, truth=computed(x), launched=launched)
 
 
@@ -290,7 +162,7 @@ def measure(case: Case, shipped: Shipped) -> dict[str, Any]:
     with exchanged(case.module, case.chooser, case.knob.field, case.value):
         try:
             error = largest_error(computed(x), shipped.truth)
-            found = {one["kernel"]: one["ms"] for one in breakdown(arm(x))}
+            found = {one["kernel"]: one["ms"] for one in breakdown(sparse(x, "triton"))}
         except (RuntimeError, ValueError) as problem:  # too much shared memory, no such layout
             return row | {"problem": " ".join(str(problem).split())[:160]}
     time_ms = sum(found[name] for name in case.knob.kernels if name in found)
@@ -315,7 +187,8 @@ def compile_all(program: Program) -> None:
     """All cases, by processes of their own."""
     args = program.args
     words = [sys.executable, "-m", "benchmarks.triton_tune", "--out", str(args.out)]
-    words += ["--shapes", ",".join(f"{b}x{s}" for b, s in args.shapes), "--only", args.only]
+    words += ["--shapes", ",".join(f"{b}x{s}" for b, s in args.shapes)]
+    words += ["--only", ",".join(args.only)]
     shares = [
         subprocess.Popen([*words, "--compile", f"{number}/{args.processes}"])
         for number in range(args.processes)
@@ -365,26 +238,40 @@ def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             value = best["value"]
             if isinstance(value, list):
                 value = dict(zip(("rows", "warps", "stages"), value, strict=True))
-            seq_len = int(shape.partition("x")[2])
-            kept = {"branch": best["branch"], "seq_len": seq_len, "field": best["field"]}
+            kept = {"branch": best["branch"], "seq_len": length_of(best), "field": best["field"]}
             found.append(kept | {"value": value})
     return found
+
+
+def length_of(row: dict[str, Any]) -> int:
+    """Tokens of a sequence."""
+    return int(row["shape"].partition("x")[2])
+
+
+def measured_at(rows: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """Lengths at which each branch was measured, be the assumed cut the best one there or not."""
+    found: dict[str, set[int]] = {}
+    for row in rows:
+        if "ms" in row:
+            found.setdefault(row["branch"], set()).add(length_of(row))
+    return {branch: sorted(lengths) for branch, lengths in sorted(found.items())}
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:
     """Into the package's folder, for this device; of other branches, what was there stays."""
     device = torch.cuda.get_device_name()
-    path, choices = file_of(device), chosen(rows)
+    path, choices, lengths = file_of(device), chosen(rows), measured_at(rows)
     if path.is_file():
-        branches = {row["branch"] for row in rows}
-        before = json.loads(path.read_text("utf-8"))["choices"]
-        choices += [one for one in before if one["branch"] not in branches]
+        before = json.loads(path.read_text("utf-8"))
+        choices += [one for one in before["choices"] if one["branch"] not in lengths]
+        lengths = {**before["lengths"], **lengths}
     document = {
         "device": device,
         "capability": ".".join(map(str, torch.cuda.get_device_capability())),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "shapes": shapes_of(CFG, torch.bfloat16.itemsize),
+        "lengths": lengths,
         "choices": sorted(choices, key=lambda one: (one["branch"], one["seq_len"], one["field"])),
     }
     path.parent.mkdir(exist_ok=True)
@@ -396,7 +283,7 @@ def main(argv: Sequence[str]) -> int:
     program = Program(__doc__)
     add = program.parser.add_argument
     add("--shapes", type=shapes, default=shapes("2x2048,1x32768"), help="BATCHxS,...")
-    add("--only", default="", help="kernels, comma-separated (default: all)")
+    add("--only", type=comma_separated, default=[], help="kernels, comma-separated (default: all)")
     add("--processes", type=int, default=12, help="that compile")
     add("--compile", default="", help="N/OF: compile this share, measure nothing")
     add("--save", action="store_true", help="write the best into the package")

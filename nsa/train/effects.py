@@ -98,10 +98,7 @@ def _prefill(seen: Seen) -> Evidence:
 
 
 def _ranges(seen: Seen) -> Evidence:
-    """The range's name is what the code calls itself; v1's loops run in Python, v2 in torch or as
-
-    one kernel's operator.
-    """
+    """The range's name is what code calls itself; v1 is loops in Python, v2 torch or one kernel."""
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
     asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
     operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]

@@ -68,9 +68,9 @@ def recompute(
     asked = _drawn(parameters, seed)
     way = _Way(engine, list(parameters), asked, sample, len(batches))
     total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
-    for number, batch in enumerate(batches):
-        if from_host and number == 0 and engine.model.recording is not None:
-            engine.model.recording.run_from_host()
+    if from_host and engine.model.recording is not None:
+        engine.model.recording.run_from_host()
+    for batch in batches:
         loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
         total, gradient = total + loss, gradient + share
     told = torch.cat([total[None].double(), *_with_size(gradient)])

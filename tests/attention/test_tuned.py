@@ -28,6 +28,7 @@ CHOICES = [
     },
     {"branch": "compressed", "seq_len": 2048, "field": "keys", "value": 64},
     {"branch": "compressed", "seq_len": 32768, "field": "keys", "value": 16},
+    {"branch": "top", "seq_len": 2048, "field": "blocks", "value": 32},
     {
         "branch": "selected",
         "seq_len": 32768,
@@ -41,7 +42,14 @@ CHOICES = [
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tuned, "FOLDER", tmp_path)
     shapes = tuned.shapes_of(CFG, 2)
-    document = {"device": DEVICE, "capability": "9.0", "shapes": shapes, "choices": CHOICES}
+    lengths = {branch: [2048, 32768] for branch in shapes}
+    document = {
+        "device": DEVICE,
+        "capability": "9.0",
+        "shapes": shapes,
+        "lengths": lengths,
+        "choices": CHOICES,
+    }
     tuned.file_of(DEVICE).write_text(json.dumps(document))
     tuned._with_choices.cache_clear()
     return tmp_path
@@ -66,6 +74,22 @@ def test_only_what_was_measured_is_exchanged(measured: Path) -> None:
 def test_the_nearest_length_counts(measured: Path, seq_len: int, keys: int) -> None:
     """By ratio: the middle of 2,048 and 32,768 is 8,192."""
     assert applied("compressed", choose_compressed_cut(CFG, seq_len, 2), seq_len).keys == keys
+
+
+@pytest.mark.parametrize(("seq_len", "blocks"), [(2048, 32), (32768, 16)])
+def test_a_length_where_the_assumed_cut_was_best_keeps_it(
+    measured: Path, seq_len: int, blocks: int
+) -> None:
+    """Nothing is chosen there: that is no reason to take another length's choice."""
+    assert applied("top", choose_compressed_cut(CFG, seq_len, 2), seq_len).blocks == blocks
+
+
+def test_the_choice_of_blocks_is_of_their_length_too(measured: Path) -> None:
+    """So many blocks at once are other tiles where a block holds other compressed keys."""
+    longer = dataclasses.replace(CFG, l_sel=128)
+    cut = choose_compressed_cut(longer, 2048, 2)
+    assert applied("top", cut, 2048, longer) == cut
+    assert applied("compressed", cut, 2048, longer).keys == 64
 
 
 def test_a_form_that_is_not_taken_gets_nothing(measured: Path) -> None:
@@ -93,6 +117,15 @@ def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> 
     assert tuned.measured(DEVICE, "9.0") != own
 
 
+def test_a_branch_that_was_not_measured_keeps_what_is_assumed(measured: Path) -> None:
+    path = tuned.file_of(DEVICE)
+    document = json.loads(path.read_text())
+    del document["lengths"]["window"]
+    path.write_text(json.dumps(document))
+    cut = choose_window_cut(CFG, 2048, 2)
+    assert applied("window", cut, 2048) == cut
+
+
 def test_an_operator_knows_enough_of_the_config() -> None:
     """It is told numbers, no config: what it makes of them has to count as the same shape."""
     q = torch.empty(1, 8, CFG.n_kv_groups, CFG.heads_per_group, CFG.d_k)
@@ -100,6 +133,7 @@ def test_an_operator_knows_enough_of_the_config() -> None:
     made = {
         "selected": operators._config(q, v, CFG.l_sel, CFG.n_sel),
         "compressed": compressed_operators._config(q, v, CFG.l, CFG.d),
+        "top": config_of(q, CFG.d_k, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
         "window": config_of(q, CFG.d_v, w=CFG.w),
     }
     assert {name: tuned.shape_of(name, cfg, 2) for name, cfg in made.items()} == tuned.shapes_of(
@@ -112,6 +146,7 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
     cuts = {
         "selected": lambda n: choose_cut(CFG, n, 2),
         "compressed": lambda n: choose_compressed_cut(CFG, n, 2),
+        "top": lambda n: choose_compressed_cut(CFG, n, 2),
         "window": lambda n: choose_window_cut(CFG, n, 2),
     }
     for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
@@ -119,6 +154,10 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
         assert path == tuned.file_of(document["device"])
         assert document["shapes"] == tuned.shapes_of(CFG, 2)
         assert document["choices"]
+        assert document["lengths"].keys() == document["shapes"].keys()
+        assert all(
+            one["seq_len"] in document["lengths"][one["branch"]] for one in document["choices"]
+        )
         for one in document["choices"]:
             value = Tile(**one["value"]) if isinstance(one["value"], dict) else one["value"]
             cut = cuts[one["branch"]](one["seq_len"])

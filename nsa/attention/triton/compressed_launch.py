@@ -98,7 +98,7 @@ def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
     q, (terms, _) = inner(q), terms_of(k, None, q.dtype, n_terms(q.dtype))
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
-    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
+    cut = tuned("top", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](

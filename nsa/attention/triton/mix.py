@@ -45,9 +45,9 @@ def mix_kernel(
     cmp_b, cmp_t, cmp_h, sel_b, sel_t, sel_h, win_b, win_t, win_h, of_batch, of_token, of_head,
     HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Out [B,S,HEADS,D_V] of branches like it and gates [B,S,HEADS,3], which have the last
+    """Out [B,S,HEADS,D_V] of branches like it and gates [B,S,HEADS,3], a sum in the gates' order.
 
-    strides. A sum in the order of the gates.
+    of_batch, of_token, of_head: strides of the gates.
     """
     batch, row, token, head, inside = _rows(seq_len, HEADS, ROWS)
     gate = gates + batch * of_batch + token.to(tl.int64) * of_token + head * of_head

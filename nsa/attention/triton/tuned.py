@@ -1,7 +1,7 @@
 """How kernels are cut on a device where that was measured, in the place of what `tiles` assumes.
 
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
-its driver gives it: the shape that was measured, and for some lengths the parts of a cut that were
+its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
 faster there than the assumed ones. A device without a file takes that of one with the same compute
 capability, which is nearer to it than what was assumed for all. Other shapes keep the assumed ones.
 """
@@ -27,6 +27,8 @@ FOLDER = Path(__file__).parent / "tuned"
 _SHAPE = {
     "selected": ("heads_per_group", "d_k", "d_v", "l_sel", "n_sel"),
     "compressed": ("heads_per_group", "d_k", "d_v", "l", "d"),
+    # The choice of blocks, cut together with the compressed branch.
+    "top": ("heads_per_group", "d_k", "l", "d", "l_sel", "n_sel"),
     "window": ("heads_per_group", "d_k", "d_v", "w"),
 }
 
@@ -87,7 +89,7 @@ def _with_choices(
     document = measured(device, capability)
     if document is None or document["shapes"][branch] != shape_of(branch, cfg, itemsize):
         return cut
-    for field, value in nearest(document["choices"], branch, seq_len).items():
+    for field, value in nearest(document, branch, seq_len).items():
         cut = put(cut, field, Tile(**value) if isinstance(value, dict) else value)
     return cut
 
@@ -99,10 +101,17 @@ def measured(device: str, capability: str) -> dict[str, Any] | None:
     return next((one for one in alike if one["device"] == device), alike[0] if alike else None)
 
 
-def nearest(choices: list[dict[str, Any]], branch: str, seq_len: int) -> dict[str, Any]:
-    """Values by field, those of the length whose ratio to seq_len is the smallest."""
-    mine = [one for one in choices if one["branch"] == branch]
-    if not mine:
+def nearest(document: dict[str, Any], branch: str, seq_len: int) -> dict[str, Any]:
+    """Values by field, those of the measured length whose ratio to seq_len is the smallest.
+
+    None of a branch that was not measured.
+    """
+    lengths = document["lengths"].get(branch)
+    if not lengths:
         return {}
-    best = min({one["seq_len"] for one in mine}, key=lambda n: (abs(math.log(n / seq_len)), n))
-    return {one["field"]: one["value"] for one in mine if one["seq_len"] == best}
+    best = min(lengths, key=lambda n: (abs(math.log(n / seq_len)), n))
+    return {
+        one["field"]: one["value"]
+        for one in document["choices"]
+        if (one["branch"], one["seq_len"]) == (branch, best)
+    }
