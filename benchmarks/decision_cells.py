@@ -21,6 +21,7 @@ from runbook.stats import (
     memory_plateau,
     regression,
     scaling,
+    scaling_over,
     steady,
 )
 from runbook.stats.plans import FASTER_PLAN, REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
@@ -179,6 +180,47 @@ def _scaling_cells() -> Iterator[Cell]:
             )
 
 
+_NODES = (2, 4, 8)
+
+
+def _over_nodes(
+    noise: Noise, efficiencies: tuple[float, ...]
+) -> Callable[[np.random.Generator, int], Result]:
+    """`PASS` counts runs in which each number of nodes passes; else the worst answer counts."""
+
+    def run(rng: np.random.Generator, runs: int) -> Result:
+        effects = launch_effects(rng, noise, (runs, LAUNCHED_PAIRS), 1 + len(_NODES))
+        times = simulate(rng, noise, effects.size, PAIR_STEPS, launch_effect=effects.ravel())
+        times = times[:, LAUNCH_WARMUP:]
+        rate = (times.shape[1] / times.sum(axis=1)).reshape(effects.shape)
+        truth = [n * one for n, one in zip(_NODES, efficiencies, strict=True)]
+        rate[:, :, 1:] *= np.array(truth)
+        answers: Counter[str] = Counter()
+        for one in rate:
+            more = {n: one[:, place] for place, n in enumerate(_NODES, start=1)}
+            found = scaling_over(one[:, 0], more, plan=SCALING_PLAN).values()
+            worst = min(found, key=lambda decision: decision.outcome.as_check.rank)
+            answers[worst.outcome.value] += 1
+        steps = (1 + len(_NODES)) * PAIR_STEPS * LAUNCHED_PAIRS
+        return Result(answers=answers, runs=runs, steps=float(steps))
+
+    return run
+
+
+def _over_nodes_cells() -> Iterator[Cell]:
+    numbers = ", ".join(map(str, _NODES))
+    question = f"scaling over {numbers} nodes (limit 0.90), {LAUNCHED_PAIRS} rounds"
+    no: tuple[Claim, ...] = (Claim("PASS", 0.01),)
+    for noise in NOISES:
+        for truth, efficiencies, claims in (
+            ("E = 0.98, 0.96, 0.85", (0.98, 0.96, 0.85), no),
+            ("E = 0.9 of each", (0.9, 0.9, 0.9), (*no, Claim("FAIL", 0.01, at_limit=True))),
+            ("E = 0.98, 0.97, 0.96", (0.98, 0.97, 0.96), (Claim("FAIL", 0.01),)),
+        ):
+            run = _over_nodes(noise, efficiencies)
+            yield Cell(question, noise, truth, run, claims, plan=SCALING_PLAN)
+
+
 _NIGHTLY_STEPS = 100
 
 
@@ -263,6 +305,7 @@ def all_cells() -> list[Cell]:
         _steady_cells,
         _memory_cells,
         _scaling_cells,
+        _over_nodes_cells,
         _nightly_cells,
         _faster_cells,
     )

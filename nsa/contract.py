@@ -262,8 +262,8 @@ VAL_COLUMNS = (
 )
 GATES_COLUMNS = (
     _column("step", "optimizer step", kind=int, filled=True),
-    _column("entropy", "of the gates' shares, over ln 3"),
-    _column("max_gate", "largest share of a branch"),
+    _column("entropy", "of the gates' shares, over ln 3, of the layer where it is lowest"),
+    _column("max_gate", "largest share of a branch, of the layer where it is largest"),
     _column("share_cmp", "mean share of the compressed branch"),
     _column("share_sel", "mean share of the selected branch"),
     _column("share_win", "mean share of the window"),
@@ -338,7 +338,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.PROGRESS: (
         "loss", "toks_per_s", "fetch_s", "grad_norm", "gate_entropy", "max_gate",
     ),
-    Event.EVAL: ("loss", "seconds", "data"),
+    Event.EVAL: ("loss", "losses", "again", "embedded", "data", "seconds"),
     Event.CHECKPOINT: ("path", "sha256", "seconds", "held_up_s"),
     Event.MEMORY_DUMP: ("path",),
     Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
@@ -351,44 +351,9 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
         "largest_lr", "updates", "first_update", "shadow", "recomputed", "proof",
-        "loader",
+        "saved", "loader",
     ),
 }  # fmt: skip
-
-
-# Pairs of steps, beside the first and the last one, in which the optimizer is watched.
-_DRAWN_PAIRS = 3
-# So many steps of a launch for each pair whose gradient is computed a second time.
-_STEPS_A_PAIR = 10
-
-
-def _drawn_step(token: str, number: int, first: int, last: int) -> int:
-    """A step that nobody knows before there is a token, and never the last of several."""
-    drawn = hashlib.blake2b(f"{number} {token}".encode(), digest_size=8).digest()
-    return first + int.from_bytes(drawn, "little") % max(1, last - first)
-
-
-def watched_steps(token: str, first: int, last: int) -> tuple[int, ...]:
-    """The steps in which a launch from step `first` to `last` watches its optimizer, ascending.
-
-    The first two, the last two, and pairs between that nobody knows before there is a token.
-    """
-    begins = {first, max(first, last - 1)}
-    begins |= {_drawn_step(token, number, first, last) for number in range(_DRAWN_PAIRS)}
-    return tuple(sorted({step for begin in begins for step in (begin, begin + 1) if step <= last}))
-
-
-def recomputed_steps(
-    token: str, first: int, last: int, *, profiled: bool = False
-) -> tuple[int, ...]:
-    """Of the watched steps those whose loss and gradient are computed a second time, ascending.
-
-    The first, and of a launch of some length drawn pairs: time that counts for no step has to stay
-    rare. `profiled`: a trace shows steps as they are, so it is the first alone.
-    """
-    pairs = 0 if profiled else min(_DRAWN_PAIRS, (last - first + 1) // _STEPS_A_PAIR)
-    begins = [_drawn_step(token, number, first, last) for number in range(pairs)]
-    return tuple(sorted({first, *(step for begin in begins for step in (begin, begin + 1))}))
 
 
 # -- ceilings of the devices -----------------------------------------------------------------------

@@ -26,11 +26,13 @@ from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection
 
 @dataclass(frozen=True, kw_only=True)
 class GateStats:
-    """Health of the gates and of the selection, averaged over tokens, heads and layers.
+    """Health of the gates and of the selection, averaged over tokens and heads.
 
-    entropy: of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed).
-    max_gate: largest share. share_*: mean share of a branch. sel_blocks_mean: blocks attended
-    to. sel_forced_share: part of them that are forced (initial and local).
+    entropy: of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed), of the
+    layer where it is lowest. max_gate: largest share, of the layer where it is largest; a mean over
+    layers would hide one that has collapsed. Averaged over the layers are share_*: mean share of a
+    branch, sel_blocks_mean: blocks attended to, and sel_forced_share: part of them that are forced
+    (initial and local).
     """
 
     entropy: float
@@ -40,6 +42,14 @@ class GateStats:
     share_win: float
     sel_blocks_mean: float
     sel_forced_share: float
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> GateStats:
+        """From the `gate_numbers` of every layer [n_layers, 7]. One synchronization."""
+        entropy, largest, *_ = numbers.unbind(1)
+        found = torch.cat((entropy.amin(0, keepdim=True), largest.amax(0, keepdim=True)))
+        told = torch.cat((found, numbers[:, 2:].mean(0))).tolist()
+        return cls(**dict(zip(cls.__dataclass_fields__, told, strict=True)))
 
 
 class BlockCompressor(nn.Module):
@@ -170,7 +180,7 @@ class NSAAttention(nn.Module):
         return projected
 
     def gate_numbers(self) -> Tensor:
-        """The fields of GateStats, in order, as a float64 tensor [7] (no synchronization).
+        """The fields of GateStats of this layer, as a float64 tensor [7] (no synchronization).
 
         Raises NSAError before the first forward pass.
         """

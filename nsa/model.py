@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from nsa.config import ModelConfig
 from nsa.contract import NSAError
 from nsa.dense import Dense
-from nsa.layer import GateStats, NSAAttention
+from nsa.layer import NSAAttention
 
-__all__ = ["GateStats", "ModelConfig", "NSALanguageModel", "SwiGLU"]
+__all__ = ["ModelConfig", "NSALanguageModel", "SwiGLU"]
 
 
 class Recorded(Protocol):
@@ -137,12 +137,13 @@ class NSALanguageModel(nn.Module):
         """Number of distinct parameters; a tied head counts once."""
         return sum(p.numel() for p in self.parameters())
 
-    def gate_stats(self) -> GateStats:
-        """Gate and selection health of the last forward pass, averaged over the layers.
+    def gate_numbers(self) -> Tensor:
+        """Gate and selection health of every layer in the last forward pass [n_layers, 7].
 
-        One synchronization, here. Raises NSAError before the first forward pass.
+        What `GateStats.of` takes; no synchronization. Raises NSAError before the first pass.
         """
-        attentions = [m for m in self.modules() if isinstance(m, NSAAttention)]
-        numbers = torch.stack([a.gate_numbers() for a in attentions]).mean(0).tolist()
-        names = tuple(GateStats.__dataclass_fields__)
-        return GateStats(**dict(zip(names, numbers, strict=True)))
+        return torch.stack([one.gate_numbers() for one in self.attentions()])
+
+    def attentions(self) -> list[NSAAttention]:
+        """The attention of every layer, from the first to the last."""
+        return [module for module in self.modules() if isinstance(module, NSAAttention)]

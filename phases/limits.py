@@ -49,7 +49,9 @@ GPU_IMBALANCE = _gate(
     "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
 )
 MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
-SCALING = _gate("scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU")
+SCALING = _gate(
+    "scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU, of GPUs and of whole nodes"
+)
 FUSED_MARGIN = _gate(
     "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
 )
@@ -317,6 +319,11 @@ PAIRED = (
     ),
     _fixed("scaling", "at most 1.05", "more is not possible for like runs"),
     _fixed("scaling", "bound of E = T_N / (N x T_1)", "one-sided 1 %"),
+    _fixed(
+        "scaling over nodes",
+        "the same of 2, 4, ... and all nodes; each has to pass",
+        "one-sided 1 %; that one of k fails: 1 % / k",
+    ),
 )
 NON_INFERIOR = (
     _fixed("fused AdamW", "ratio above 1 - margin: KEEP; below: DROP", "one-sided 5 %"),

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 from phases.common.machine_remedies import MACHINE
 from phases.common.situation import (
+    Advice,
     Remedy,
     Situation,
+    anywhere,
     cpu,
+    fitting,
     foreign,
     gpu,
     in_bf16,
     in_full,
+    knowing_lr,
     long,
     nccl,
+    not_knowing_lr,
     one_gpu,
     pcie,
     several,
@@ -28,12 +33,15 @@ from phases.common.situation import (
 from runbook.records import Reason
 
 # A process writes them only if it is asked to.
-_DUMPS = "with --set NSA_MEM_DUMP_EVERY=20 read in {folder}/mem_*.json what grows"
+_DUMPS = anywhere(
+    "with --set NSA_MEM_DUMP_EVERY=20, read in `{folder}/mem_*.json` what grows",
+    settings=["NSA_MEM_DUMP_EVERY=20"],
+)
 
 _TRAINING: dict[str, Remedy] = {
     "environment": (
-        "correct what the message names on this machine, or choose its profile (runbook profiles); "
-        "the trainer itself was not tested"
+        "correct what the message names on this machine, or choose its profile (`runbook "
+        "profiles`). The trainer itself was not tested"
     ),
     # Requirements T1 and C5.
     "throughput": (
@@ -48,20 +56,26 @@ _TRAINING: dict[str, Remedy] = {
         pcie("on PCIe keep the batch at 2 and raise NSA_ACCUM instead"),
         one_gpu("raise train.batch_size as far as memory_headroom allows"),
     ),
-    "busy": (
-        "end the other work on this machine (top shows it), or run when it is quiet; times of two "
-        "runs under different load compare badly"
+    "busy": anywhere(
+        "end the other work on this machine (`top` shows it), or run when it is quiet. Times of "
+        "two runs under different load compare badly",
+        command="top",
     ),
     # Requirements T2 and T7.
     "stall": (
-        "read the stacks and the last heartbeats of the culprit rank",
-        "while it hangs again, `runbook stacks` takes the stacks of every rank",
-        nccl("run again on another port with NCCL_DEBUG=INFO for a short window"),
+        "read the stack of the silent rank and its last heartbeats: stackdump_rank*.txt and "
+        "incident.json in `{folder}` show where it stopped",
+        "if it hangs again, type `runbook` in a second terminal meanwhile: it prints the `runbook "
+        "stacks` command of that run, which shows the stack of every rank",
+        nccl(
+            "run again with --set NCCL_DEBUG=INFO, for a short window",
+            settings=["NCCL_DEBUG=INFO"],
+        ),
     ),
     "frozen": (
         "look at what holds the process: the state in incident.json (T: stopped by a signal or a "
-        "debugger; D: the kernel waits for a disk, a network share or the driver) and the kernel "
-        "log; the trainer itself was not at work"
+        "debugger, D: the kernel waits for a disk, a network share or the driver) and the kernel "
+        "log. The trainer itself was not at work"
     ),
     "nodes": (
         "take the node that the message names out of the partition (`scontrol update "
@@ -70,7 +84,7 @@ _TRAINING: dict[str, Remedy] = {
     ),
     "desync": (
         "read the two operations that the message names in the ranks' flight records: one rank "
-        "took another branch (data, a rank-dependent `if`, an exception that was caught); make "
+        "took another branch (data, a rank-dependent `if`, an exception that was caught). Make "
         "every rank issue the same collectives"
     ),
     "crash": (
@@ -79,19 +93,19 @@ _TRAINING: dict[str, Remedy] = {
         "`runbook triage` finds the setting that makes it go away",
     ),
     "at_exit": (
-        "every step was trained; then a thread of torch (gloo's) gave a Python object back while "
+        "every step was trained. Then a thread of torch (gloo's) gave a Python object back while "
         "the interpreter was already ending, which a busy machine makes likely. It is a failure "
         "all the same: torchrun ends the other ranks, and whoever started it sees no 0",
         "let the script end with `sys.stdout.flush(); os._exit(0)` after destroy_process_group(): "
         "that alone is not enough while a model under DistributedDataParallel holds the group",
     ),
     "timeout": (
-        "see in training.csv whether it made progress: if so, run fewer steps (--steps-scale 0.5); "
-        "if not, read the stacks in the evidence"
+        "see in `{folder}/training.csv` whether it made progress: if so, run fewer steps "
+        "(--steps-scale 0.5), if not, read the stacks in the evidence"
     ),
     "silent": (
         "read the end of console.log: the process started and wrote neither a line nor a "
-        "heartbeat; try the same command by hand (launch.json has it)"
+        "heartbeat. Try the same command by hand (launch.json has it)"
     ),
     "halted": (
         "read .anomaly_type and anomalies.jsonl: they name the reading at which a watcher halted "
@@ -109,7 +123,7 @@ _TRAINING: dict[str, Remedy] = {
     ),
     "not_run": "fix what the message names first: this was not started because of it",
     "config": (
-        "correct the setting that the message names (--set, the profile or the config file); the "
+        "correct the setting that the message names (--set, the profile or the config file). The "
         "trainer itself was not tested"
     ),
     # Requirement T3.
@@ -169,6 +183,13 @@ _TRAINING: dict[str, Remedy] = {
         cpu("give each rank cores of its own"),
         "check that both sides ran the same batch, checkpointing and toggles",
     ),
+    "node_scaling": (
+        "where E falls between one node and two it is the network or its settings (`preflight` has "
+        "rows `interconnect`, `all_reduce` and, from three nodes on, `slow_node`); where it falls "
+        "later it is the switch, or one of the nodes that came with that number",
+        nccl("NCCL_DEBUG=INFO tells which interface NCCL took"),
+        "sweep the buckets",
+    ),
     # Requirement T12.
     "memory": (
         long("reduce train.seq_len to 1024"),
@@ -184,21 +205,27 @@ _TRAINING: dict[str, Remedy] = {
         "killed the process",
     ),
     "leak": (
-        "find what grows from step to step: a list that keeps tensors or losses with their graphs, "
-        "a cache, a loader's queue",
         _DUMPS,
-        "a smaller batch only delays it",
+        "find in the code what grows from step to step: a list that keeps tensors or losses with "
+        "their graphs, a cache, a loader's queue. A smaller batch only delays it",
     ),
     # Requirement E1.
-    "prefill": "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
+    "prefill": anywhere(
+        "set NSA_PREFILL_BATCHED=1: sequential prefill loops in Python over tokens",
+        settings=["NSA_PREFILL_BATCHED=1"],
+    ),
     # Requirements G5 and T15.
     "loss": (
-        "run the phase with train.lr lowered (NSA_LR)",
+        knowing_lr(
+            "run the phase with a tenth of the learning rate, --set train.lr={lower_lr}",
+            settings=["train.lr={lower_lr}"],
+        ),
+        not_knowing_lr("run the phase with train.lr lowered to a tenth (--set train.lr or NSA_LR)"),
         in_bf16(
             "then with bf16 off (runtime.precision=fp32): a loss that is not finite in bf16 is a "
             "no-go"
         ),
-        in_full("read in {folder}/training.csv where loss and grad_norm leave their course"),
+        in_full("see in `{folder}/training.csv` at which step loss and grad_norm begin to diverge"),
     ),
     "plausible": (
         "do not use these numbers; check which config, data and trainer really ran (env.json) "
@@ -210,8 +237,8 @@ _TRAINING: dict[str, Remedy] = {
         "`workload` says what is trained"
     ),
     "accounts": (
-        "do not use these numbers: the row names two sources in the launch's folder that tell "
-        "different things; read both, and fix the one in the trainer that is wrong"
+        "do not use these numbers: the files named as evidence tell different things about the "
+        "same steps. Find out which of them is wrong, and fix how the trainer writes it"
     ),
     "gradients": (
         "the row names the rank, the parameters or the type: look at how the trainer wraps the "
@@ -355,5 +382,16 @@ def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> st
 
     Only what fits the situation; where nothing of a topic does, what the reason asks for.
     """
+    return told(_remedy(topic, code, now, own), now)
+
+
+def first_of(topic: str, code: Reason, now: Situation, *, own: str = "") -> Advice | None:
+    """The part of the same remedy that has something to type before anything else."""
+    parts = fitting(_remedy(topic, code, now, own), now)
+    return next((one for one in parts if one.command or one.settings), None)
+
+
+def _remedy(topic: str, code: Reason, now: Situation, own: str) -> Remedy:
     its = own or (topic if topic in BY_TOPIC and code not in _FIXED_FIRST else "")
-    return told(BY_TOPIC[its] if its else (), now) or told(BY_REASON.get(code, ()), now)
+    remedy = BY_TOPIC[its] if its else ()
+    return remedy if fitting(remedy, now) else BY_REASON.get(code, ())

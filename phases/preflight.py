@@ -74,6 +74,13 @@ _SANITY_TESTS = (
         "the whole model against the oracle",
         "oracle",
     ),
+    (
+        "documents",
+        "test_documents",
+        "Do documents reach training whole, once, by one rank, and none that is held out?",
+        "documents against their definition",
+        "sanity",
+    ),
 )
 _OF_OUR_TRAINER = ("trainer_imports", "prefill", *(what for what, *_ in _SANITY_TESTS))
 
@@ -107,7 +114,7 @@ class Preflight(RowPhase):
                 phase=self.name,
                 name=_SANITY,
                 modules=tuple(module for _, module, *_ in _SANITY_TESTS),
-                purpose="paths agree; heads of a group read the same blocks; the model is NSA",
+                purpose="paths agree; heads of a group read alike; model and data are right",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
             )
@@ -142,6 +149,12 @@ class Preflight(RowPhase):
         """On nodes of a cluster also the rows about them."""
         own = (*node_rows(), *pair_rows(context)) if context.on_nodes else ()
         return (*self.rows(), *own)
+
+    def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
+        """That all nodes are there and alike; where a floor decides also which one is slow."""
+        floor = context.profile.limit(CEILING_ALL_REDUCE)
+        rows = (*node_rows(), *(pair_rows(context) if floor.gated else ()))
+        return tuple(f"{self.name}.{row.what}" for row in rows if context.on_nodes)
 
     def details(self, case: Case) -> Judgement:
         """Every fact that was found out."""

@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsa.toggles import TOGGLES
 from phases.common.case import (
     Case,
     Finding,
     failed,
-    invalid,
     lost_heartbeats,
     missing,
     passed,
@@ -23,7 +21,13 @@ from phases.common.compared import efficiencies_compared, efficiency_row
 from phases.common.curves import marks, throughputs
 from phases.common.link import explained, without_overlap
 from phases.common.measure import decided, derived, shown_only, with_limit
-from phases.common.plausible import alike, differences
+from phases.common.node_scaling import (
+    NODE_SCALING,
+    node_scaling_compared,
+    node_scaling_rows,
+    node_scaling_table,
+)
+from phases.common.plausible import alike
 from phases.common.rates import (
     cell,
     gather,
@@ -35,6 +39,15 @@ from phases.common.rates import (
     rate_table,
 )
 from phases.common.rows import Row, RowPhase, answered
+from phases.common.subsets import (
+    ONE_RANK,
+    RANKS,
+    case_of,
+    numbers_of_nodes,
+    subset_launches,
+    subsets,
+    unlike_baseline,
+)
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
 from runbook.read.data_account import union_of_data
@@ -44,24 +57,8 @@ from runbook.records.phase import Judgement, PlanContext
 if TYPE_CHECKING:
     from runbook.stats import Decision
 
-# What may differ between N ranks and one: the number of ranks, and DDP itself.
-_RANKS = (
-    "world_size",
-    "effective.world_size",
-    "versions.nccl",
-    *(f"toggles.{name}" for name in TOGGLES if name.startswith("NSA_DDP_")),
-)
-# At one global batch: how it is spread. At one batch per GPU: the global one, and what follows.
-_SPREAD = (*_RANKS, "effective.per_rank_batch")
-_GROWN = (
-    *_RANKS,
-    "effective.global_batch",
-    "effective.tokens_per_step",
-    "config.train.batch_size",
-    "config_sha256",
-)
-_BATCH = "train.batch_size"
-_SHARE = "share"
+# What may differ between N ranks and one at one global batch: also how it is spread.
+_SPREAD = (*RANKS, "effective.per_rank_batch")
 
 
 class SingleGpu(RowPhase):
@@ -86,51 +83,48 @@ class SingleGpu(RowPhase):
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs.
 
-        Where throughput decides, each is followed by one with a single GPU's share of the batch.
+        In turn with them, in balanced rounds, the subsets of ranks at one batch per rank.
         """
-        purpose = "the same global batch on one device"
-        whole = repeated(context, phase=self.name, purpose=purpose, ddp=False)
-        if not self._has_shares(context):
-            return whole
-        return [launch for one in whole for launch in (one, _share_of(one, context))]
+        arms = [
+            self._whole(context),
+            *(subset_launches(one, context, self.name) for one in subsets(context)),
+        ]
+        rounds = list(zip(*arms, strict=True))
+        turns = [one[::-1] if number % 2 else one for number, one in enumerate(rounds)]
+        return [launch for turn in turns for launch in turn]
 
-    @staticmethod
-    def _has_shares(context: PlanContext) -> bool:
-        profile = context.profile
-        return profile.throughput_gated and profile.ranks > 1 and profile.own_trainer is None
+    def _whole(self, context: PlanContext) -> list[Launch]:
+        purpose = "the same global batch on one device"
+        return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches with the whole global batch."""
-        return [name for name in super().names(case) if not name.startswith(_SHARE)]
+        return [launch.name for launch in self._whole(case.context)]
 
-    def shares(self, case: Case) -> tuple[Case, Sequence[str]]:
-        """The launches with one GPU's share, and the case in which that is the whole batch."""
-        names = [name for name in super().names(case) if name.startswith(_SHARE)]
-        work = case.profile.workload
-        smaller = work.model_copy(update={"global_batch": work.global_batch // case.profile.ranks})
-        profile = case.profile.model_copy(update={"workload": smaller})
-        context = replace(case.context, profile=profile)
-        return Case(phase=self.name, evidence=case.evidence, context=context), names
+    def _same_batch(self, case: Case) -> tuple[Case, Sequence[str]] | None:
+        """One rank at one batch per rank: its case and launches; None where none are planned."""
+        return case_of(case, ONE_RANK) if ONE_RANK in subsets(case.context) else None
 
-    def _with_shares(self, row: Row) -> Row:
-        """The row over both kinds of launches; the worse answer counts."""
-        (alone,) = (
-            one for one in training_rows(lambda case: self.shares(case)[1]) if one.what == row.what
-        )
+    def _with_subsets(self, row: Row) -> Row:
+        """The row over all kinds of launches; the worst answer counts."""
+
+        def of(names: Sequence[str]) -> Row:
+            rows = training_rows(lambda _: names)
+            return next(one for one in rows if one.what == row.what)
 
         def answer(case: Case) -> Finding:
-            whole = answered(row, case)
-            shares, names = self.shares(case)
-            if not names:
-                return whole
-            return min((whole, answered(alone, shares)), key=lambda found: found.outcome.rank)
+            found = [answered(row, case)]
+            for subset in subsets(case.context):
+                same, names = case_of(case, subset)
+                found.append(answered(of(names), same))
+            return min(found, key=lambda one: one.outcome.rank)
 
         return replace(row, answer=answer)
 
     def rows(self) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
-            *(self._with_shares(row) for row in training_rows(self.names)),
+            *(self._with_subsets(row) for row in training_rows(self.names)),
             Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
             toggles_row(self.names),
             Row(
@@ -161,10 +155,19 @@ class SingleGpu(RowPhase):
             ),
         )
 
+    def asked(self, context: PlanContext) -> Sequence[Row]:
+        """Over several nodes also what each further one adds."""
+        return (*self.rows(), *node_scaling_rows(context))
+
+    def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
+        """What decides for all nodes together decides for fewer of them too."""
+        decides = f"{self.name}.scaling" in context.profile.required
+        return tuple(f"{self.name}.{row.what}" for row in node_scaling_rows(context) if decides)
+
     def _same_as_baseline(self, case: Case) -> Finding:
         if case.profile.ranks < 2:
             return _one_rank(case)
-        unlike = self._unlike(case, self.names(case), but=_SPREAD)
+        unlike = unlike_baseline(case, self.names(case), but=_SPREAD)
         return (
             unlike
             or self._same_data(case.earlier("baseline"), case)
@@ -172,17 +175,6 @@ class SingleGpu(RowPhase):
                 "config, checkout, versions, device, data and first loss are those of the baseline"
             )
         )
-
-    def _unlike(self, case: Case, names: Sequence[str], *, but: Sequence[str]) -> Finding | None:
-        """In what the first of these launches differs from the baseline's, but for `but`."""
-        before = case.earlier("baseline")
-        for first in before.evidence.launches:
-            unlike = differences(before.env(first), case.env(names[0]), but=but)
-            paths = (before.launch(first).env_path, case.launch(names[0]).env_path)
-            if unlike:
-                reason = f"baseline against one device: {'; '.join(unlike)}"
-                return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-        return None
 
     def _same_data(self, before: Case, case: Case) -> Finding | None:
         """All ranks together read what one rank reads, and begin with the loss that it has."""
@@ -213,22 +205,23 @@ class SingleGpu(RowPhase):
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
-        between = f", on no number of nodes between 1 and {nodes}" if nodes > 2 else ""
-        measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}{between}"
+        rest = f"; fewer nodes: {NODE_SCALING}" if numbers_of_nodes(case.context) else ""
+        measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}{rest}"
         return replace(found, reason=f"{found.reason}; measured: {measured}")
 
     def _weak(self, case: Case) -> Finding:
-        """At one batch per GPU; where no throughput decides, E at one global batch is shown."""
+        """At one batch per GPU; at one global batch where nothing else was launched."""
         limit = case.limit(SCALING)
         if case.profile.ranks < 2:
             return _one_rank(case)
+        same = self._same_batch(case)
+        one, names = same or (case, self.names(case))
+        value, decision = self._efficiency(case, one, names)
         if not case.gates_throughput(limit):
-            value, _ = self._efficiency(case, case, self.names(case))
-            return shown_only(value, limit, f"efficiency at the same global batch: {value}")
-        shares, names = self.shares(case)
-        value, decision = self._efficiency(case, shares, names)
-        if unlike := self._unlike(case, names, but=_GROWN):
-            return invalid(Reason.NOT_COMPARABLE, unlike.reason, measurement=value)
+            batch = "batch per rank" if same else "global batch"
+            return shown_only(value, limit, f"efficiency at the same {batch}: {value}")
+        if unlike := unlike_baseline(case, names):
+            return replace(unlike, measurement=value)
         return with_limit(decided(decision, value), value, limit)
 
     def _own_scaling(self, case: Case) -> Finding:
@@ -247,15 +240,16 @@ class SingleGpu(RowPhase):
         limit = case.limit(SCALING)
         if case.profile.ranks < 2:
             return _one_rank(case)
-        gated = case.gates_throughput(limit)
-        one, names = self.shares(case) if gated else (case, self.names(case))
+        gated, same = case.gates_throughput(limit), self._same_batch(case)
+        one, names = same or (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
         if not gated and "preflight" not in case.evidence.earlier:
             reason = f"{value}; preflight, which measures the link, was not run"
             return skipped(Reason.NOT_GATED, reason, measurement=value)
         expected = without_overlap(case, pooled_rate(one, names))
         if not gated:
-            text = f"efficiency at the same global batch: {value}; {expected.note}"
+            batch = "batch per rank" if same else "global batch"
+            text = f"efficiency at the same {batch}: {value}; {expected.note}"
             return shown_only(expected, limit, text)
         return explained(value, expected, limit, decision)
 
@@ -310,9 +304,9 @@ class SingleGpu(RowPhase):
         """E pair by pair: at one batch per GPU where that decides, and at one global batch."""
         if case.profile.ranks < 2:
             return None
-        limit, (shares, names) = case.limit(SCALING), self.shares(case)
-        gated = bool(names) and case.gates_throughput(limit)
-        kinds = [("one batch per GPU", shares, names, gated)] if names else []
+        limit, shares = case.limit(SCALING), self._same_batch(case)
+        gated = shares is not None and case.gates_throughput(limit)
+        kinds = [("one batch per GPU", *shares, gated)] if shares else []
         kinds.append(("one global batch", case, self.names(case), False))
         rows = []
         for same, one, launches, decides in kinds:
@@ -327,19 +321,21 @@ class SingleGpu(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
-        names = self.names(case)
-        shares = self.shares(case)[1]
+        names, same = self.names(case), self._same_batch(case)
+        shares = same[1] if same else ()
         tables = (
+            node_scaling_table(case),
             rate_table(case, [*names, *shares], title="Throughput on one device"),
             self._sides(case, shares, "batch per GPU") if shares else None,
             self._sides(case, names, "global batch"),
         )
+        over_nodes = partial(node_scaling_compared, case, self.name)
         return Judgement(
             checks=(),
             tables=gather(tables),
             measurements=last50s(case, [*names, *shares]),
             series=throughputs(case, [*names, *shares]),
-            comparisons=gather([optional(partial(self._compared, case))]),
+            comparisons=gather(map(optional, (partial(self._compared, case), over_nodes))),
         )
 
     def _sides(self, case: Case, names: Sequence[str], same: str) -> Table | None:
@@ -367,20 +363,6 @@ class SingleGpu(RowPhase):
             rows=tuple(rows),
             note=f"tok/s, tokens / time after warm-up; the same {same} on both sides",
         )
-
-
-def _share_of(launch: Launch, context: PlanContext) -> Launch:
-    """The same launch with the batch that each GPU has in the baseline."""
-    whole = context.config_overrides.get(_BATCH, context.profile.workload.global_batch)
-    share = int(whole) // context.profile.ranks
-    name = launch.name.replace("run", _SHARE)
-    changed = {
-        "name": name,
-        "run_dir": f"{launch.phase}/{name}",
-        "config_overrides": {**launch.config_overrides, _BATCH: share},
-        "purpose": launch.purpose.replace("the same global batch", "one GPU's share of the batch"),
-    }
-    return launch.model_copy(update=changed)
 
 
 def _one_rank(case: Case) -> Finding:

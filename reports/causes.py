@@ -11,11 +11,12 @@ same stays apart, because a hidden fault is worse than a long list.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from reports.advice import Advice, Adviser
+from reports.headlines import headline_of, seen_non_finite
 from runbook.records import (
     THE_RUN,
     Kind,
@@ -25,6 +26,8 @@ from runbook.records import (
     Reason,
     RunRecord,
 )
+from runbook.records.launch import RESUME_FLAG
+from runbook.records.outcome import STEP
 
 if TYPE_CHECKING:
     from reports.view import CheckRow
@@ -58,6 +61,8 @@ _OUTSIDE = (
 )
 # Nothing is wrong with what was ended so: it goes on.
 _CUT_OFF = (LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED)
+# No setting and no trainer makes these.
+_FROM_OUTSIDE = (*_CUT_OFF, LaunchStatus.HARDWARE_ERROR)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
 
@@ -66,19 +71,32 @@ _BY_RANK = (LaunchStatus.HUNG,)
 class Cause:
     """One thing that went wrong.
 
-    `rows` are all rows that follow from it, `lead`, the one that shows it best, first. `evidence`
-    has at most three paths, the most telling first. `rerun` is one command that reproduces it.
+    `headline` says in one short sentence what failed, `title` where and with which numbers; they
+    are the same where nothing shorter is known. `rows` are all rows that follow from it, `lead`,
+    the one that shows it best, first. `evidence` has at most three paths, the most telling first.
+    `rerun` is one command that reproduces it.
     """
 
+    headline: str
     title: str
     outcome: Outcome
     code: Reason
     lead: CheckRow
     rows: tuple[CheckRow, ...]
     evidence: tuple[str, ...]
-    remedy: str
+    advice: Advice
     rerun: str
     launches: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What to do after the next command, which leaves out what was set by hand."""
+        return self.advice.steps[1:] if self.advice.left_out else self.advice.steps
+
+    @property
+    def remedy(self) -> str:
+        """What to try, in one line."""
+        return STEP.join(self.advice.steps)
 
     @property
     def blocks(self) -> bool:
@@ -130,11 +148,9 @@ class _Book:
         self.launches: dict[str, LaunchEntry] = {
             entry.launch.id: entry for phase in record.phases for entry in phase.launches
         }
-        self.remedies: Mapping[str, str] = {
-            f"{phase.name}/{name}": text
-            for phase in record.phases
-            for name, text in phase.remedies.items()
-        }
+        self.remedies = _by_launch({one.name: one.remedies for one in record.phases})
+        self.first_commands = _by_launch({one.name: one.first_commands for one in record.phases})
+        self.adviser = Adviser(record)
 
     def end_of(self, row: CheckRow) -> str:
         """Where the row's thread ends: the launch, the row's id or the words it follows from."""
@@ -195,35 +211,39 @@ class _Book:
         rows.sort(key=lambda row: _showing(row, ends, outside=outside))
         lead = rows[0]
         launch = self._shown_launch(lead, launches)
+        title = self._title(lead, group, launches, launch)
+        rerun = self._rerun(group, rows, launch)
         return Cause(
-            title=self._title(lead, group, launches, launch),
+            headline=headline_of(launch, launches) or _title_of(lead) or title,
+            title=title,
             outcome=Outcome(lead.outcome),
             code=Reason(lead.code),
             lead=lead,
             rows=tuple(rows),
             evidence=_telling(rows, launch)[:_SHOWN_PATHS],
-            remedy=self._remedy(lead, launch),
-            rerun=self._rerun(group, rows, launch),
+            advice=self._advice(lead, launch, rerun),
+            rerun=rerun,
             launches=launches,
         )
 
-    def _remedy(self, lead: CheckRow, launch: LaunchEntry | None) -> str:
-        """What to try; first of all without what a person set for this run alone.
+    def _advice(self, lead: CheckRow, launch: LaunchEntry | None, rerun: str) -> Advice:
+        """What to do; first of all without what a person set for this run alone.
 
         A setting changes launches, so it is no suspect where none has run, nor of an end that came
-        from outside.
+        from outside. Neither is a trainer.
         """
-        remedy = self.remedies.get(launch.launch.id if launch else "", lead.remedy)
-        if launch is not None and launch.result.status in _CUT_OFF:
-            return remedy
+        where = launch.launch.id if launch else ""
+        check = lead.check
+        status = launch.result.status if launch else None
         ran = {one.launch.phase for one in self.launches.values() if one.result.attempts}
-        settings = self.record.settings.items()
-        if not settings or lead.phase not in ran or lead.phase == "preflight":
-            return remedy
-        words = shlex.join(
-            word for name, value in settings for word in ("--set", f"{name}={value}")
+        return self.adviser.on(
+            clue=check.clue if check else "",
+            remedy=self.remedies.get(where, lead.remedy),
+            rerun=rerun,
+            first=self.first_commands.get(where, check.first_command if check else ""),
+            ran=lead.phase in ran and lead.phase != "preflight" and status not in _FROM_OUTSIDE,
+            goes_on=status in _CUT_OFF or RESUME_FLAG in rerun.split(),
         )
-        return f"first without {words}, which was set by hand; if it comes back: {remedy}"
 
     def _shown_launch(self, lead: CheckRow, launches: Sequence[str]) -> LaunchEntry | None:
         if not launches:
@@ -255,31 +275,22 @@ class _Book:
         return next((row.rerun for row in rows if row.rerun), "")
 
 
+def _by_launch(texts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """What phases say of their launches, by `phase/launch`."""
+    return {f"{phase}/{name}": text for phase, of in texts.items() for name, text in of.items()}
+
+
+def _title_of(row: CheckRow) -> str:
+    return row.check.title if row.check else ""
+
+
 def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:
     result = entry.result
     if result.status is LaunchStatus.NON_FINITE:
-        return ("launch", result.status, *_seen_non_finite(result.cause))
+        return ("launch", result.status, *seen_non_finite(result.cause))
     if result.status in _BY_RANK or result.kind is Kind.DESYNC:
         return ("launch", result.status, result.kind, result.culprit_rank)
     return ("launch", result.status, result.kind, _without_place(result.cause, ()))
-
-
-# What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
-_NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")
-
-
-def _seen_non_finite(cause: str) -> Sequence[object]:
-    """What a launch saw that was not finite: the number, NaN or infinite, and on which ranks.
-
-    The step is not looked at: one fault ends launches of other settings at other steps. A gradient
-    norm follows from a loss that is not finite, so it counts only where the loss was finite.
-    """
-    found = [
-        (what, value.lstrip("+-"), ranks)
-        for what, value, ranks in _NUMBER.findall(cause)
-        if value.lstrip("+-") in ("nan", "inf")
-    ]
-    return found[:1]
 
 
 def _without_place(text: str, names: Iterable[str]) -> str:

@@ -53,10 +53,13 @@ def _verdict(view: ReportView) -> str:
 def _of_cause(level: str, cause: Cause) -> str:
     """One annotation for one fault, however many checks follow from it."""
     checks = f"{len(cause.rows)} checks, first {cause.lead.id}" if cause.folded else cause.lead.id
+    advice = cause.advice
     lines = [cause.lead.reason, f"check: {checks}"]
-    return _annotation(
-        level, f"{cause.outcome} {cause.title}", lines, cause.evidence, cause.remedy, cause.rerun
-    )
+    lines += [f"why: {text}" for text in (*advice.likely, advice.seen) if text]
+    if advice.command and advice.command != cause.rerun:
+        lines.append(f"next: {advice.command}")
+    title = f"{cause.outcome} {cause.headline}"
+    return _annotation(level, title, lines, cause.evidence, cause.remedy, cause.rerun)
 
 
 def _of_row(row: CheckRow) -> str:

@@ -35,6 +35,24 @@ def markdown_code(value: str) -> str:
     return f"{ticks}{pad}{text.replace('|', chr(92) + '|')}{pad}{ticks}"
 
 
+def markdown_told(value: str) -> str:
+    """A sentence in which what stands between backticks is code."""
+    parts = one_line(value).split("`")
+    if len(parts) % 2 == 0:  # half a code span
+        return markdown_prose(value)
+    text = "".join(
+        markdown_code(part) if place % 2 else _between(part) for place, part in enumerate(parts)
+    )
+    return _BLOCK_START.sub(r"\1\\\2", text)
+
+
+def _between(text: str) -> str:
+    """Text beside a code span: one blank stays at either end."""
+    inner = markdown_cell(text)
+    before, after = (" " if end.isspace() else "" for end in (text[:1], text[-1:]))
+    return f"{before}{inner}{after}" if inner else before
+
+
 def markdown_fence(value: str, language: str = "sh") -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
     text = printable(value)

@@ -10,13 +10,21 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from reports.markdown import markdown_cell, markdown_code, markdown_fence, markdown_prose
+from reports.markdown import (
+    markdown_cell,
+    markdown_code,
+    markdown_fence,
+    markdown_prose,
+    markdown_told,
+)
+from reports.permits import permit_of
 from reports.plots import figures
 from reports.summary import summarize
 from reports.templating import template_environment
 from reports.view import build_view
+from runbook.console import printable
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen
 
@@ -32,13 +40,25 @@ def markdown_environment() -> Environment:
     environment.filters["prose"] = markdown_prose
     environment.filters["code"] = markdown_code
     environment.filters["fence"] = markdown_fence
+    environment.filters["told"] = markdown_told
     return environment
 
 
 @lru_cache(maxsize=1)
 def html_environment() -> Environment:
     """Templates for HTML: autoescape is on, so that only our own plots are markup."""
-    return template_environment(html=True)
+    environment = template_environment(html=True)
+    environment.filters["told"] = html_told
+    return environment
+
+
+def html_told(value: str) -> Markup:
+    """A sentence in which what stands between backticks is code."""
+    parts = printable(value).split("`")
+    if len(parts) % 2 == 0:  # half a code span
+        return escape(printable(value))
+    tags = (Markup("<code>{}</code>") if place % 2 else Markup("{}") for place in range(len(parts)))
+    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=True))
 
 
 def render_markdown(record: RunRecord, _: Screen) -> str:
@@ -54,7 +74,7 @@ def render_details(record: RunRecord, _: Screen) -> str:
 def _markdown(template: str, record: RunRecord) -> str:
     view = build_view(record)
     page = markdown_environment().get_template(template)
-    return page.render(run=record, view=view, summary=summarize(view))
+    return page.render(run=record, view=view, summary=summarize(view), permit=permit_of(record))
 
 
 def render_html(record: RunRecord, _: Screen) -> str:
@@ -66,6 +86,7 @@ def render_html(record: RunRecord, _: Screen) -> str:
         run=record,
         view=view,
         summary=summarize(view),
+        permit=permit_of(record),
         figures=figures(record),
         style=style,
         script=script,

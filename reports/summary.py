@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from reports.advice import profile_variables
 from reports.view import ReportView, limit_text, one_line, shown_value
 from runbook.config.precedence import told
 from runbook.console import counted
-from runbook.records import Check, Measurement, Outcome, Reason, RunRecord, Table, Verdict
-from runbook.records.measurement import plain_number
+from runbook.records import (
+    Check,
+    Measurement,
+    Outcome,
+    PhaseRecord,
+    Reason,
+    RunRecord,
+    Table,
+    Verdict,
+)
+from runbook.records.measurement import Scalar, plain_number
 from runbook.records.run import Invocation
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4
 # So many variables have a line each; of more, as many as fit stand in one.
-_EXPORTS_EACH, _EXPORT_WIDTH = 8, 100
+_EXPORTS_EACH, _EXPORT_WIDTH = 4, 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,8 @@ class _Key:
 
     `measured` is the name that its measurement must have, where the check may show another number
     instead. `beside` names one that its phase measured beside the check, which decides nothing. A
-    `share` is written in percent. Fewer `ranks` than this have no such number.
+    `share` is written in percent. `unit` stands for that of the measurement. Fewer `ranks` than
+    this have no such number.
     """
 
     label: str
@@ -37,6 +49,7 @@ class _Key:
     measured: str = ""
     beside: str = ""
     share: bool = False
+    unit: str = ""
     always: bool = False
     ranks: int = 1
 
@@ -45,15 +58,20 @@ KEYS = (
     _Key(label="Throughput", check="baseline.throughput", always=True),
     _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True,
          ranks=2),
-    _Key(label="Peak memory of a rank", check="long_run.memory_limit", always=True),
+    _Key(label="Peak memory of a rank in this run", check="long_run.memory_limit", always=True),
+    _Key(label="Memory of a rank by the end of production", check="long_run.memory_plateau",
+         measured="memory_projected", unit="MiB"),
+    _Key(label="Scaling over nodes", check="single_gpu.node_scaling", share=True),
     _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
-    _Key(label="Share of the measured matrix product", check="baseline.mfu_of_ceiling",
+    _Key(label="Speed relative to the measured peak matmul", check="baseline.mfu_of_ceiling",
          measured="mfu_of_ceiling", share=True),
     _Key(label="Free GPU memory", check="baseline.memory_headroom"),
     _Key(label="GPU utilization", check="baseline.gpu_utilisation"),
-    _Key(label="Best bucket size against the next", check="bucket_sweep.best"),
-    _Key(label="Fused against plain AdamW", check="fused_adamw.keep"),
-    _Key(label="Learned of what can be learned", check="long_run.learns", share=True),
+    _Key(label="Best bucket size against the next", check="bucket_sweep.best",
+         measured="best_bucket_ratio"),
+    _Key(label="Fused against plain AdamW", check="fused_adamw.keep",
+         measured="fused_ratio"),
+    _Key(label="Share of the learnable loss reached", check="long_run.learns", share=True),
     _Key(label="Change of the step time", check="long_run.steady", share=True),
     _Key(label="Lowest gate entropy", check="long_run.gates"),
     _Key(label="Blocks that a query attends to", check="long_run.gates", beside="sel_blocks_mean"),
@@ -84,26 +102,36 @@ class KeyNumber:
     more_files: int
     why: str
 
+    @property
+    def fails(self) -> bool:
+        """Does it keep the run from GO?"""
+        return self.gated and self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SmallTable:
-    """A table cut to what the first page needs; `path` is the file that all its rows are from."""
+    """A table cut to what the first page needs; `path` is the file that all its rows are from.
+
+    `note`: which row was chosen, and why.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     path: str
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What stands on the first page, in its order.
+    """What stands on the first page, in its order. `unmeasured` names what has no tile, and why.
 
     `exports` are lines for a shell, to be shown only if the run `approved` them; `unapproved` says
     instead what they are.
     """
 
     tiles: tuple[KeyNumber, ...]
+    unmeasured: str
     numbers: tuple[KeyNumber, ...]
     exports: str
     approved: bool
@@ -114,6 +142,7 @@ class Summary:
     began_and_ended: str
     folder: str
     resume: str
+    words: str
 
 
 def summarize(view: ReportView) -> Summary:
@@ -125,22 +154,62 @@ def summarize(view: ReportView) -> Summary:
     beside = {(one.name, m.name): m for one in record.phases for m in one.measurements}
     found = [_key_number(key, checks.get(key.check), skipped, beside) for key in keys]
     numbers = tuple(one for one in found if one.value)
-    shown = {key.check for key in keys if key.always} | {one.id for one in numbers}
+    # What failed stands first, as far as it was measured.
+    tiles = sorted(numbers, key=lambda one: not one.fails)
+    always = {key.check for key in keys if key.always}
+    missing = [one for one in found if not one.value and one.id in always]
     folder, approved = run_folder(record), record.verdict is Verdict.GO
     program = " ".join(record.invocation.program)
     return Summary(
-        tiles=tuple(one for one in found if one.id in shown)[:_TILES],
+        tiles=tuple(tiles[:_TILES]),
+        unmeasured=_unmeasured(missing),
         numbers=numbers,
         exports=exports_text(record),
         approved=approved,
         settings_title="Settings to use" if approved else "Settings of this run, not approved",
-        unapproved=f"The verdict is {record.verdict}: no advice, only what the launches had.",
+        unapproved="Not a recommendation. These settings were used in this run.",
         facts=tuple(_facts(record)),
         tables=tuple(_tables(record)),
-        began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
+        began_and_ended=_span(record.started_at, record.finished_at),
         folder=folder,
         resume=f"{program} --resume {folder}" if _may_resume(record) else "",
+        words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
+
+
+def _span(began: str, ended: str | None) -> str:
+    """`Nov 23, 2026, 04:22-04:24 UTC`; as the record has it where that is no time."""
+    if ended is None:
+        return f"{began} to not finished"
+    try:
+        first, last = (datetime.fromisoformat(text).astimezone(UTC) for text in (began, ended))
+    except ValueError:
+        return f"{began} to {ended}"
+    same_day = first.date() == last.date()
+    at, until = f"{first:%H:%M}", f"{last:%H:%M}"
+    end = f" to {last:%b} {last.day}, {until}"
+    if same_day:
+        end = "" if until == at else f"-{until}"
+    return f"{first:%b} {first.day}, {first:%Y}, {at}{end} UTC"
+
+
+def _unmeasured(missing: Sequence[KeyNumber]) -> str:
+    """What has no value, apart from what was not asked for."""
+    left_out = [one.label for one in missing if one.outcome == Outcome.SKIPPED]
+    others = [one.label for one in missing if one.label not in left_out]
+    told = {"Not measured": others, "Not asked for": left_out}
+    return " ".join(f"{how}: {', '.join(labels)}." for how, labels in told.items() if labels)
+
+
+def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
+    """Words of the page that a reader may not know."""
+    if not record.phases:
+        return ""
+    told = ["A rank is one training process", "S is the sequence length in tokens"]
+    told += ["batch A x B is A sequences a step, accumulated B times"]
+    if any(not one.gated for one in numbers):
+        told.append("not gated: no limit applies on this profile")
+    return f"{'; '.join(told)}."
 
 
 def _keys(record: RunRecord, checks: Mapping[str, Check]) -> list[_Key]:
@@ -206,9 +275,15 @@ def _key_number(
     measured = check.measurement if check else None
     if key.beside:
         measured = beside.get((key.check.partition(".")[0], key.beside))
+        measured = measured if measured and measured.n > 1 else None
     elif measured is None or (key.measured and measured.name != key.measured):
         measured = None
     window = f", {measured.window}" if measured and measured.window else ""
+    # The launches that it is from do not count, so that the check shows another number or none.
+    found = check.measurement if check else None
+    bad = check is not None and check.outcome not in (Outcome.PASS, Outcome.SKIPPED)
+    other = bad and found is not None and measured is None and not key.beside
+    uncounted = one_line(check.reason) if check and other else ""
     left_out = key.check.partition(".")[0] in skipped
     lacking = Outcome.SKIPPED if left_out else Outcome.INCOMPLETE
     why = "this phase was not asked for" if left_out else "this run has no such check"
@@ -217,10 +292,10 @@ def _key_number(
         id=key.check,
         outcome=(check.outcome if check else lacking).value,
         gated=not key.beside and (check is None or check.code is not Reason.NOT_GATED),
-        value=_written(measured, key) if measured else "",
+        value=_written(measured, key) if measured else "does not count" if other else "",
         interval=_interval(measured, key) if measured else "",
         limit=_limit(check, key) if check and not key.beside else "",
-        basis=f"n={measured.n}{window}" if measured else "",
+        basis=f"n={measured.n}{window}" if measured else uncounted,
         files=measured.named[0] if measured else (),
         more_files=measured.named[1] if measured else 0,
         why=one_line(check.reason) if check else why,
@@ -238,8 +313,8 @@ def _number(value: float | str | bool | None, key: _Key) -> str:
 
 
 def _written(measured: Measurement, key: _Key) -> str:
-    unit = "" if key.share or not measured.unit else f" {one_line(measured.unit)}"
-    return f"{_number(measured.value, key)}{unit}"
+    unit = "" if key.share else one_line(key.unit or measured.unit)
+    return f"{_number(measured.value, key)} {unit}".rstrip()
 
 
 def _interval(measured: Measurement, key: _Key) -> str:
@@ -260,19 +335,35 @@ def _limit(check: Check, key: _Key) -> str:
 def _tables(record: RunRecord) -> Iterator[SmallTable]:
     """The first table of each of the two phases, without the columns that only a machine reads."""
     for phase in record.phases:
-        if phase.name in TABLE_PHASES and phase.tables:
-            yield _small(phase.tables[0])
+        if phase.name in TABLE_PHASES and phase.tables and _has_numbers(phase.tables[0]):
+            yield _small(phase.tables[0], phase)
 
 
-def _small(table: Table) -> SmallTable:
+def _has_numbers(table: Table) -> bool:
+    """Has any row a number that is shown? A phase that did not run has none."""
+    return any(isinstance(cell, float) for row in table.rows for cell in row[:_TABLE_COLUMNS])
+
+
+def _small(table: Table, phase: PhaseRecord) -> SmallTable:
+    chosen = phase.choices.get(table.columns[0])
+    decides = {f"{phase.name}.best", f"{phase.name}.keep"}
+    why = next((one_line(check.reason) for check in phase.checks if check.id in decides), "")
+    told = f"Chosen: {table.columns[0]}={chosen}. " if chosen else ""
     sources = {str(row[-1]) for row in table.rows} if table.columns[-1] == "source" else set()
     width = min(_TABLE_COLUMNS, len(table.columns))
     return SmallTable(
         title=table.title,
         columns=table.columns[:width],
-        rows=tuple(tuple(shown_value(cell) for cell in row[:width]) for row in table.rows),
+        rows=tuple(_marked(row[:width], chosen) for row in table.rows),
         path=sources.pop() if len(sources) == 1 else "",
+        note=f"{told}{why}",
     )
+
+
+def _marked(row: tuple[Scalar | None, ...], chosen: str | None) -> tuple[str, ...]:
+    """The cells as text, the first one marked where its row was chosen."""
+    first, *others = map(shown_value, row)
+    return (f"{first} (chosen)" if first == chosen else first, *others)
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -294,10 +385,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _set_by_hand(record: RunRecord) -> Iterator[str]:
     """Each setting that a person gave, with its source and what it replaced."""
-    env = record.profile_document.get("env")
-    known = env if isinstance(env, dict) else {}
-    profile = {name: str(one.get("value")) for name, one in known.items() if isinstance(one, dict)}
-    yield from told(record.settings, record.sources, profile)
+    yield from told(record.settings, record.sources, profile_variables(record))
 
 
 def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:

@@ -36,7 +36,14 @@ def template_environment(*, html: bool) -> Environment:
     environment.filters["value_text"] = value_text
     environment.filters["blame"] = blame
     environment.filters["short_caveat"] = short_caveat
+    environment.filters["sentence"] = sentence
     return environment
+
+
+def sentence(text: str) -> str:
+    """The text with a capital letter first, if it begins with a word and not with a name."""
+    first = text.partition(" ")[0].rstrip(",:")
+    return text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
 
 
 def _finalize(value: object) -> object:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from reports.causes import Cause
+from reports.permits import permit_of
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
 from runbook.console import painted, style_of
 from runbook.records import RunRecord, Verdict
@@ -42,6 +43,8 @@ def _end_lines(view: ReportView, color: bool) -> list[str]:
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         lines.append(f"export {one_line(' '.join(pairs))}")
+    if command := permit_of(view.record).command:
+        lines.append(f"  next   {one_line(command)}")
     return lines
 
 
@@ -101,6 +104,7 @@ def _provenance(row: CheckRow) -> str:
 def _verdict_lines(view: ReportView, color: bool) -> list[str]:
     style = style_of(view.record.verdict.value)
     lines = [painted(view.headline, "bold", style) if color else view.headline]
+    lines.append(f"  {permit_of(view.record).says}")
     lines += [f"  {one_line(reason)}" for reason in view.own_reasons[:_REASONS]]
     if view.interruption:
         lines.append(f"  {view.interruption}")
@@ -129,15 +133,19 @@ def _cause_lines(view: ReportView, color: bool) -> list[str]:
 
 def _title_line(cause: Cause, color: bool) -> str:
     mark = "" if cause.blocks else " (not required)"
-    return f"{_word(cause.outcome.value, color)}  {one_line(cause.title)}{mark}"
+    return f"{_word(cause.outcome.value, color)}  {one_line(cause.headline)}{mark}"
 
 
 def _whole_cause(cause: Cause, color: bool) -> list[str]:
-    lines = [_title_line(cause, color)]
+    advice, lines = cause.advice, [_title_line(cause, color)]
+    if cause.title != cause.headline:
+        lines.append(f"    what   {one_line(cause.title)}")
+    lines += [f"    why    {one_line(text)}" for text in (*advice.likely, advice.seen) if text]
     if cause.folded:
         lines.append(f"    rows   {one_line(_rows(cause.rows))}")
     lines += [f"    see    {one_line(path)}" for path in cause.evidence]
-    told = {"try": cause.remedy, "rerun": cause.rerun}
+    following = advice.command if advice.command != cause.rerun else ""
+    told = {"next": following, "try": cause.remedy, "rerun": cause.rerun}
     return lines + [f"    {name:<5}  {one_line(text)}" for name, text in told.items() if text]
 
 

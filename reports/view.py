@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from reports.advice import without
 from reports.causes import Cause, causes_of
 from runbook.console import printable
 from runbook.records import (
@@ -24,6 +25,13 @@ from runbook.records import (
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
 
+# As a reader needs them who sees them for the first time.
+_MEANINGS = {
+    Outcome.INVALID.value: "it ran, but its result does not count",
+    Outcome.INCOMPLETE.value: "it could not run, or left no evidence",
+    Outcome.INCONCLUSIVE.value: "measured, but not decidable",
+    Outcome.SKIPPED.value: "not asked for, or not needed here; never counted as passed",
+}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -120,11 +128,40 @@ class ReportView:
         return tuple(text for text in self.record.reasons if not text.startswith(told))
 
     @property
+    def tally(self) -> str:
+        """How many causes and failed checks there are, and the outcomes of all checks."""
+        failed = sum(row.outcome not in (Outcome.PASS, Outcome.SKIPPED) for row in self.rows)
+        causes = len(self.causes)
+        found = f"{_plural(causes, 'cause')}, {_plural(failed, 'check')} that did not pass. "
+        return f"{found if causes else ''}{self.required_counts}. In total {self.counts}."
+
+    @property
+    def words(self) -> str:
+        """What the outcomes mean that are on the page; the counts show which those are."""
+        shown = {row.outcome for row in (*self.rows, *self.acceptance)}
+        told = [f"{name}: {text}" for name, text in _MEANINGS.items() if name in shown]
+        return f"{'; '.join(told)}." if told else ""
+
+    @property
     def adds(self) -> str:
         """The command that adds the phases that were not asked for; empty if all were."""
         record = self.record
         phases = dict.fromkeys(name.partition(".")[0] for name in self.left_out)
         return record.invocation.resume_line(record.run_id, phases) if phases else ""
+
+    @property
+    def whole_run(self) -> str:
+        """All phases again, for when what failed passes; empty where there is nothing to pass.
+
+        Without what a person set, where that is left out first.
+        """
+        blocking = [cause for cause in self.causes if cause.blocks]
+        record = self.record
+        if not blocking or record.interrupted or record.finished_at is None:
+            return ""
+        line = record.invocation.line()
+        left_out = blocking[0].advice.left_out
+        return without(line, left_out) if left_out else line
 
     @property
     def main_reasons(self) -> tuple[str, ...]:
@@ -258,12 +295,16 @@ def _urgency(row: CheckRow) -> tuple[bool, int]:
     return (not row.required, Outcome(row.outcome).rank)
 
 
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
     """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
     counted = Counter(row.outcome for row in rows)
     order = (Outcome.PASS, *(one for one in WORST_FIRST if one is not Outcome.PASS))
     parts = [f"{counted[name]} {name}" for name in order if counted[name]]
-    total = f"{len(rows)} {noun}{'' if len(rows) == 1 else 's'}"
+    total = _plural(len(rows), noun)
     return f"{total}: {', '.join(parts)}" if parts else total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -138,6 +139,14 @@ class Console:
         # Drawn and written by two threads: whoever shows a run redraws while it works.
         self._lock = threading.RLock()
         self._drawn: tuple[str, ...] = ()
+        self._outlives = False
+
+    def outlive_readers(self) -> None:
+        """From now on a reader that goes away ends nothing: what is written for it is dropped.
+
+        For what goes on for hours, and keeps its results in files.
+        """
+        self._outlives = True
 
     @property
     def unicode_out(self) -> bool:
@@ -172,8 +181,7 @@ class Console:
 
     def result(self, text: str) -> None:
         """One piece of the command's answer, on stdout."""
-        self.stdout.write(text + "\n")
-        self.stdout.flush()
+        self._write(self.stdout, text + "\n")
 
     def json_line(self, document: object) -> None:
         """One compact JSON document on a line of stdout."""
@@ -210,8 +218,7 @@ class Console:
                 return
             text = self._erasure() + "\n".join(lines)
             self._drawn = tuple(lines)
-            self._stderr.write(text)
-            self._stderr.flush()
+            self._write(self._stderr, text)
 
     def _erasure(self) -> str:
         """What takes the drawn lines away; a terminal that was made narrower has wrapped them."""
@@ -225,8 +232,24 @@ class Console:
     def _error_line(self, text: str) -> None:
         with self._lock:
             again = "\n".join(self._drawn)
-            self._stderr.write(f"{self._erasure()}{text}\n{again}")
-            self._stderr.flush()
+            self._write(self._stderr, f"{self._erasure()}{text}\n{again}")
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            # A pipe whose reader ended, or a terminal that was closed.
+            if not self._outlives or error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            drop(stream)
+            if stream is not self._stderr:
+                self.error("nobody reads stdout any more: this goes on, and writes its files")
+
+
+def drop(stream: TextIO) -> None:
+    """Send what is still written to a stream nowhere, also what Python flushes at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def console_for(args: object) -> Console:

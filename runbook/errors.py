@@ -19,6 +19,7 @@ class ProgramExit(IntEnum):
     INCOMPLETE = 3
     PARTIAL = 4
     DEFECT = 70
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

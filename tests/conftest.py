@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from nsa.loading import for_good
 from tests import executed
 from tests.cli.shell import Ended, runbook
 from tests.shared import once
@@ -17,6 +18,18 @@ from tests.shared import once
 # to any of them, and no test here means to say how fast something is.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Thousands of tests and their modules stay for as long as the process."""
+    with for_good():
+        return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is allowed to take longer than others begins first, or one worker is last with it."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

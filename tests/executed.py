@@ -32,18 +32,25 @@ def kind_of(line: str) -> str:
         words = line.split()
     while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", words[0], re.DOTALL):
         words.pop(0)
-    program, *rest = words or [""]
+    program, *rest = _without_env(words) or [""]
     if program == "runbook":
         if "--help" in rest:
             return "runbook --help"
         of_runs = rest[:1] in (["run"], ["launch"])
         modes = [mode for mode in _MODES if mode in rest and (of_runs or mode == _DRY_RUN)]
         return " ".join([program, *rest[:1], *modes])
-    if "-m" in rest:
+    if "-m" in rest[:-1]:
         module = rest[rest.index("-m") + 1]
         own = module.startswith(("nsa.ceilings", "pytest", "runbook"))
         return f"-m {module if own else 'TRAINER'}"
     return program if program == "export" else " ".join([program, *rest[:1]])
+
+
+def _without_env(words: list[str]) -> list[str]:
+    """What `env -u NAME` starts."""
+    if words[:2] != ["env", "-u"]:
+        return words
+    return words[2 * words.count("-u") + 1 :]
 
 
 def note(line: str | Sequence[str], code: int = 0) -> None:

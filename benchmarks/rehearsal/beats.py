@@ -18,10 +18,12 @@ from benchmarks.rehearsal.steps import (
     Job,
     Steps,
     data_digests,
+    gate_health,
     held_out_digest,
     seed_of,
 )
-from nsa.contract import Event, Phase, recomputed_steps, watched_steps
+from nsa.contract import Event, Phase
+from nsa.drawn import drawn_batch, recomputed_steps, watched_steps
 
 Record = dict[str, Any]
 MIB = 2**20
@@ -176,8 +178,13 @@ class Rank:
             yield from self._proven_nvtx(block, number, ended + 2e-4)
 
     def _evaluation(self, at: int, over: float) -> Iterator[Record]:
+        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.eval_batches
+        drawn = drawn_batch(self.token, self.rank, at + 1, batches)
         told = {
-            "loss": float(self.steps.loss[at]) + 0.01,
+            "loss": loss,
+            "losses": [loss] * batches,
+            "again": {"batch": drawn, "loss": loss},
+            "embedded": batches * self.job.per_rank * self.job.shape.seq_len,
             "seconds": EVAL_S - 0.02,
             "data": held_out_digest(self.job, self.rank),
         }
@@ -328,6 +335,7 @@ class Rank:
             "positions": [round(last * part / 7) for part in range(8)],
             "embedding": 0.0,
             "attention": off,
+            "gates": off * 0.5,
             "layer": off * 0.8,
             "logits": off * 1.1,
             "blocks_illegal": 0.0,
@@ -377,7 +385,11 @@ class Rank:
     def _recomputed(self, done: int) -> Mapping[str, Any]:
         steps = [step for step in self._twice() if step <= done]
         losses = [float(self.steps.loss[step - 1]) for step in steps]
-        return {"steps": steps, "losses": losses, "gradient": 4e-3, "ranks": 0.0}
+        layers = self.job.shape.layers
+        gates = [[gate_health(self.job, self.token, step)] * layers for step in steps]
+        bias = {"toward_zero": 2e-5, "down": -3e-5, "weight": 2100.0}
+        told = {"gradient": 4e-3, "ranks": 0.0, "bias": bias, "gates": None if self.rank else gates}
+        return {"steps": steps, "losses": losses, **told}
 
     def _twice(self) -> tuple[int, ...]:
         profiled = self.job.profiled > 0

@@ -18,7 +18,14 @@ import numpy as np
 from benchmarks.rehearsal.beats import Rank, typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, OPERATORS
-from benchmarks.rehearsal.steps import PROFILED_HOST, Job, Steps, floor_of, seed_of
+from benchmarks.rehearsal.steps import (
+    PROFILED_HOST,
+    Job,
+    Steps,
+    floor_of,
+    gate_health,
+    seed_of,
+)
 from nsa.contract import (
     GATES_COLUMNS,
     GATES_CSV,
@@ -73,7 +80,6 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     seen = [step for step in range(1, stop + 1) if job.evaluates(step)]
     told_of = [f"{step},{float(steps.loss[step - 1]) + 0.01!r}" for step in seen]
     (folder / VAL_CSV).write_text("\n".join([",".join(names(VAL_COLUMNS)), *told_of, ""]))
-    random = np.random.default_rng(seed_of(job.where, rank.token, "gates"))
     lines = [",".join(names(GATES_COLUMNS))]
     blocks = job.shape.blocks_read(job.shape.selected)
     selected: tuple[object, ...] = (blocks, job.shape.blocks_read(_FORCED_BLOCKS) / blocks)
@@ -81,9 +87,7 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
         selected = ("", "")
     for step in [1, *range(LOG_EVERY, stop + 1, LOG_EVERY)]:
         if step <= stop:
-            shares = random.dirichlet([60.0, 60.0, 60.0])
-            entropy = -float(np.sum(shares * np.log(shares))) / math.log(3)
-            told = [step, entropy, float(shares.max()), *map(float, shares), *selected]
+            told = [step, *gate_health(job, rank.token, step), *selected]
             lines.append(",".join(map(str, told)))
     (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -411,6 +415,7 @@ _TESTS = {
     "test_equiv_small": ("test_all_paths_agree",),
     "test_group_consistency": ("test_heads_of_a_group_read_the_same_blocks",),
     "test_whole_model": ("test_logits_are_those_of_the_equations",),
+    "test_documents": ("test_training_reads_its_documents_in_order_and_again",),
     "test_selection_v2_equiv": tuple(
         f"test_equivalence_various_patterns[{name}]" for name in ("random", "gaps", "ends")
     ),

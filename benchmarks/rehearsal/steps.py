@@ -243,6 +243,14 @@ def _losses(machine: Machine, job: Job, count: int) -> Floats:
     return np.round(loss + random.normal(0.0, spread, count), 9)
 
 
+def gate_health(job: Job, token: str, step: int) -> list[float]:
+    """Of the gates in a step, the same in every layer: entropy, largest share, the shares."""
+    random = np.random.default_rng(seed_of(job.where, token, "gates", step))
+    shares = random.dirichlet([60.0, 60.0, 60.0])
+    entropy = -float(np.sum(shares * np.log(shares))) / math.log(3)
+    return [entropy, float(shares.max()), *map(float, shares)]
+
+
 def data_digests(job: Job, count: int, rank: int) -> list[str]:
     """Sum of the digests of the rows that a rank reads in each step, in hexadecimal."""
     each = job.accumulation

@@ -9,6 +9,7 @@ from collections.abc import MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError, did_you_mean
+from nsa.loading import for_good
 from nsa.settings import refusal
 from nsa.train.__main__ import translate_environment
 from nsa.train.launch import harness_of, read_place
@@ -46,7 +47,8 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         shout(str(error) if place.rank == 0 else f"[rank {place.rank}] {error}")
         return int(ExitCode.CONFIG)
     translate_environment(passed, environ)
-    from nsa.ceilings.session import run
+    with for_good():
+        from nsa.ceilings.session import run
 
     given = run_dir.resolve() if run_dir is not None and token is not None else None
     return run(known.device, place, termination, run_dir=given, token=token)

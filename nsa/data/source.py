@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from nsa.contract import NSAError
 
 # Batches read ahead of the training loop.
 DEPTH = 4
+# Reading stops at once unless a disk or a network is stuck.
+_LEAVE_S = 1.0
 
 
 class DataError(NSAError):
@@ -140,8 +143,15 @@ class PrefetchSource:
         self.inner.seek(position)
 
     def close(self) -> None:
-        """Ask the thread to end; it is a daemon and never holds up the exit."""
+        """End the thread; one that is stuck in reading is left behind after a second.
+
+        A thread of torch's that lives when Python ends may abort the process.
+        """
         self._stop.set()
+        with suppress(queue.Empty):
+            self._queue.get_nowait()  # where it waits for room
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
 
     def _read(self) -> None:
         try:

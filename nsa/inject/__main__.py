@@ -12,6 +12,7 @@ from nsa.contract import did_you_mean
 from nsa.inject.hooks import EVERY_RANK, Injector
 from nsa.inject.processes import PROCESS_KINDS
 from nsa.inject.values import VALUE_KINDS
+from nsa.loading import for_good
 
 KINDS = {**PROCESS_KINDS, **VALUE_KINDS}
 
@@ -22,8 +23,9 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(own)
     if not between:
         _parser().error("the trainer's own arguments follow after --")
-    KINDS[options.kind](Injector(options.kind, options.rank, options.step))
-    from nsa.train.__main__ import main as train
+    with for_good():
+        KINDS[options.kind](Injector(options.kind, options.rank, options.step))
+        from nsa.train.__main__ import main as train
 
     return train(words, os.environ)
 

@@ -62,21 +62,42 @@ def config(case: str) -> ModelConfig:
     )
 
 
-def build(case: str, way: str, folder: Path) -> Engine:
-    """The trainer's own engine for a case and a way to run, with its weights replaced."""
-    train = {"steps": 1, "seq_len": 64, "batch_size": BATCH, "lr": 1e-3, "grad_clip": 0.0}
-    runtime = {"device": "auto", "precision": "fp32"}
-    whole = {**CASES[case], "data": {"tokenizer": "byte"}, "runtime": runtime, "train": train}
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(whole))
+def build(
+    case: str,
+    way: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    as_begun: bool = False,
+    precision: str = "fp32",
+) -> Engine:
+    """The trainer's own engine for a case and a way to run, with its weights replaced.
+
+    as_begun: the weights stay those that the trainer begins with.
+    """
+    file = write_config(case, folder, steps=1, seed=seed, precision=precision)
     environment, settings = WAYS[way]
     chosen = [word for setting in settings for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), *chosen], environment)
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))
     engine.model.double()
     engine.configure(plan.toggles)
-    randomize(engine.model)
+    if not as_begun:
+        randomize(engine.model)
     return engine
+
+
+def write_config(
+    case: str, folder: Path, *, steps: int, seed: int = 0, precision: str = "fp32"
+) -> Path:
+    """A config file of the trainer for a case."""
+    train: dict[str, float] = {"steps": steps, "seq_len": 64, "batch_size": BATCH, "lr": 1e-3}
+    train |= {"grad_clip": 0.0, "seed": seed}
+    runtime = {"device": "auto", "precision": precision}
+    whole = {**CASES[case], "data": {"tokenizer": "byte"}, "runtime": runtime, "train": train}
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(whole))
+    return file
 
 
 @torch.no_grad()

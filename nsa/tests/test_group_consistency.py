@@ -1,6 +1,11 @@
-"""All query heads of a kv group read the same blocks, chosen by their summed importance."""
+"""All query heads of a kv group read the same blocks, chosen by their summed importance.
+
+Of blocks that are equally important, the first ones are read.
+"""
 
 from __future__ import annotations
+
+from functools import cache
 
 import pytest
 import torch
@@ -12,14 +17,21 @@ from nsa.tests import maths
 SEQ_LEN = 61
 
 
-def _touched(path: str, head: int) -> torch.Tensor:
-    """Which selected keys [S queries, S keys, G] one head's output depends on."""
+@cache
+def _attended(path: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [1, S, H, Dv] of a path, and the selected values that it was made of."""
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
-    out = nsa_attention(**x, cfg=cfg, path=path)
+    return nsa_attention(**x, cfg=cfg, path=path), x["v_sel"]
+
+
+@cache
+def _touched(path: str, head: int) -> torch.Tensor:
+    """Which selected keys [S queries, S keys, G] one head's output depends on."""
+    out, values = _attended(path)
     rows = []
     for t in range(SEQ_LEN):
-        (grad,) = torch.autograd.grad(out[0, t, head].sum(), x["v_sel"], retain_graph=True)
+        (grad,) = torch.autograd.grad(out[0, t, head].sum(), values, retain_graph=True)
         rows.append(grad[0].abs().sum(-1) > 0)
     return torch.stack(rows).cpu()
 
@@ -55,3 +67,27 @@ def test_groups_choose_for_themselves() -> None:
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
     blocks = select_blocks(x["q"], x["k_cmp"], cfg)[0]
     assert not torch.equal(blocks[:, 0], blocks[:, 1])
+
+
+# Each position sees 16 compressed blocks, so that equal shares of the attention are exact: then
+# all blocks but the forced ones tie, whatever the order of the sums.
+TIED = tuple(range(67, 71))
+
+
+@pytest.mark.parametrize("path", ("reference", "sequential", "batched"))
+def test_of_equal_scores_the_lower_blocks_are_read(path: str) -> None:
+    """Compressed keys of zero attract every query alike."""
+    shape = {**maths.SMALL, "n_sel": 6}
+    cfg = nsa.NSAConfig(**shape)
+    x = maths.random_inputs(shape, 1, TIED[-1] + 1, seed=3, dtype=torch.float32)
+    with torch.no_grad():
+        x["k_cmp"].zero_()
+    out = nsa_attention(**x, cfg=cfg, path=path)
+    chosen = select_blocks(x["q"], x["k_cmp"], cfg)[0, :, 0].tolist()
+    for t in TIED:
+        (grad,) = torch.autograd.grad(out[0, t, 0].sum(), x["v_sel"], retain_graph=True)
+        tokens = grad[0, :, 0].abs().sum(-1).nonzero().flatten().tolist()
+        current = t // cfg.l_sel
+        wanted = [*range(cfg.n_sel - 2), current - 1, current]
+        assert sorted({i // cfg.l_sel for i in tokens}) == wanted, f"{path}: query {t}"
+        assert chosen[t] == wanted, f"select_blocks: query {t}"

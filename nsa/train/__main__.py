@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
+from nsa.loading import for_good
 from nsa.torch_env import Passed
 from nsa.train.launch import plan_launch
 from nsa.train.output import shout
@@ -28,7 +29,10 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         shout(str(error) if rank == 0 else f"[rank {rank}] {error}")
         return int(ExitCode.CONFIG)
     translate_environment(plan.passed, environ)
-    from nsa.train.session import train
+    with for_good():
+        import torch._dynamo  # noqa: F401 - the first optimizer would load it
+
+        from nsa.train.session import train
 
     return train(plan, termination)
 

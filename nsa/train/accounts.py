@@ -40,7 +40,7 @@ class TokenMeter:
     """Counts and sums the tokens that enter the embedding, beside those that were fetched."""
 
     def __init__(self, model: NSALanguageModel) -> None:
-        self._counting = False
+        self._counting, self._evaluating = False, False
         self._embedded, self._digest = 0, 0
         self._fetched_sum = 0
         self._embedded_sum: Tensor | None = None
@@ -54,23 +54,27 @@ class TokenMeter:
             self._fetched_sum += int(batch.tokens[:, :-1].sum())
 
     def passing(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """These held-out batches, digested as they go by."""
-        self._digest = 0
+        """These held-out batches, digested and counted as they go by."""
+        self._evaluating, self._embedded, self._digest = True, 0, 0
         for tokens in batches:
             self._add(tokens)
             yield tokens
+        self._evaluating = False
+
+    def passed(self) -> dict[str, int | str]:
+        """The held-out batches went by: how many tokens of them were embedded, and their digest."""
+        return {"embedded": self._embedded, "data": self._digest_text()}
 
     def _add(self, tokens: Tensor) -> None:
         self._digest = (self._digest + batch_digest(tokens)) % _WORD
 
-    def digest(self) -> str:
-        """Of the rows of the step, or of the held-out batches, that went by last."""
+    def _digest_text(self) -> str:
         return f"{self._digest:016x}"
 
     def take(self) -> dict[str, int | str]:
         """The step is over: tokens embedded in it, and the digest of what was fetched for it."""
         self._counting = False
-        return {"embedded": self._embedded, "data": self.digest()}
+        return {"embedded": self._embedded, "data": self._digest_text()}
 
     def sums(self) -> dict[str, int]:
         """Sums of all tokens of the launch, as fetched and as embedded. Synchronizes."""
@@ -78,9 +82,12 @@ class TokenMeter:
         return {"fetched_sum": self._fetched_sum, "embedded_sum": embedded}
 
     def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        tokens = inputs[0]
+        if self._evaluating:
+            self._embedded += tokens.numel()
+            return
         if not (self._counting and torch.is_grad_enabled()):
             return
-        tokens = inputs[0]
         self._embedded += tokens.numel()
         total = tokens.sum()
         self._embedded_sum = total if self._embedded_sum is None else self._embedded_sum + total

@@ -53,7 +53,7 @@ class Checkpoints:
     """Saves of one run, one at a time. Every method but `done` is for all ranks together."""
 
     def __init__(self, run_dir: Path, engine: Engine, keep: Retention) -> None:
-        self._folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
+        self.folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
         self._staging = Staging()
         self._group: dist.ProcessGroup | None = None
         self._writing: _Writing | None = None
@@ -70,7 +70,7 @@ class Checkpoints:
 
     def has(self, step: int) -> bool:
         """Is there a checkpoint of this step?"""
-        return (self._folder / checkpoint_name(step)).exists()
+        return (self.folder / checkpoint_name(step)).exists()
 
     def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
         """Copy the state of this step and start to write it; the one before must be finished.
@@ -82,7 +82,7 @@ class Checkpoints:
         if ranks.grouped and self._group is None:
             # Of its own: the collectives of a save would mix with those of the steps.
             self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
-        final = self._folder / checkpoint_name(step)
+        final = self.folder / checkpoint_name(step)
         facts = {
             "step": step,
             "world_size": ranks.world_size,

@@ -33,6 +33,7 @@ Evidence = tuple[bool | None, Any]
 # tensor from its lists.
 _VECTORIZED = 10
 _FUSED_KERNEL = "_fused_adamw_"
+_RECOMPUTES = "NSA_DDP_DISABLE_GC"
 # Judged in every run, set or not: the phases decide from them.
 ALWAYS = (
     "NSA_PREFILL_BATCHED",
@@ -51,6 +52,7 @@ class Seen:
     running: by toggle, the value that the object in charge works with, where one says so; None on
     a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
     toggle asks for them. replayed: the same of the second step's first loss, when nothing watches.
+    layer_calls: of the first layer in the first step, with its backward passes.
     """
 
     engine: Engine
@@ -62,11 +64,16 @@ class Seen:
     running: Mapping[str, Any]
     nodes: Mapping[str, int] | None = None
     replayed: Mapping[str, int] | None = None
+    layer_calls: int = 0
 
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
-    """(toggle, took_effect, evidence) for every toggle that was set, and for `ALWAYS`."""
-    names = [n for n in TOGGLES if n in ALWAYS or seen.toggles.is_set(n)]
+    """(toggle, took_effect, evidence) for every toggle that was set, and for `ALWAYS`.
+
+    A config that asks for recomputation has the toggle judged that may switch it off.
+    """
+    asked = {_RECOMPUTES} if seen.engine.plan.config.runtime.gradient_checkpointing else set()
+    names = [n for n in TOGGLES if n in ALWAYS or n in asked or seen.toggles.is_set(n)]
     return [(name, *_judge(name, seen)) for name in names]
 
 
@@ -162,9 +169,11 @@ def _compress(seen: Seen) -> Evidence:
         return asked == "off", "no DDP in this launch: nothing on the wire"
     if asked == "off":
         return wrapped.wire is None, {"hook": None}
-    evidence = {"hook": asked, **(seen.wire or {})}
-    narrower = evidence.get("bytes_after", 0) < evidence.get("bytes_before", 0)
-    return narrower, evidence
+    # Once a step, however many micro-batches it has: each gradient is sent when its sum is there.
+    once = sum(p.numel() * p.element_size() for p in wrapped.module.parameters() if p.requires_grad)
+    evidence = {"hook": asked, **(seen.wire or {}), "bytes_of_gradients": once}
+    before, after = (int(evidence.get(name, 0)) for name in ("bytes_before", "bytes_after"))
+    return after < before == once * int(evidence.get("steps", 0)), evidence
 
 
 def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
@@ -181,9 +190,16 @@ def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
 def _checkpointing(seen: Seen) -> Evidence:
     config = seen.engine.plan.config
     running = seen.engine.model.cfg.gradient_checkpointing
-    evidence = {"asked": config.runtime.gradient_checkpointing, "running": running}
     wanted = seen.engine.plan.checkpointing[0]
-    return running == wanted, evidence
+    micro_batches = config.train.accumulate_grad_batches
+    evidence = {
+        "asked": config.runtime.gradient_checkpointing,
+        "running": running,
+        "layer_calls": seen.layer_calls,
+        "micro_batches": micro_batches,
+    }
+    # A layer that is recomputed is called again in the backward pass.
+    return running == wanted == (seen.layer_calls > micro_batches), evidence
 
 
 def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
@@ -349,7 +365,7 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_DDP_COMPRESS": _compress,
     "NSA_DDP_STATIC_GRAPH": _ddp_fact("static_graph", "NSA_DDP_STATIC_GRAPH"),
     "NSA_DDP_FIND_UNUSED": _ddp_fact("find_unused_parameters", "NSA_DDP_FIND_UNUSED"),
-    "NSA_DDP_DISABLE_GC": _checkpointing,
+    _RECOMPUTES: _checkpointing,
     "NSA_SDPA_AUDIT": _audit,
     "NSA_SDPA_FLASH_ONLY": _sdpa("NSA_SDPA_FLASH_ONLY"),
     "NSA_SDPA_NO_FLASH": _sdpa("NSA_SDPA_NO_FLASH"),

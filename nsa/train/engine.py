@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -271,7 +271,7 @@ class Engine:
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
         """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
-        attentions = [m for m in self.model.modules() if isinstance(m, NSAAttention)]
+        attentions = self.model.attentions()
         ways = [(layer.window, layer.selected) for layer in attentions]
         for layer in attentions:
             layer.window, layer.selected = "masked", "sdpa"
@@ -378,18 +378,6 @@ class Engine:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         loss = self.loss(batch.tokens.to(self.device), wrapped=False)
         torch.autograd.grad(loss, parameters, allow_unused=True)
-
-    def validation_loss(self, batches: Iterable[Tensor]) -> float:
-        """Mean next-token loss in nats over these batches of every rank. A collective."""
-        total, count = 0.0, 0
-        self.model.eval()
-        with torch.no_grad():
-            for tokens in batches:
-                total += float(self.loss(tokens.to(self.device), wrapped=False))
-                count += 1
-        self.model.train()
-        summed, batches_seen = self.ranks.sum([total, float(count)])
-        return summed / batches_seen
 
     def clip(self) -> Tensor:
         """Clip the gradients to the config's norm; returns the norm that they had."""

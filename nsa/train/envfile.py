@@ -233,6 +233,7 @@ def write_env(
         "package": package(),
         "versions": versions(),
         "world_size": plan.place.world_size,
+        "nodes": plan.place.nodes,
         "device": device_facts(device, ranks=plan.place.world_size),
         "config": plan.config.model_dump(),
         "config_file": plan.loaded.path,

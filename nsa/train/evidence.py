@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.attention.window import VARLEN_OPERATOR
@@ -158,6 +158,7 @@ class BlockEvidence:
         self._steps, self.emitted = 0, False
         self._nodes: Counter[str] | None = None
         self._replayed: Counter[str] | None = None
+        self._layer_calls, self._call_hook = 0, ExitStack()
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
         busy = profiler is not None and profiler.active
@@ -192,8 +193,14 @@ class BlockEvidence:
     def _look_at_replays(self, loss: Tensor) -> None:
         self._replayed = backward_nodes(loss)
 
+    def _called(self, _layer: nn.Module, _inputs: object) -> None:
+        self._layer_calls += 1
+
     @contextmanager
     def _first(self) -> Iterator[None]:
+        # To the end of the step: what is recomputed is called in the backward pass.
+        hook = self.engine.model.layers[0].register_forward_pre_hook(self._called)
+        self._call_hook.callback(hook.remove)
         with ExitStack() as stack:
             counts = stack.enter_context(count_ranges())
             if self._audit is not None:
@@ -227,6 +234,7 @@ class BlockEvidence:
     def step_done(self) -> bool:
         """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
         self._steps += 1
+        self._call_hook.close()
         if self.emitted or self._steps < 2:
             return False
         grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
@@ -265,6 +273,7 @@ class BlockEvidence:
             running=self.running,
             nodes=self._nodes,
             replayed=self._replayed,
+            layer_calls=self._layer_calls,
         )
 
     def _bucket_sizes(self) -> list[float] | None:

@@ -35,6 +35,7 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
+    nodes: int
     from_torchrun: bool
 
 
@@ -117,9 +118,9 @@ class LaunchPlan:
 
 
 def read_place(environ: Mapping[str, str]) -> tuple[Place, list[str]]:
-    """Rank and world size from the environment; one process without torchrun."""
+    """Rank, world size and nodes from the environment; one process without torchrun."""
     problems = []
-    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1}
     for name in numbers:
         text = environ.get(name, str(numbers[name]))
         if re.fullmatch(r"[0-9]+", text):
@@ -130,6 +131,7 @@ def read_place(environ: Mapping[str, str]) -> tuple[Place, list[str]]:
         rank=numbers["RANK"],
         local_rank=numbers["LOCAL_RANK"],
         world_size=max(1, numbers["WORLD_SIZE"]),
+        nodes=max(1, numbers["GROUP_WORLD_SIZE"]),  # torchrun's agents that met, one on each
         from_torchrun="WORLD_SIZE" in environ and "MASTER_PORT" in environ,
     )
     return place, problems

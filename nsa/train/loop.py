@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -19,6 +20,7 @@ from nsa.contract import (
     Phase,
 )
 from nsa.data.source import Batch, Source
+from nsa.drawn import drawn_batch
 from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
@@ -28,6 +30,7 @@ from nsa.train.compiled import Refused
 from nsa.train.compiling import Compiling
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome, is_out_of_memory
+from nsa.train.evaluation import evaluate
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
@@ -36,6 +39,7 @@ from nsa.train.launch import AUDITED, LaunchPlan
 from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler
+from nsa.train.read_back import ReadBack
 from nsa.train.record import Tables
 from nsa.train.retention import Retention
 from nsa.train.settle import End, Pending, Settler
@@ -87,6 +91,8 @@ class Loop:
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self.checkpoints = Checkpoints(run_dir, engine, Retention.of(plan.config.train))
+        self.read_back = ReadBack(engine, token=heartbeat.token)
+        self._read: dict[str, Any] | None = None
         # Step and loss of the latest evaluation.
         self._evaluated: tuple[int, float] | None = None
         self._owed = owed
@@ -163,6 +169,7 @@ class Loop:
             "shadow": self.shadow.told(),
             "recomputed": self.shadow.told_again(),
             "proof": self._last_proof,
+            "saved": self._read,
             "loader": self.source.statistics(),
         }
 
@@ -271,6 +278,7 @@ class Loop:
         mark = clock.tick()
         # At once: what is written about the step, to TensorBoard too, is time of the next one.
         beat.write(Event.STEP_END, **told)
+        reads_gates = self.settler.reads_gates(self.step)
         self.settler.add(
             Pending(
                 step=self.step,
@@ -280,6 +288,7 @@ class Loop:
                 mark=mark,
                 posted=posted,
                 mem_mib=mem_mib,
+                gates=self.engine.model.gate_numbers() if reads_gates else None,
             )
         )
         if self.profiler and self.profiler.about_to_save:
@@ -336,23 +345,29 @@ class Loop:
         if self.settler.end is not None:
             return
         if evaluate:
-            self._evaluate()
+            with self.shadow.rests():
+                self._evaluate()
         if save:
-            self._save()
+            with self.shadow.rests():
+                self._save()
         self.clock.restart()
 
     def _evaluate(self) -> None:
         beat, begin = self.heartbeat, perf_counter()
         beat.phase = Phase.EVAL
         beat.write(Event.EVAL_START)
-        held_out = self.source.validation(self.plan.config.train.eval_batches)
-        loss = self.engine.validation_loss(self.meter.passing(held_out))
+        count = self.plan.config.train.eval_batches
+        found = evaluate(
+            self.engine,
+            self.meter.passing(self.source.validation(count)),
+            drawn=drawn_batch(beat.token, self.ranks.rank, self.step, count),
+        )
         self.compiling.note("eval")
-        self._evaluated = (self.step, loss)
-        self.tables.val(self.step, loss)
-        told = {"seconds": round(perf_counter() - begin, 4), "data": self.meter.digest()}
-        beat.write(Event.EVAL, loss=loss, **told)
-        say(f"[eval] step {self.step} loss={loss:.4f}", rank=self.ranks.rank)
+        self._evaluated = (self.step, found.loss)
+        self.tables.val(self.step, found.loss)
+        told = {**self.meter.passed(), "seconds": round(perf_counter() - begin, 4)}
+        beat.write(Event.EVAL, **asdict(found), **told)
+        say(f"[eval] step {self.step} loss={found.loss:.4f}", rank=self.ranks.rank)
         beat.sync()
 
     def _save(self) -> None:
@@ -362,6 +377,7 @@ class Loop:
         beat.write(Event.CHECKPOINT_START)
         if self.checkpoints.under_way:
             self._saved()
+        self.read_back.note(self.step)
         evaluated = self._evaluated
         here = evaluated is not None and evaluated[0] == self.step
         self.checkpoints.begin(
@@ -415,6 +431,8 @@ class Loop:
         if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
             self._save()
             self._saved()
+        if end.code == ExitCode.SUCCESS:
+            self._read = self.read_back.told(self.checkpoints.folder)
         self.tables.sync()
         self.heartbeat.sync()
         return end

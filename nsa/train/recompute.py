@@ -9,6 +9,7 @@ agrees with itself, so once all ranks send one common micro-batch through, and h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +35,8 @@ class Recomputed:
 
     gradient, size: sampled elements, and their absolute values on each rank. asked: of which
     parameters. scale: what the gradient scaler makes of the loss, and so of `gradient`. least:
-    what the wire's type holds at its full precision. apart: how far this rank's gradient of a
+    what the wire's type holds at its full precision. gates: `branch_use` of every layer [n_layers,
+    5] in the last micro-batch, on this rank. apart: how far this rank's gradient of a
     common micro-batch is from the ranks' mean, as `gap` says; None where that was not asked.
     """
 
@@ -44,6 +46,7 @@ class Recomputed:
     asked: list[bool]
     scale: float
     least: float
+    gates: Tensor
     apart: Tensor | None
 
 
@@ -73,6 +76,7 @@ def recompute(
     for batch in batches:
         loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
         total, gradient = total + loss, gradient + share
+    gates = torch.stack([branch_use(gates) for gates in _gates(engine)])
     told = torch.cat([total[None].double(), *_with_size(gradient)])
     mean = engine.ranks.mean(told)
     count = len(gradient)
@@ -84,6 +88,7 @@ def recompute(
         asked=asked,
         scale=way.scale,
         least=torch.finfo(wire.wire_dtype if wire else torch.float32).tiny,
+        gates=gates,
         apart=None if together is None else _apart(way, batches[0], together),
     )
 
@@ -140,12 +145,76 @@ def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
     return float(_furthest(gradient, wanted, size, together, least=again.least))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bias:
+    """Sums over elements of a reduced gradient: of its errors e, and of what it has to be, w.
+
+    Both are shares of the mean size of the ranks' own. Rounded to nearest, e is 0 on average.
+    """
+
+    along: float = 0.0
+    weight: float = 0.0
+    down: float = 0.0
+    count: int = 0
+
+    def with_step(self, again: Recomputed, gradient: Tensor) -> Bias:
+        """These sums and those of a step's sampled gradient."""
+        # Below `least` a type has fewer digits, and in the end none.
+        seen = again.size > again.least
+        w = again.gradient[seen] / again.size[seen]
+        e = gradient.double()[seen] / again.size[seen] - w
+        return Bias(
+            along=self.along + float((e * w).sum()),
+            weight=self.weight + float(w.square().sum()),
+            down=self.down - float(e.sum()),
+            count=self.count + int(seen.sum()),
+        )
+
+    def told(self) -> dict[str, float]:
+        """By which share gradients are too near to 0, too low; `weight`: of how many elements."""
+        return {
+            "toward_zero": -self.along / self.weight if self.weight else 0.0,
+            "down": self.down / self.count if self.count else 0.0,
+            "weight": self.weight,
+        }
+
+
 def _furthest(
     found: Tensor, wanted: Tensor, size: Tensor, together: int, *, least: float
 ) -> Tensor:
     off = (found.double() - wanted).view(-1, together).square().mean(1).sqrt()
     whole = size.view(-1, together).square().mean(1).sqrt()
     return (off / (whole + least)).max()
+
+
+def branch_use(gates: Tensor) -> Tensor:
+    """How a layer's gates [..., 3] use the branches: entropy over ln 3, largest share, the shares.
+
+    Means over tokens and heads, float64 [5]. With shares g / T of the sum T, the entropy is
+    ln T - sum(g ln g) / T.
+    """
+    g = gates.double().reshape(-1, 3)
+    total = g.sum(1).clamp_min(1e-12)
+    entropy = (torch.special.entr(g).sum(1) + g.sum(1) * total.log()) / total / math.log(3)
+    use = torch.stack((entropy, g.max(1).values / total, *(g / total[:, None]).unbind(1)))
+    return use.mean(1)
+
+
+def _gates(engine: Engine) -> list[Tensor]:
+    """Of every layer in the last pass, as it keeps them."""
+    return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
+
+
+def loss_again(engine: Engine, tokens: Tensor) -> float:
+    """Mean next-token loss in nats of tokens [B, S+1], the way that steps are computed again.
+
+    The model runs as in training, launched from the host.
+    """
+    if engine.model.recording is not None:
+        engine.model.recording.run_from_host()
+    # A recorded CUDA graph would wait for its backward pass.
+    with torch.set_grad_enabled(not engine.compiled_graphs):
+        return float(_loss(engine, tokens.to(engine.device)).detach())
 
 
 def _loss(engine: Engine, tokens: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,14 +125,15 @@ def load(path: Path, engine: Engine) -> Restored:
     )
 
 
-def read(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name, on the host. Raises CheckpointError."""
+def read(folder: Path, *, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Tensors of a checkpoint by name, on the host: all, or those. Raises CheckpointError."""
     reader = _Reader(folder)
     try:
         listed = reader.read_metadata().state_dict_metadata
         tensors = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)  # type: ignore[union-attr]
             for name, entry in listed.items()
+            if names is None or name in names
         }
         load_tensors(tensors, storage_reader=reader, no_dist=True)
     except (CheckpointException, AttributeError, pickle.UnpicklingError) as error:

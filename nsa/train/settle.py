@@ -7,7 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from nsa.contract import HALT_FILE, Event, ExitCode
+from nsa.layer import GateStats
 from nsa.train.agree import Agreed, Posted
 from nsa.train.arms import Block
 from nsa.train.clock import Mark
@@ -38,6 +41,8 @@ class Pending:
     mark: Mark
     posted: Posted
     mem_mib: float
+    # Of every layer, where the step's gates are read: a later step overwrites them.
+    gates: Tensor | None = None
 
 
 def halt_reason(path: Path) -> str:
@@ -87,6 +92,11 @@ class Settler:
         self.every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
         self._first: int | None = None
 
+    def reads_gates(self, step: int) -> bool:
+        """Is this a step whose gates are read? The launch's first, and every `log_every`th."""
+        self._first = self._first or step
+        return step == self._first or step % self.plan.config.train.log_every == 0
+
     def add(self, item: Pending) -> None:
         """Take a step, and settle those whose numbers are there without waiting."""
         self._pending.append(item)
@@ -126,9 +136,8 @@ class Settler:
             self._decide(item, agreed)
 
     def _progress(self, item: Pending, agreed: Agreed, rate: float) -> None:
-        self._first = self._first or item.step
-        if item.step % self.plan.config.train.log_every == 0 or item.step == self._first:
-            self._log(item, agreed, rate)
+        if item.gates is not None:
+            self._log(item, GateStats.of(item.gates), agreed, rate)
         if item.step % self.every == 0:
             self.heartbeat.write(
                 Event.PROGRESS,
@@ -141,8 +150,7 @@ class Settler:
                 max_gate=self._gates[1] if self._gates else None,
             )
 
-    def _log(self, item: Pending, agreed: Agreed, rate: float) -> None:
-        stats = self.engine.model.gate_stats()
+    def _log(self, item: Pending, stats: GateStats, agreed: Agreed, rate: float) -> None:
         self._gates = (stats.entropy, stats.max_gate)
         self.tables.gates(item.step, stats)
         arm = f" arm={item.block.arm}" if item.block.arm else ""

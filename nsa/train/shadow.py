@@ -10,18 +10,19 @@ waits for the device before the run has ended.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsa.contract import recomputed_steps, watched_steps
 from nsa.data.source import Batch
+from nsa.drawn import recomputed_steps, watched_steps
 from nsa.train.accounts import pieces, plain_floats
 from nsa.train.engine import Engine
-from nsa.train.recompute import Recomputed, gap, recompute
+from nsa.train.recompute import Bias, Recomputed, gap, recompute
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 _BETAS, _EPS = (0.9, 0.95), 1e-8
@@ -86,6 +87,21 @@ class Shadow:
         )
         self._begun: dict[int, _Begun] = {}
         self._seen: dict[int, _Seen] = {}
+        self._moved: list[Tensor] = []
+
+    @contextmanager
+    def rests(self) -> Iterator[None]:
+        """Around what has to leave all of this as it is: an evaluation, a save.
+
+        Weights and moments, and gradients, which would be added to those of the next step.
+        """
+        before = self._at_rest()
+        yield
+        self._moved.append((self._at_rest() != before).sum())
+
+    def _at_rest(self) -> Tensor:
+        gradients = self._sample([p.grad for p in self._parameters])
+        return torch.cat((self._state().values, gradients[None]))
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: bool = False) -> None:
         """What the step that is about to begin has to make of these micro-batches. A collective.
@@ -125,11 +141,11 @@ class Shadow:
 
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
         `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
-        that were not before a step what they were after the one before, or counts that did not
-        go up by one.
+        that were not before a step what they were after the one before, that an evaluation or a
+        save changed, or counts that did not go up by one.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
-        jumps = 0
+        jumps = sum(int(moved) for moved in self._moved)
         for step, seen in self._seen.items():
             gaps, wrong_counts = self._gaps(step, seen)
             # A NaN stays the worst.
@@ -144,22 +160,29 @@ class Shadow:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
         `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
-        `ranks`: how far this rank is from all ranks' mean in the same micro-batch. Synchronizes.
+        `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
+        gradients' errors are on average, as `Bias` tells it. `gates`: of each
+        step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
+        Synchronizes.
         """
-        gaps, apart = [0.0], [0.0]
+        gaps, apart, bias = [0.0], [0.0], Bias()
         ended = [step for step in self._again if step in self._seen]
         for step in ended:
             again, begun = self._again[step], self._seen[step].begun
             asked = torch.tensor(again.asked)[self._owner]
             rescaled = begun.gradient.double() * (again.scale / begun.scale)
-            found = gap(again, rescaled * asked.to(rescaled.device), _SAMPLED)
+            reduced = rescaled * asked.to(rescaled.device)
             # A step that the scaler leaves out has no gradient to hold.
             if self._moves(begun):
-                gaps.append(found)
+                gaps.append(gap(again, reduced, _SAMPLED))
+                bias = bias.with_step(again, reduced)
                 apart += [] if again.apart is None else [float(again.apart)]
         losses = [float(self._again[step].loss) for step in ended]
         told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
-        return {"steps": ended, "losses": losses, **told}
+        told["bias"] = plain_floats(bias.told())
+        gates = [self._again[step].gates.tolist() for step in ended]
+        first = self._engine.ranks.rank == 0
+        return {"steps": ended, "losses": losses, **told, "gates": gates if first else None}
 
     def _moves(self, begun: _Begun) -> bool:
         """Under a scaler, a step whose gradients are not finite is left out."""

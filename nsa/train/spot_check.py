@@ -41,6 +41,7 @@ class SpotCheck:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
+    gates: dict[str, Tensor] = field(default_factory=dict)
     seams: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @contextmanager
@@ -88,13 +89,15 @@ class SpotCheck:
                 self.inputs[name], self.outputs[name] = inputs[0][of].detach(), output[of].detach()
                 if name.endswith(".attention"):
                     self.blocks[name] = module.last_blocks[of].detach()  # type: ignore[index]
+                    self.gates[name] = module.last_gates[of].detach()  # type: ignore[index]
 
         return hook
 
     def result(self) -> dict[str, Any]:
         """Errors at the position that is furthest off, as shares of a root mean square.
 
-        attention, layer: of the worst layer; `layer` relative to what the layer adds.
+        attention, gates, layer: of the worst layer; `gates` as its statistics read them, `layer`
+        relative to what the layer adds.
         layers: how many ran. seams: places where a module gets what the one before did not give.
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
@@ -137,9 +140,11 @@ class SpotCheck:
         y, attended = oracle.layer(cfg, own, x, positions=at, blocks=blocks[:, at])
         picked = oracle.judge_selection(cfg.attention, attended, blocks[:, at])
         got = _array(self.outputs[f"{name}.attention"])[:, at]
+        noted = _array(self.gates[f"{name}.attention"].transpose(1, 2).flatten(2, 3))[:, at]
         added = _array(self.outputs[name])[:, at] - x[:, at]
         return {
             "attention": _share(got, attended.out),
+            "gates": _share(*(g.reshape(1, len(at), -1) for g in (noted, attended.gates))),
             "layer": _share(added, y - x[:, at]),
             "blocks_illegal": float(picked.illegal),
             "blocks_shortfall": max(0.0, picked.shortfall) / _mean_score(attended.scores),

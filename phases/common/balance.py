@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nsa.contract import ENV_JSON
@@ -12,6 +13,7 @@ from phases.common.case import (
     Unanswerable,
     failed,
     incomplete,
+    inconclusive,
     invalid,
     listed,
     missing,
@@ -22,6 +24,7 @@ from phases.common.case import (
 from phases.common.measure import log_value, rank_value
 from runbook.read.accounts import Workload
 from runbook.read.beside import beside_words
+from runbook.read.clocks import FEW_CLOCKED
 from runbook.read.learning import oracle_account, oracle_tolerance
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
@@ -41,14 +44,22 @@ def balanced(case: Case, name: str) -> Finding:
         work,
         case.env(name),
         gates=launch.gates,
+        val=launch.val,
         duration_s=launch.result.duration_s,
         exits=launch.result.ranks,
     )
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
+    if problems and all(text.endswith(FEW_CLOCKED) for text in problems):
+        # Dumps, evaluations or saves in nearly every step: nobody's fault, and no answer.
+        why = "nearly every step has a dump, an evaluation or a save beside it"
+        reason = f"{name}: {listed(problems)}: {why}"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
     if problems:
         reason = f"{name}: {listed(problems)}"
-        return failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
+        found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
+        title = f"Two sources disagree about the same steps, so no number of {name} counts."
+        return replace(found, title=title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
     reason += beside_words(log.frame, launch.ranks[0])
     return passed(reason, measurement=value, evidence=paths)

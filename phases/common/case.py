@@ -19,6 +19,7 @@ from runbook.records import (
     Comparator,
     Kind,
     Launch,
+    LaunchResult,
     LaunchStatus,
     Measurement,
     Outcome,
@@ -40,7 +41,8 @@ class Finding:
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
     `topic` names the playbook entry that fixes it; the row's own topic is the default. `follows` as
-    in `Check`: a launch, another check, a phase, or what the machine does not have.
+    in `Check`: a launch, another check, a phase, or what the machine does not have. So are `title`
+    and `clue`.
     """
 
     outcome: Outcome
@@ -53,6 +55,8 @@ class Finding:
     evidence: tuple[str, ...] = ()
     topic: str = ""
     follows: str = ""
+    title: str = ""
+    clue: str = ""
 
 
 class Unanswerable(Exception):
@@ -180,7 +184,15 @@ def ending(launch: LaunchEvidence) -> Finding:
         how = _SAID.get(result.status, result.status.value.replace("_", " "))
         reason = f"{name} {how}{culprit}{cause}"
     follows = launch.launch.id
-    return _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
+    found = _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
+    return replace(found, clue=_where_it_stopped(result))
+
+
+def _where_it_stopped(result: LaunchResult) -> str:
+    """Where the silent rank was, by its own stack."""
+    if not result.stopped_at or result.culprit_rank is None:
+        return ""
+    return f"Rank {result.culprit_rank} stopped at {', called at '.join(result.stopped_at)}."
 
 
 def lost_heartbeats(launch: LaunchEvidence) -> list[str]:
@@ -295,7 +307,9 @@ class Case:
         found = self.completed(name) if whole else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
-            reason = f"{name} wrote no step to training.csv"
+            own = found.launch.own
+            where = "training.csv" if own is None else f"{own.log.path}: no line of it fits the map"
+            reason = f"{name} wrote no step to {where}"
             raise missing(reason, found.console_path, follows=self.fault_of(name))
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"

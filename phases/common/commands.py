@@ -64,6 +64,7 @@ def trainer_launch(
     steps: int | None = None,
     env: Mapping[str, str] | None = None,
     ddp: bool = True,
+    nodes: int = 0,
     schedule: ArmSchedule | None = None,
     extra: Sequence[str] = (),
     dataset: str = "synthetic",
@@ -75,7 +76,8 @@ def trainer_launch(
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
-    `steps` and `env` are those of the profile's phase unless given.
+    `steps` and `env` are those of the profile's phase unless given; with `nodes` it has the ranks
+    of so many of the run's nodes only.
     """
     profile, settings = context.profile, context.profile.phases[phase]
     if profile.own_trainer:
@@ -90,7 +92,8 @@ def trainer_launch(
         )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
-    start = torchrun(context) if ddp else ("python",)
+    nodes = nodes or context.nodes
+    start = torchrun(context, nodes=nodes) if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
@@ -105,8 +108,8 @@ def trainer_launch(
         argv=argv,
         env=dict(environment(context, phase, ddp=ddp) if env is None else env),
         run_dir=f"{phase}/{name}",
-        nproc=profile.ranks if ddp else 1,
-        nodes=context.nodes if ddp else 1,
+        nproc=profile.ranks // context.nodes * nodes if ddp else 1,
+        nodes=nodes if ddp else 1,
         steps=total,
         # More steps get more time, fewer no less.
         timeout_s=settings.timeout_s * max(1.0, context.steps_scale),
@@ -155,17 +158,29 @@ def launches_per_arm(context: PlanContext, phase: str) -> int:
     return 1 if context.protocol == "single" else context.profile.phases[phase].launches
 
 
-def repeated(context: PlanContext, *, phase: str, purpose: str, ddp: bool = True) -> list[Launch]:
-    """The same launch several times, or one long one under `--protocol single`."""
+def repeated(
+    context: PlanContext,
+    *,
+    phase: str,
+    purpose: str,
+    ddp: bool = True,
+    nodes: int = 0,
+    named: str = "run",
+) -> list[Launch]:
+    """The same launch several times, or one long one under `--protocol single`.
+
+    Each is `named` so and a number; `ddp` and `nodes` as in `trainer_launch`.
+    """
     settings = context.profile.phases[phase]
     single = settings.single_steps if context.protocol == "single" else None
     return [
         trainer_launch(
             context,
             phase=phase,
-            name=f"run{number}",
+            name=f"{named}{number}",
             steps=scaled(single or settings.steps, context),
             ddp=ddp,
+            nodes=nodes,
             purpose=f"{purpose}, launch {number}",
         )
         for number in range(1, launches_per_arm(context, phase) + 1)

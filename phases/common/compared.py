@@ -86,13 +86,18 @@ def efficiency_row(
 
 
 def efficiencies_compared(
-    rows: Sequence[Compared], *, check: str, floor: Sequence[Mark]
+    rows: Sequence[Compared],
+    *,
+    check: str,
+    floor: Sequence[Mark],
+    title: str = "Scaling efficiency E, pair by pair",
+    each: str = "one pair of launches",
 ) -> Comparison:
     """Scaling efficiencies against the linear one and the floor that decides, if one does."""
     return Comparison(
         check=check,
-        title="Scaling efficiency E, pair by pair",
-        each="one pair of launches",
+        title=title,
+        each=each,
         unit="E",
         rows=tuple(rows),
         reference=Mark(label="linear", value=1.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from phases.common.case import Case, Finding, invalid, passed, skipped, warned
 from phases.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
@@ -28,7 +29,10 @@ def cuda(case: Case) -> Finding:
         return skip
     fact, value = case.known("torch.cuda_available")
     if fact.value is not True:
-        return _wrong_hardware(f"torch sees no CUDA device: {_why_none(case)}", value)
+        why = _why_none(case)
+        title = f"No GPU that torch can use: profile {case.profile.name} trains on GPUs."
+        found = _wrong_hardware(f"torch sees no CUDA device: {why}", value)
+        return replace(found, title=title, clue=f"{why}.")
     _, count = case.known("torch.device_count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen < wanted:

@@ -6,12 +6,14 @@ A node that differs makes every number of the run one of a mixture, so it is INV
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from phases.common.case import Case, Finding, invalid, missing, passed, warned
 from phases.common.rows import Row
 from phases.limits import CLOCKS_APART_S, CLOCKS_EXACT_S
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import Fact
+from runbook.records.evidence import Fact, LaunchEvidence
 from runbook.records.run import NODE_NAMES
 
 # Facts of which another value is another machine, and what a person calls them.
@@ -63,6 +65,22 @@ def node_rows() -> tuple[Row, ...]:
             rests_on="nodes",
         ),
     )
+
+
+def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+    """Where a launch ran on another number of nodes than planned, by either of two sources.
+
+    torchrun's agents that met, as the trainer was told; and those of the harness, which looked at
+    the devices of their nodes.
+    """
+    wanted, problems = launch.launch.nodes, []
+    if (wanted > 1 or "nodes" in env) and env.get("nodes") != wanted:
+        problems.append(f"nodes: wanted {wanted}, got {env.get('nodes')}")
+    seen = (launch.devices_before or {}).get("nodes")
+    if (wanted > 1 or seen) and len(seen or ()) != wanted:
+        names = f" ({', '.join(seen)})" if seen else ""
+        problems.append(f"nodes with an agent: wanted {wanted}, found {len(seen or ())}{names}")
+    return problems
 
 
 def _names(case: Case) -> tuple[list[str], Measurement]:

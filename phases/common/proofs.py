@@ -94,7 +94,13 @@ def effect_problem(
         return f"{toggle}={value}{where}: no proof that it took effect{seen}"
     refused = [effect for effect in found if effect.took_effect is False]
     if refused:
-        return f"{toggle}={value}{where}: did nothing ({proof_text(refused[0].evidence)})"
+        ranks = [
+            one.rank for one in launch.ranks if any(it is r for it in one.effects for r in refused)
+        ]
+        # One rank alone may run another path: its own file says so.
+        of_rank = f" on rank {', '.join(map(str, ranks))}" if len(ranks) < len(launch.ranks) else ""
+        told = proof_text(refused[0].evidence)
+        return f"{toggle}={value}{where}: did nothing{of_rank} ({told})"
     if not any(effect.took_effect for effect in found):
         return f"{toggle}={value}{where}: the trainer cannot tell whether it took effect"
     return ""

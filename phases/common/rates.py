@@ -43,7 +43,7 @@ from phases.limits import (
 from runbook.config.limits import IDLE_MFU
 from runbook.read.accounts import COPY_TOLERANCE
 from runbook.read.clocks import BusySteps, clock_ratio
-from runbook.records import Compared, Comparison, Mark, Measurement, Reason, Table
+from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -144,10 +144,13 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     rates = launch_rates(case, names)
     decision = _against_floor(rates, limit)
     last = optional(lambda: last50(case.log(names[0])))
-    beside = f"; last 50 steps {last}" if last else "; fewer than 50 measured steps in a launch"
+    alone = f"; shown beside it, the last 50 steps of {names[0]}"
+    beside = f"{alone}: {last}" if last else "; fewer than 50 measured steps in a launch"
     paths = tuple(rate.path for rate in rates)
     finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
-    return with_limit(finding, shown, limit)
+    slow = f"Too slow: {float(shown.value):.4g} tok/s, at least {limit.value:g} tok/s is required."
+    title = slow if finding.outcome is Outcome.FAIL else ""
+    return replace(with_limit(finding, shown, limit), title=title)
 
 
 def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from phases.common.case import Case, Finding, failed
+from phases.common.case import Case, Finding, failed, invalid
 from phases.common.measure import in_file
+from runbook.read.documents import RESOURCES_CSV
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -35,10 +36,14 @@ _COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "child
 def resource_leak(case: Case, name: str) -> Finding | None:
     """FAIL if a rank, or all together, hold ever more in the second half of the launch.
 
+    INVALID where the looks at its processes cannot be read.
+
     None if they do not, or if too few looks are known: `resource_words` says which.
     """
     launch = case.launch(name)
     looks = _looks(launch)
+    if damage := [text for text in launch.problems if f"/{RESOURCES_CSV}: " in text]:
+        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.resources_path,))
     if looks is None:
         return None
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())

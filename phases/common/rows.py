@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from phases.common.case import Case, Finding, Unanswerable, ending, invalid
 from phases.common.own import needs_contract
-from phases.common.situation import situation_of
-from phases.playbook import remedy_for
+from phases.common.situation import Advice, Situation, filled, situation_of
+from phases.playbook import first_of, remedy_for
 from runbook.errors import RunbookError
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
@@ -91,7 +91,12 @@ class RowPhase(Phase):
             details = self.details(case)
         except (Unanswerable, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
-        return replace(details, checks=tuple(checks), remedies=_remedies(case))
+        return replace(
+            details,
+            checks=tuple(checks),
+            remedies=_remedies(case),
+            first_commands=self._first_commands(case),
+        )
 
     def _rows_for(self, case: Case) -> Sequence[Row]:
         """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
@@ -117,18 +122,39 @@ class RowPhase(Phase):
         launches = tuple(case.evidence.launches.values())
         now = situation_of(case.profile, launches, finding.evidence)
         advice = remedy_for(row.topic, finding.code, now, own=finding.topic)
+        first = first_of(row.topic, finding.code, now, own=finding.topic)
+        phases = (*dict.fromkeys((*row.needs, *self.needs)), self.name)
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
             phase=self.name,
             question=row.question,
             remedy=advice if needs_advice else "",
-            rerun=""
-            if fine
-            else context.rerun(*dict.fromkeys((*row.needs, *self.needs)), self.name),
+            rerun="" if fine else context.rerun(*phases),
+            first_command="" if fine else _first_command(first, now, context, phases),
             required=check_id in context.profile.required,
             **said,
         )
+
+    def _first_commands(self, case: Case) -> dict[str, str]:
+        """What to type first about each launch that did not end well, where its remedy has that."""
+        phases = (*dict.fromkeys(self.needs), self.name)
+        found = {
+            name: _first_command(
+                first_of("", end.code, now, own=end.topic), now, case.context, phases
+            )
+            for name, end, now in _bad_ends(case)
+        }
+        return {name: line for name, line in found.items() if line}
+
+
+def _first_command(
+    first: Advice | None, now: Situation, context: PlanContext, phases: Sequence[str]
+) -> str:
+    if first is None:
+        return ""
+    adding = [filled(text, now) for text in first.settings]
+    return first.command or context.rerun(*phases, adding=adding)
 
 
 def answered(row: Row, case: Case) -> Finding:
@@ -158,10 +184,13 @@ def _says_the_same(base: Finding, finding: Finding) -> bool:
 
 def _remedies(case: Case) -> dict[str, str]:
     """What to do about each launch that did not end well."""
-    found = {}
+    return {
+        name: remedy_for("", end.code, now, own=end.topic) for name, end, now in _bad_ends(case)
+    }
+
+
+def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
     for name, launch in case.evidence.launches.items():
         end = ending(launch)
         if end.outcome is not Outcome.PASS:
-            now = situation_of(case.profile, [launch], ranks=launch.launch.nproc)
-            found[name] = remedy_for("", end.code, now, own=end.topic)
-    return found
+            yield name, end, situation_of(case.profile, [launch], ranks=launch.launch.nproc)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runbook.config.profile import Profile
 from runbook.records.evidence import LaunchEvidence
+from runbook.records.outcome import STEP
 
 # A trainer of one's own has none of these.
 _NEEDS_CONTRACT = re.compile(r"NSA_|--set\b|\btrain\.[a-z]|runbook triage")
@@ -19,6 +20,8 @@ _SHORT = 1024
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """What a remedy has to fit. `folder` is the launch's, relative to the run's.
+
+    `lower_lr` is a tenth of the config's learning rate; empty where that is not known.
 
     `pcie`: the GPUs are not linked otherwise. `contract`: the trainer has our settings. Ranks on
     GPUs talk over NCCL, those on a CPU over gloo.
@@ -31,23 +34,35 @@ class Situation:
     pcie: bool
     folder: str
     contract: bool = True
+    lower_lr: str = ""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Words that a remedy has only where they fit."""
+    """Words that a remedy has only where they fit.
+
+    What is typed first, where the words have that: a `command`, or the phase again with `settings`
+    that tell more.
+    """
 
     words: str
     fits: Callable[[Situation], bool]
+    command: str = ""
+    settings: tuple[str, ...] = ()
 
 
 # Parts in their order, or one alone; plain words fit everywhere.
 Remedy = str | Advice | tuple[str | Advice, ...]
 
 
-def gpu(words: str) -> Advice:
+def anywhere(words: str, *, command: str = "", settings: Sequence[str] = ()) -> Advice:
+    """For all, with what is typed first."""
+    return Advice(words, lambda _: True, command=command, settings=tuple(settings))
+
+
+def gpu(words: str, *, command: str = "") -> Advice:
     """For training on GPUs."""
-    return Advice(words, lambda now: now.device == "cuda")
+    return Advice(words, lambda now: now.device == "cuda", command=command)
 
 
 def cpu(words: str) -> Advice:
@@ -60,9 +75,13 @@ def one_gpu(words: str) -> Advice:
     return Advice(words, lambda now: now.device == "cuda" and now.ranks == 1)
 
 
-def nccl(words: str) -> Advice:
+def nccl(words: str, *, settings: Sequence[str] = ()) -> Advice:
     """For several ranks on GPUs."""
-    return Advice(words, lambda now: now.device == "cuda" and now.ranks > 1)
+    return Advice(words, _of_several_gpus, settings=tuple(settings))
+
+
+def _of_several_gpus(now: Situation) -> bool:
+    return now.device == "cuda" and now.ranks > 1
 
 
 def pcie(words: str) -> Advice:
@@ -73,6 +92,16 @@ def pcie(words: str) -> Advice:
 def foreign(words: str) -> Advice:
     """For a trainer of one's own."""
     return Advice(words, lambda now: not now.contract)
+
+
+def knowing_lr(words: str, *, settings: Sequence[str]) -> Advice:
+    """Where the learning rate of the config is known."""
+    return Advice(words, lambda now: bool(now.lower_lr), settings=tuple(settings))
+
+
+def not_knowing_lr(words: str) -> Advice:
+    """Where it is not, or where a person changed it."""
+    return Advice(words, lambda now: not now.lower_lr)
 
 
 def several(words: str) -> Advice:
@@ -100,14 +129,22 @@ def short(words: str) -> Advice:
     return Advice(words, lambda now: now.seq_len <= _SHORT)
 
 
+def fitting(remedy: Remedy, now: Situation) -> list[Advice]:
+    """The parts that fit, in their order."""
+    parts = remedy if isinstance(remedy, tuple) else (remedy,)
+    advice = [anywhere(one) if isinstance(one, str) else one for one in parts]
+    fits = [one for one in advice if one.fits(now)]
+    return fits if now.contract else [x for x in fits if not _NEEDS_CONTRACT.search(x.words)]
+
+
 def told(remedy: Remedy, now: Situation) -> str:
     """The parts that fit, in one line; empty if none does."""
-    parts = remedy if isinstance(remedy, tuple) else (remedy,)
-    advice = [Advice(one, lambda _: True) if isinstance(one, str) else one for one in parts]
-    words = [one.words for one in advice if one.fits(now)]
-    if not now.contract:
-        words = [text for text in words if not _NEEDS_CONTRACT.search(text)]
-    return "; ".join(words).replace("{folder}", now.folder)
+    return STEP.join(filled(one.words, now) for one in fitting(remedy, now))
+
+
+def filled(words: str, now: Situation) -> str:
+    """The words with what only the situation knows."""
+    return words.replace("{folder}", now.folder).replace("{lower_lr}", now.lower_lr)
 
 
 def situation_of(
@@ -135,9 +172,19 @@ def situation_of(
         pcie=profile.hardware.pcie_gen is not None and not profile.hardware.nvlink,
         folder=next(iter([*within, *folders]), "the launch's folder"),
         contract=profile.own_trainer is None,
+        lower_lr=_lower_lr(env, launches),
     )
 
 
-def _part(env: dict[str, Any], name: str) -> dict[str, Any]:
+def _lower_lr(env: Mapping[str, Any], launches: Sequence[LaunchEvidence]) -> str:
+    """A tenth of the config's rate; empty if a launch had another one."""
+    given = [{*one.launch.config_overrides, *one.launch.env} for one in launches]
+    rate = _part(_part(env, "config"), "train").get("lr")
+    if not isinstance(rate, float) or any(names & {"train.lr", "NSA_LR"} for names in given):
+        return ""
+    return f"{rate / 10:.3g}"
+
+
+def _part(env: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = env.get(name)
     return found if isinstance(found, dict) else {}

@@ -22,9 +22,14 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
+
+    from runbook.config.limits import Limit
+    from runbook.stats.decision import Decision
 
 MIB_PER_GIB = 1024.0
 # Where the limit is only shown the projection has none; the leak is still looked for.
@@ -84,11 +89,21 @@ def _readings(rank: RankLog) -> pd.DataFrame:
 def memory_plateau(case: Case, name: str) -> Finding:
     """Of the rank whose memory looks worst; nothing else that they hold may grow either."""
     ranks = with_memory(case, name).ranks
-    found = min((plateau_of(case, rank) for rank in ranks), key=lambda found: found.outcome.rank)
+    every = {rank.rank: plateau_of(case, rank) for rank in ranks}
+    found = min(every.values(), key=lambda found: found.outcome.rank)
     if found.outcome is Outcome.FAIL:
-        return found
+        return replace(found, clue=_what_grows(case, every))
     told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
     return resource_leak(case, name) or told
+
+
+def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:
+    """Which memory it is, and on which ranks."""
+    what = "tensors on the GPU" if case.profile.has_gpu else "the process (RSS)"
+    growing = [rank for rank, one in found.items() if one.outcome is Outcome.FAIL]
+    several = "s" if len(growing) > 1 else ""
+    only = f"rank{several} {', '.join(map(str, growing))} only"
+    return f"The memory of {what} grows on {'every rank' if len(growing) == len(found) else only}."
 
 
 def plateau_of(case: Case, rank: RankLog) -> Finding:
@@ -116,7 +131,20 @@ def projected_plateau(
     finding = decided(decision, value)
     grows = finding.code is Reason.BELOW_LIMIT
     code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
-    return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic)
+    title = _growth(decision, who, limit if limit.gated else None) if grows else ""
+    return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic, title=title)
+
+
+def _growth(decision: Decision, who: str, limit: Limit | None) -> str:
+    """The growth in one sentence; empty where a rank is over its limit without growing."""
+    slope, end = decision.details["slope_mib_per_step"], decision.estimate
+    if not isinstance(slope, float) or slope <= 0 or end is None:
+        return ""
+    bound = f" (limit {limit.value:g} GiB)" if limit else ""
+    return (
+        f"Memory of {who} grows by {slope:.2g} MiB per step: {end / MIB_PER_GIB:.3g} GiB by the "
+        f"end of production{bound}."
+    )
 
 
 def memory_limit(case: Case, name: str) -> Finding:

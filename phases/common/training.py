@@ -25,6 +25,7 @@ from phases.common.case import (
 from phases.common.device_changes import device_changes
 from phases.common.launches import first_problem
 from phases.common.measure import in_file, log_value, rank_value
+from phases.common.nodes import other_nodes
 from phases.common.other_work import other_work
 from phases.common.own import own_accounts, own_plausible, own_ranks
 from phases.common.plausible import alike, check_plausible, mfu_of, other_checkpoint
@@ -290,6 +291,7 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
         problems.append("env.json is of another launch")
     if env.get("world_size") != launch.launch.nproc:
         problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
+    problems += other_nodes(launch, env)
     from nsa.toggles import TOGGLES
 
     got = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
@@ -368,6 +370,13 @@ def _loss_finite(case: Case, name: str) -> Finding:
     # A reading of a trainer of one's own may stand for several steps.
     steps = int(log.frame["steps"].sum()) if "steps" in log.frame else len(losses)
     read = "" if steps == len(losses) else f", read {len(losses)} times"
+    if lacking := int(log.frame["missing"].sum()) if "missing" in log.frame else 0:
+        first = log.frame.loc[log.frame["missing"] > 0, "step"].iloc[0]
+        reason = (
+            f"{name}: {log.path} lacks the loss of {lacking} of its regular rows, the first "
+            f"before step {first}: a loss that is no number is often written as nothing"
+        )
+        return incomplete(Reason.MISSING_ARTIFACT, reason, measurement=value)
     text = f"finite in all {steps} steps{read}, highest {losses.max():.3f}"
     return passed(text, measurement=value)
 

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from runbook import __version__
 from runbook.cli._parser import Command, parse_all
@@ -26,7 +25,7 @@ from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
 from runbook.cli.triage import TRIAGE
-from runbook.console import Console, console_for
+from runbook.console import Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
@@ -65,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ProgramExit.INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
-        _drop(sys.stdout)
+        drop(sys.stdout)
         return ProgramExit.INCOMPLETE
     except OSError as error:
         if not (refused := _refused(error)):
@@ -90,12 +89,7 @@ def _tell(console: Console, text: str) -> None:
     try:
         console.error(text)
     except OSError:
-        _drop(sys.stderr)
-
-
-def _drop(stream: TextIO) -> None:
-    """Send what is still written to a stream nowhere, also what Python flushes at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        drop(sys.stderr)
 
 
 def _defect(console: Console, error: Exception) -> int:

@@ -10,7 +10,7 @@ from typing import Self
 
 from runbook.cli._text import TextObserver
 from runbook.console import Console, printable
-from runbook.engine.outputs import render, report_files
+from runbook.engine.outputs import fingerprint_of, render, report_files
 from runbook.records import PhaseRecord, RunRecord
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
@@ -35,6 +35,7 @@ class LogConsole(Console):
         super().__init__(
             stdout=console.stdout, stderr=console.stdout, quiet=console.quiet, live=False
         )
+        self.outlive_readers()
 
     def result(self, text: str) -> None:
         """Never a command."""
@@ -98,6 +99,7 @@ def tell_github(
         "verdict": record.verdict.value,
         "exit_code": str(exit_code),
         "run": str(folder),
+        "fingerprint": fingerprint_of(record),
         "report": str(report),
     }
     text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())

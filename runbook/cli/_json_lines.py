@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from runbook.cli._observers import RunView
 from runbook.console import Console
+from runbook.engine.outputs import fingerprint_of
 from runbook.files import utc_text_ms
 from runbook.launch.observer import Forecast
 from runbook.launch.pulse import Pulse
@@ -125,6 +126,7 @@ class JsonObserver(RunView):
                 ts=utc_text_ms(),
                 run_id=record.run_id,
                 run_root=run_root,
+                fingerprint=fingerprint_of(record),
                 verdict=record.verdict,
                 headline=record.headline,
                 scope=record.scope,

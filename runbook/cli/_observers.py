@@ -39,7 +39,7 @@ class RunView(Observer, ExitStack):
 
 
 def observer_for(console: Console, output: OutputFormat) -> RunView:
-    """The observer of this format."""
+    """The observer of this format; what it tells of goes on where nobody reads any more."""
     from runbook.cli._github import GithubObserver
     from runbook.cli._json_lines import JsonObserver
     from runbook.cli._text import TextObserver
@@ -49,6 +49,7 @@ def observer_for(console: Console, output: OutputFormat) -> RunView:
         OutputFormat.JSON: JsonObserver,
         OutputFormat.GITHUB: GithubObserver,
     }
+    console.outlive_readers()
     return views[output](console)
 
 
@@ -61,10 +62,10 @@ def near(path: str | Path) -> str:
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
 
-    A quiet console gets the verdict's line and the report's path. After an interruption every row
-    that has no evidence would say so; the way to go on is what counts then.
+    A quiet console gets the verdict's line, the fingerprint and the report's path. After an
+    interruption every row that has no evidence would say so; the way to go on is what counts then.
     """
-    from runbook.engine.outputs import render
+    from runbook.engine.outputs import fingerprint_of, render, shown_fingerprint
 
     text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
     short = console.quiet or record.interrupted
@@ -72,4 +73,5 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     if record.interrupted:
         program = " ".join(record.invocation.program)
         console.result(f"resume  {program} --resume {near(folder)}")
+    console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
     print_reports(console, folder, shown=near(folder))

@@ -21,7 +21,11 @@ _COLUMNS = 100
 # Of a whole number that anybody means.
 _MOST_DIGITS = 15
 # How a program says which signal ended it.
-SIGNALS = {"SIGINT": ProgramExit.INTERRUPTED, "SIGTERM": ProgramExit.TERMINATED}
+SIGNALS = {
+    "SIGHUP": ProgramExit.HUNG_UP,
+    "SIGINT": ProgramExit.INTERRUPTED,
+    "SIGTERM": ProgramExit.TERMINATED,
+}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -211,3 +215,11 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
             taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
             return argv[:index] + argv[index + 1 + taken :]
     raise UsageError(_long_form(str(error).removeprefix("argument ")))
+
+
+def not_in_a_run(flag: str, path: Path) -> list[str]:
+    """One sentence where a file would be written among those of a run, whose records are kept."""
+    for folder in path.absolute().parents:
+        if (folder / "run.json").is_file():
+            return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]
+    return []

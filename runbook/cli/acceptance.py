@@ -258,7 +258,7 @@ whatever ends the call, what there is so far lies in the folder.""",
   runbook gpu-acceptance --stand-in                  a rehearsal without a GPU""",
     exits="0 all stages passed, 1 one failed, 2 usage or no GPU, 3 one that was asked for is\n"
     "cut off, undecided or not run, 4 those that were asked for passed and others have not run,\n"
-    "130 Ctrl-C, 143 SIGTERM",
+    "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
     add_arguments=_add_arguments,
     run=_accept,
 )

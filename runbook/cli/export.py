@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_run
-from runbook.cli.finished import find_run, load_run
+from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
+from runbook.cli.finished import find_run, load_told
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -85,12 +85,14 @@ def _problem(name: str, target: str) -> str:
         return f"--to prometheus {target}: the collector reads only files that end in {_COLLECTED}"
     if path.is_dir():
         return f"--to {name} {target}: is a folder; name a file in it"
-    return "" if path.parent.is_dir() else f"--to {name} {target}: no folder {path.parent}/"
+    if not path.parent.is_dir():
+        return f"--to {name} {target}: no folder {path.parent}/"
+    return next(iter(not_in_a_run(f"--to {name}", path)), "")
 
 
 def _export(args: argparse.Namespace, console: Console) -> int:
     folder = find_run(args.run_name, args.out)
-    record = load_run(folder)
+    record = load_told(folder, console)
     written = [
         {"format": name, "written": FORMATS[name](record, folder, target)}
         for name, target in args.to

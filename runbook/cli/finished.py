@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, add_out, add_run
+from runbook.cli._parser import Command, add_out, add_run, not_in_a_run
 from runbook.console import Console, in_one_line
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 
@@ -79,6 +80,24 @@ def load_run(folder: Path) -> RunRecord:
         ) from error
 
 
+def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
+    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run."""
+    from nsa.contract import CHECKPOINTS_DIR
+    from runbook.engine.intact import changed_artifacts
+    from runbook.engine.outputs import record_is_changed
+
+    record = load_run(folder)
+    changed = [_RECORD] if record_is_changed(folder) else []
+    if artifacts:
+        # Checkpoints, of which no report tells, are large; `verify` reads them too.
+        small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
+        changed += changed_artifacts(folder, small)
+    if changed:
+        text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
+        console.error(in_one_line(text))
+    return record
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     _add_format(parser, "LIST", "md, details, json, html, junit, terminal, github, comma-separated")
@@ -125,17 +144,10 @@ def _print(console: Console, record: RunRecord, fmt: str) -> None:
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of the verdict."""
-    from nsa.contract import CHECKPOINTS_DIR
-    from runbook.engine.intact import changed_artifacts
     from runbook.engine.outputs import write_reports
 
     folder = find_run(args.run_name, args.out)
-    record = load_run(folder)
-    # Checkpoints, of which no report tells, are large; `verify` reads them too.
-    told = [one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts]
-    if changed := changed_artifacts(folder, told):
-        text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
-        console.error(in_one_line(text))
+    record = load_told(folder, console, artifacts=True)
     formats = _formats(args)
     if len(formats) == 1:
         _print(console, record, formats[0])
@@ -164,10 +176,32 @@ into the run's folder, and their paths go to stdout.""",
 )
 
 
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument(
+        "--fingerprint",
+        default="",
+        metavar="DIGITS",
+        help="what the run printed at its end, kept elsewhere: the record has to be that one, so "
+        "that a forgery of all files is seen (default: the folder is held against itself only)",
+    )
+
+
+def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
+    from runbook.engine.outputs import FINGERPRINT_DIGITS
+
+    told = args.fingerprint
+    if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
+        return []
+    wanted = f"{FINGERPRINT_DIGITS} to 64 digits (0-9, a-f)"
+    return [f"--fingerprint {in_one_line(repr(told))} is none; allowed: {wanted}, as printed"]
+
+
 def _verify(args: argparse.Namespace, console: Console) -> int:
+    from runbook.engine.outputs import shown_fingerprint
     from runbook.engine.verify import verify_run
 
-    found = verify_run(find_run(args.run_name, args.out))
+    found = verify_run(find_run(args.run_name, args.out), fingerprint=args.fingerprint)
     code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
     if args.json:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
@@ -180,6 +214,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     )
     if found.ok:
         console.result(f"verified {in_one_line(found.run_id)}: {checked}; nothing differs")
+        held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
+        console.result(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
         count = len(found.differences)
         differ = "1 difference" if count == 1 else f"{count} differences"
@@ -196,9 +232,11 @@ against its journal, every check and measurement against the artifacts, every re
 against a fresh rendering. Changes nothing.""",
     examples="""\
   runbook verify                              the newest run
-  runbook verify artifacts/20261121T010203Z-840303b""",
+  runbook verify artifacts/20261121T010203Z-840303b
+  runbook verify RUN --fingerprint DIGITS     it is the record that the run ended with""",
     exits="0 nothing differs, 1 something does (each difference is named), 2 usage",
-    add_arguments=add_run,
+    add_arguments=_add_verify,
+    problems=_fingerprint_problems,
     run=_verify,
 )
 
@@ -219,7 +257,7 @@ def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.verify import judge_again
 
     folder = find_run(args.run_name, args.out)
-    record = load_run(folder)
+    record = load_told(folder, console, artifacts=True)
     if args.profile:
         profile = load_profile(args.profile)
     else:
@@ -258,13 +296,21 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _compare_problems(args: argparse.Namespace) -> list[str]:
+    page = args.html
+    if page is None:
+        return []
+    if page.is_dir() or not page.parent.is_dir():
+        return [f"--html {page}: name a file in a folder that is there"]
+    return not_in_a_run("--html", page)
+
+
 def _compare(args: argparse.Namespace, console: Console) -> int:
     from runbook.tools.compare import Comparison, compare_runs, comparison_text
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
-    if args.html is not None and (args.html.is_dir() or not args.html.parent.is_dir()):
-        raise UsageError(f"--html {args.html}: name a file in a folder that is there")
-    found = compare_runs(load_run(first), first, load_run(second), second)
+    a, b = (load_told(folder, console) for folder in (first, second))
+    found = compare_runs(a, first, b, second)
     if args.html is not None:
         from runbook import registry
         from runbook.files import write_atomic
@@ -291,5 +337,6 @@ different times differ by (5 % on GPUs, 50 % on shared cores).""",
   runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html""",
     exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
     add_arguments=_add_compare,
+    problems=_compare_problems,
     run=_compare,
 )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out
+from runbook.cli._parser import Command, CommandParser, add_out, not_in_a_run
 from runbook.console import Console, in_one_line
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
@@ -46,7 +46,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         problems.append("--csv needs a METRIC, for example: baseline.throughput")
     if args.html is not None and (args.metric or args.csv or args.json):
         problems.append("--html shows everything: it goes with no METRIC, --csv or --json")
-    return problems
+    return problems + (not_in_a_run("--html", args.html) if args.html not in (None, Path()) else [])
 
 
 def _history(args: argparse.Namespace, console: Console) -> int:

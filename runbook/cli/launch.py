@@ -129,7 +129,7 @@ only behind a GO of `runbook run` for the same configuration and machine, in the
   runbook launch --plan ./mine.yaml --config ./mine_config.yaml
   runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute""",
     exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),\n"
-    "70 internal error, 130 Ctrl-C, 143 SIGTERM",
+    "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
     json_help=RUN.json_help,
     add_arguments=_add_arguments,
     problems=_problems,

@@ -294,7 +294,7 @@ that all pass is a PARTIAL PASS, which is no GO.""",
   runbook run                                         every phase, with the profile for this machine
   runbook run --dry-run                               show what would run and how long it may take
   runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.seq_len=1024
+  runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
   runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
   runbook run --resume artifacts/RUN --phase nvtx     add a phase to a finished run
   runbook run --failed                                run again what did not pass in the newest run
@@ -302,7 +302,7 @@ that all pass is a PARTIAL PASS, which is no GO.""",
 
 The result goes to stdout, progress to stderr.""",
     exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,\n"
-    "130 Ctrl-C, 143 SIGTERM",
+    "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
     json_help="every event as one JSON line on stdout (`runbook schema events`)",
     add_arguments=_add_arguments,
     problems=_problems,

@@ -155,20 +155,50 @@ def words(settings: Settings) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in settings.texts().items())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A setting that a person gave; `before` is what the profile has, None where that is nothing.
+
+    `as_in_profile`: both mean the same.
+    """
+
+    name: str
+    value: str
+    source: str
+    before: str | None
+    as_in_profile: bool
+
+    @property
+    def text(self) -> str:
+        """`NAME=VALUE`."""
+        return f"{self.name}={self.value}"
+
+
+def given(
+    settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
+) -> Iterator[Given]:
+    """Each setting with its source, beside the profile's variables."""
+    for name, value in settings.items():
+        before = profile.get(name)
+        same = before is not None and meaning(name, profile) == meaning(name, settings)
+        source = sources.get(name, TYPED)
+        yield Given(name=name, value=value, source=source, before=before, as_in_profile=same)
+
+
 def told(
     settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
 ) -> Iterator[str]:
     """Each setting with its source and what it replaces of the profile's variables, in words."""
     notes = {row.name: row.note for row in torch_env.plan(settings, uses_nccl=True)[0]}
-    for name, value in settings.items():
-        before = profile.get(name)
-        parts = [sources.get(name, TYPED)]
-        if before is not None:
-            same = meaning(name, profile) == meaning(name, settings)
-            parts.append("as in the profile" if same else f"over {before} of the profile")
-        note = notes.get(name) or unknown_note(name)
+    for one in given(settings, sources, profile):
+        parts = [one.source]
+        if one.before is not None:
+            parts.append(
+                "as in the profile" if one.as_in_profile else f"the profile has {one.before}"
+            )
+        note = notes.get(one.name) or unknown_note(one.name)
         parts += [note] if note else []
-        yield f"{name}={value} ({', '.join(parts)})"
+        yield f"{one.text} ({', '.join(parts)})"
 
 
 def unread(profile: Profile) -> Iterator[str]:

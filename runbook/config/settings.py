@@ -128,7 +128,17 @@ def is_passed_on(name: str) -> bool:
 
 def word(value: Scalar) -> str:
     """A config value as a person types it after `--set KEY=`."""
+    if isinstance(value, float):
+        return _shortest(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _shortest(value: float) -> str:
+    """`1e6` for 1000000.0: the shorter of two texts that mean the same."""
+    plain = str(value)
+    short = re.sub(r"e([+-])0*", lambda found: f"e{found[1].strip('+')}", f"{value:.6g}")
+    same = "e" in short and float(short) == value
+    return short if same and len(short) < len(plain) else plain
 
 
 def may_be_set(name: str) -> bool:

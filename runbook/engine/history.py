@@ -15,15 +15,16 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runbook.engine.outputs import record_is_changed
 from runbook.errors import RunbookError
 from runbook.records import Measurement, PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 FILE_NAME = "history.sqlite3"
-_VERSION = 2
+_VERSION = 3
 _WAIT_S = 10.0
 _POLL_S = 0.02
 # Half of the processors busy with something else, as preflight's row of host settings has it.
@@ -46,7 +47,7 @@ CREATE INDEX metrics_by_name ON metrics (name, folder);
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """A run in the list; `problem` says why its run.json could not be read, if it could not.
+    """A run in the list; `problem` says what is wrong with its run.json, if anything is.
 
     `throughput` is the first row `PHASE.throughput` in tok/s, `load` the load of a processor when
     the run began, `flaky` how many launches needed a second attempt; None where nothing says.
@@ -220,7 +221,13 @@ def _index(database: sqlite3.Connection, folder: Path) -> None:
         row = RunRow(folder=folder.name, run_id=folder.name, problem=problem)
         _insert(database, "runs", {**vars(row), "sha256": digest})
         return
-    _insert(database, "runs", {**vars(_run_row(folder.name, record)), "sha256": digest})
+    row = _run_row(folder.name, record)
+    if record_is_changed(folder):
+        # Its numbers are nobody's: no trend is drawn of them.
+        row = replace(row, problem="run.json was changed since the run: see runbook verify")
+    _insert(database, "runs", {**vars(row), "sha256": digest})
+    if row.problem:
+        return
     for metric in _metrics(record):
         _insert(database, "metrics", {"folder": folder.name, **metric})
 

@@ -20,8 +20,8 @@ from runbook.engine.outputs import (
     MANIFEST_FILE,
     RECORD_FILE,
     check_manifest,
+    files_by_name,
     report_files,
-    run_files,
     strange_entries,
 )
 from runbook.errors import RunbookError
@@ -63,33 +63,57 @@ def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
     else:
         text = "missing (the run is not finished, or the file was removed)"
         problems += [f"{MANIFEST_FILE}: {text}", *strange_entries(run_root)]
-    return problems + list(_artifacts(run_root, record))
+    return problems + artifact_problems(run_root, record)
 
 
-def _artifacts(run_root: Path, record: RunRecord) -> Iterator[str]:
-    listed = {artifact.path: artifact for artifact in record.artifacts}
-    changed = set(changed_artifacts(run_root, record.artifacts))
+def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
+    """Every file of the run against its digest in the record, and those that it does not list."""
+    listed, files = {one.path: one for one in record.artifacts}, files_by_name(run_root)
+    changed = set(_changed(files, record.artifacts))
+    problems = []
     for name, artifact in listed.items():
-        path = run_root / name
-        if not path.is_file() or path.is_symlink():
-            yield f"{name}: missing"
+        path = files.get(name)
+        if path is None:
+            problems.append(f"{name}: missing")
         elif name in changed:
-            yield f"{name}: differs from its digest in {RECORD_FILE}"
+            problems.append(f"{name}: differs from its digest in {RECORD_FILE}")
         elif path.stat().st_size != artifact.size_bytes:
-            yield f"{name}: its size differs from that in {RECORD_FILE}"
+            problems.append(f"{name}: its size differs from that in {RECORD_FILE}")
     known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *report_files().values()}
     if listed:  # an unfinished run lists none
-        for path in run_files(run_root):
-            if (name := path.relative_to(run_root).as_posix()) not in known:
-                yield f"{name}: not listed in {RECORD_FILE}"
+        problems += [
+            f"{name}: not listed in {RECORD_FILE}" for name in sorted(files.keys() - known)
+        ]
+    return problems
+
+
+def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
+    """Files that a number of the record rests on, and that are others than they were then.
+
+    One that is gone gives no number, and needs no word here.
+    """
+    numbers = [
+        *(one for phase in record.phases for one in phase.measurements),
+        *(check.measurement for check in record.checks() if check.measurement is not None),
+    ]
+    known = {source.path: source.sha256 for one in numbers for source in one.sources}
+    return [
+        f"{name}: differs from its digest in {EVENTS_FILE}"
+        for name, sha256 in known.items()
+        if sha256 and (path := run_root / name).is_file() and file_sha256(path) != sha256
+    ]
 
 
 def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
     """Those of which another file is there; a record may have been sent on alone."""
+    return _changed(files_by_name(run_root), artifacts)
+
+
+def _changed(files: Mapping[str, Path], artifacts: Iterable[ArtifactRecord]) -> list[str]:
     return [
         one.path
         for one in artifacts
-        if (path := run_root / one.path).is_file() and file_sha256(path) != one.sha256
+        if (path := files.get(one.path)) is not None and file_sha256(path) != one.sha256
     ]
 
 

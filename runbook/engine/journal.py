@@ -18,6 +18,8 @@ from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 from runbook.records.run import Invocation, Repeated
 
 EVENTS_FILE = "events.jsonl"
+# What a run ends with for now; both list every file with its digest.
+ENDS = ("run_finished", "run_interrupted")
 Event = Mapping[str, Any]
 
 
@@ -165,7 +167,7 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
     skeleton = RunRecord.model_validate(events[0]["record"])
     extended = [event for event in events if event["event"] == "run_extended"]
     asked = extended[-1] if extended else {}
-    last = events[-1] if events[-1]["event"] in ("run_finished", "run_interrupted") else {}
+    last = events[-1] if events[-1]["event"] in ENDS else {}
     interrupted = str(last.get("signal", ""))
     changed = skeleton.model_copy(
         update={

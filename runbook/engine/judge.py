@@ -333,6 +333,7 @@ def record_of(
         choices=dict(judgement.choices),
         notes=tuple(judgement.notes),
         remedies=dict(judgement.remedies),
+        first_commands=dict(judgement.first_commands),
     )
 
 

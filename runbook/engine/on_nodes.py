@@ -29,6 +29,7 @@ from runbook.launch.slurm.files import (
     NODE_FOLDER_VARIABLE,
     NODE_JSONL,
     NODES,
+    kept_nodes,
     last_state,
 )
 from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON, file_sha256
@@ -91,7 +92,10 @@ class _Quiet(Observer):
 
 
 def _gathered(run_root: Path, root: Path) -> dict[str, Fact]:
-    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=_place)
+    kept = kept_nodes(run_root)
+    found = [path for path in root.iterdir() if path.is_dir()]
+    # The run's first node is the one on which launches of one process run.
+    folders = sorted(found, key=lambda path: (_order(path.name, kept), *_place(path)))
     if not folders:
         raise RunbookError(f"{root} holds no node")
     for path in sorted(folders[0].iterdir()):
@@ -114,6 +118,10 @@ def _names(run_root: Path, run_dir: Path, value: str | None, *, note: str = "") 
     path = run_dir / LAUNCH_JSON
     where = path.relative_to(run_root).as_posix()
     return Fact(name=NODE_NAMES, value=value, path=where, sha256=file_sha256(path), note=note)
+
+
+def _order(name: str, kept: tuple[str, ...]) -> int:
+    return kept.index(name) if name in kept else len(kept)
 
 
 def _place(folder: Path) -> tuple[int, str]:

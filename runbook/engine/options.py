@@ -19,7 +19,7 @@ from runbook.config import (
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.config.settings import torch_variable_problems
-from runbook.defaults import DEFAULT_LAUNCHER, PROTOCOLS
+from runbook.defaults import PROTOCOLS
 from runbook.engine.commits import with_commits
 from runbook.engine.identity import PACKAGE, package_under_test
 from runbook.engine.planned import planned_problems
@@ -138,21 +138,9 @@ class Setup:
             if phase.name in named - decided
             for check in phase.check_ids(self.context({}))
         ]
-        known = (*self.profile.required, *extra)
-        return (*known, *(name for name in self._of_nodes() if name not in known))
-
-    def _of_nodes(self) -> tuple[str, ...]:
-        """What a GO on nodes of a cluster needs beside what one machine does."""
-        if self.options.launcher == DEFAULT_LAUNCHER:
-            return ()
-        alone = replace(self.context({}), invocation=None)
-        return tuple(
-            check
-            for phase in self.phases
-            if phase.collects
-            for check in phase.check_ids(self.context({}))
-            if check not in phase.check_ids(alone)
-        )
+        context = self.context({})
+        of_nodes = [check for phase in self.phases for check in phase.needed_on_nodes(context)]
+        return tuple(dict.fromkeys((*self.profile.required, *extra, *of_nodes)))
 
     def plan(self) -> list[tuple[Phase, list[Launch]]]:
         """Each phase with its launches, as far as they are known before anything ran."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from runbook import __version__
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.journal import EVENTS_FILE, Journal, derive_record
+from runbook.engine.intact import artifact_problems, evidence_problems
+from runbook.engine.journal import ENDS, EVENTS_FILE, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
 from runbook.engine.options import Setup, setup_to_resume
 from runbook.engine.outputs import MANIFEST_FILE, changed_files, read_manifest, report_files
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState
-from runbook.engine.run import finished_phases, go_on, guard, keep_configs
+from runbook.engine.run import finished_phases, go_on, guard, keep_configs, write_out
 from runbook.engine.standing import require_standing
 from runbook.errors import RunbookError, UsageError, first_of
 from runbook.launch.observer import Observer
@@ -51,10 +52,11 @@ def resume_run(
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
         again = after_an_accident(record) if extension is None and _is_over(journal) else []
+        if _is_over(journal) and not (extension or again or (run_root / MANIFEST_FILE).is_file()):
+            return _close(run_root, journal, record, make_setup(record), observer)
         _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
         refuse_if_unlike(record, identity())
-        if _is_over(journal):
-            _refuse_if_changed(run_root, record)
+        _refuse_if_changed(run_root, record, ended=journal.events[-1]["event"] in ENDS)
         if extension is not None:
             extend(journal, record, extension, make_setup)
             record = derive_record(journal.events)
@@ -77,6 +79,18 @@ def resume_run(
         return go_on(state)
 
 
+def _close(
+    run_root: Path, journal: Journal, record: RunRecord, setup: Setup, observer: Observer
+) -> RunRecord:
+    """Write what a run lacks that ended while its reports were written: nothing runs again."""
+    _refuse_other_version(record)
+    _refuse_if_changed(run_root, record, ended=True)
+    names = tuple(phase.name for phase in setup.phases)
+    observer.run_started(record.run_id, str(run_root), names)
+    observer.note("every phase had ended: its record, reports and manifest are written now")
+    return write_out(journal, run_root, setup.options.formats, observer)
+
+
 def _is_over(journal: Journal) -> bool:
     return bool(journal.events[-1]["event"] == "run_finished")
 
@@ -88,6 +102,10 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) 
             more = record.verdict is Verdict.PARTIAL
             hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
         raise UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
+    _refuse_other_version(record)
+
+
+def _refuse_other_version(record: RunRecord) -> None:
     if record.tool_version != __version__:
         raise UsageError(
             f"{record.run_id} was made by version {record.tool_version}, this is {__version__}",
@@ -95,17 +113,20 @@ def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) 
         )
 
 
-def _refuse_if_changed(run_root: Path, record: RunRecord) -> None:
-    """A manifest made anew would vouch for what is left; reports may be rendered again."""
-    path = run_root / MANIFEST_FILE
-    if not path.is_file():
-        return
-    reports = report_files().values()
-    changed = [
-        f"{name}: {text}"
-        for name, text in changed_files(run_root, read_manifest(path)).items()
-        if name not in reports
-    ]
+def _refuse_if_changed(run_root: Path, record: RunRecord, *, ended: bool) -> None:
+    """A manifest made anew would vouch for what is left; reports may be rendered again.
+
+    A run that was killed (not `ended`) has neither a manifest of its own nor a list: then what its
+    finished phases were judged by has to be what is there.
+    """
+    path, reports = run_root / MANIFEST_FILE, report_files().values()
+    if not ended:
+        changed = evidence_problems(run_root, record)
+    elif path.is_file():
+        listed = changed_files(run_root, read_manifest(path))
+        changed = [f"{name}: {text}" for name, text in listed.items() if name not in reports]
+    else:
+        changed = artifact_problems(run_root, record)
     if changed:
         raise UsageError(
             f"{record.run_id} is not what it was when it ended: {first_of(changed)}",

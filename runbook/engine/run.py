@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,7 +263,6 @@ def _keep_phase(state: RunState, record: PhaseRecord) -> None:
 
 def _finish(state: RunState) -> RunRecord:
     signal = state.stop.requested
-    formats = state.setup.options.formats
     state.journal.append(
         "run_interrupted" if signal else "run_finished",
         sync=True,
@@ -275,12 +275,19 @@ def _finish(state: RunState) -> RunRecord:
             )
         ],
     )
-    record = derive_record(state.journal.events)
-    write_atomic(state.run_root / RECORD_FILE, record_text(record))
+    return write_out(state.journal, state.run_root, state.setup.options.formats, state.observer)
+
+
+def write_out(
+    journal: Journal, run_root: Path, formats: Sequence[str], observer: Observer
+) -> RunRecord:
+    """All that follows from a journal that is at its end: record, reports and manifest."""
+    record = derive_record(journal.events)
+    write_atomic(run_root / RECORD_FILE, record_text(record))
     if formats:
-        write_reports(record, state.run_root, formats)
-    write_manifest(state.run_root)
-    state.observer.run_finished(record, str(state.run_root))
+        write_reports(record, run_root, formats)
+    write_manifest(run_root)
+    observer.run_finished(record, str(run_root))
     return record
 
 

@@ -15,7 +15,7 @@ from nsa.toggles import meaning
 from runbook import registry
 from runbook.config import Profile, Settings, load_profile, profile_names
 from runbook.config.plan import load_plan, needing_go, with_plan
-from runbook.config.settings import parse_settings
+from runbook.config.settings import parse_settings, word
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.outcome import Comparator
@@ -50,7 +50,7 @@ def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
 
 def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
     """Machine, workload, and whether throughput decides, in one line."""
-    profile = _profile_of(record)
+    profile = profile_of(record)
     ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
     own = profile.own_trainer
     trained = own is not None and any(_trained(phase) for phase in phases)
@@ -78,7 +78,7 @@ def _of_own(own: OwnTrainer, profile: Profile) -> list[str]:
 
 def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, ...]:
     """How this run asked for less, or for something else, than the shipped profile of its kind."""
-    profile = _profile_of(record)
+    profile = profile_of(record)
     words = tuple(f"{name}={value}" for name, value in record.settings.items())
     scale = float(record.options.get("steps_scale") or 1.0)
     caveats = departures(profile, parse_settings(words))
@@ -116,14 +116,14 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
 
     A plan's phases are held against those of the shipped plan; one's own plan is named instead.
     """
-    base = _as_planned(_shipped_like(profile), profile)
+    base = _as_planned(shipped_like(profile), profile)
     kept = sum(name in set(profile.required) for name in base.required)
     found = [f"plan {profile.plan.name}"] if profile.plan and not profile.plan.shipped else []
     if kept < len(base.required):
         found.append(f"for {kept} of {len(base.required)} checks")
     if profile.own_trainer is not None:
         found.append(f"trainer {profile.own_trainer.name}: {UNCHECKED}")
-    changed = [f"{name}={_word(value)}" for name, value in settings.config_overrides.items()]
+    changed = [f"{name}={word(value)}" for name, value in settings.config_overrides.items()]
     changed += _of_phases(profile, base)
     model = [text for text in changed if text.rpartition(":")[2].split(".")[0] in _MODEL]
     files = [
@@ -162,12 +162,13 @@ def _given(settings: Settings, base: Profile) -> list[str]:
     ]
 
 
-def _profile_of(record: RunRecord) -> Profile:
+def profile_of(record: RunRecord) -> Profile:
+    """The profile that the run was judged by."""
     # It was checked when the run began; which checks are installed now does not matter here.
     return Profile.model_validate_json(json.dumps(record.profile_document))
 
 
-def _shipped_like(profile: Profile) -> Profile:
+def shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
     same = _shipped(profile.name) if profile.name in profile_names() else None
     kind = (profile.hardware.device, min(profile.ranks, 2))
@@ -208,7 +209,7 @@ def _shipped(name: str) -> Profile:
 
 def _of_phases(profile: Profile, base: Profile) -> list[str]:
     return [
-        f"{name}:{key}={_word(value)}"
+        f"{name}:{key}={word(value)}"
         for name, settings in profile.phases.items()
         for key, value in settings.config_overrides.items()
         if name not in base.phases or base.phases[name].config_overrides.get(key) != value
@@ -255,7 +256,7 @@ def _loosened(profile: Profile, base: Profile) -> list[str]:
 
 def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
     if not ran:
-        return "nothing trained here"
+        return "no training ran"
     machines = []
     for device, name in dict.fromkeys((one.device, one.name) for one in ran):
         ranks = max(one.ranks for one in ran if (one.device, one.name) == (device, name))
@@ -276,10 +277,6 @@ def _workloads(ran: Iterable[Ran]) -> list[str]:
     ]
     found = tuple(dict.fromkeys(texts))
     return [" and ".join(found)] if found else []
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _text(value: object) -> str:

@@ -67,7 +67,8 @@ def find_standing(
 
     `needing`: the phases of the plan that start only behind it, with what they change themselves.
     It answered what `profile` requires, at `steps_scale` or more, and `runbook verify` finds
-    nothing in it. A newer NO-GO of the same configuration leaves none. A run of a plan that itself
+    nothing in it. A newer NO-GO of the same configuration leaves none, nor does a newer run that is
+    damaged. A run of a plan that itself
     needs a GO is none. Raises `UsageError` if the profile's config is wrong.
     """
     wanted = [launch_of(profile, settings, phase) for phase in needing or (None,)]
@@ -77,6 +78,13 @@ def find_standing(
     for folder in run_folders(out, left_out):
         try:
             document = run_document(folder)
+        except DamagedRunError as error:
+            # It is newer than any GO behind it, and nobody knows whether it was a NO-GO.
+            return Standing(left_out={**left_out, folder.name: str(error)})
+        except (RunbookError, OSError) as error:
+            left_out[folder.name] = str(error)
+            continue
+        try:
             if not is_go(document):
                 if why := _refused(folder, document, profile, wanted):
                     return Standing(left_out={**left_out, folder.name: why})

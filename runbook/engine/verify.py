@@ -31,8 +31,10 @@ from runbook.engine.outputs import (
     render,
     report_files,
     run_files,
+    shown_fingerprint,
 )
 from runbook.errors import RunbookError
+from runbook.read import file_sha256
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
@@ -96,6 +98,7 @@ class Verification:
     """What was compared, and every difference that was found."""
 
     run_id: str
+    fingerprint: str
     files: int
     checks: int
     measurements: int
@@ -109,18 +112,28 @@ class Verification:
 
 
 def verify_run(
-    run_root: Path, *, phases: Mapping[str, Phase] | None = None, setup: Setup | None = None
+    run_root: Path,
+    *,
+    fingerprint: str = "",
+    phases: Mapping[str, Phase] | None = None,
+    setup: Setup | None = None,
 ) -> Verification:
     """Recompute a run from its artifacts and compare.
 
     The folder's name and every entry in it against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering. `phases` and `setup` replace
-    the registered ones.
+    reading and judgement, and every report against a fresh rendering. `fingerprint` is what was
+    kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
+    `setup` replace the registered ones.
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
+    digest = file_sha256(run_root / RECORD_FILE)
+    if not digest.startswith(fingerprint.lower()):
+        is_one, asked = map(shown_fingerprint, (digest, fingerprint))
+        text = f"fingerprint {is_one}, asked for {asked}: not the record that the run ended with"
+        differences.append(f"{RECORD_FILE}: {text}")
     differences += folder_problems(run_root, record)
     differences += journal_problems(run_root, record)
     try:
@@ -138,6 +151,7 @@ def verify_run(
     reports, found = _reports(run_root, record)
     return Verification(
         run_id=record.run_id,
+        fingerprint=digest,
         files=sum(1 for _ in run_files(run_root)),
         checks=len(record.checks()),
         measurements=sum(len(phase.measurements) for phase in record.phases),
@@ -210,7 +224,7 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     checks = tuple(check.model_copy(update=nothing) for check in old.checks)
     lists = ("measurements", "tables", "series", "comparisons", "notes")
     empty: dict[str, object] = dict.fromkeys(lists, ())
-    empty |= {"choices": {}, "remedies": {}}
+    empty |= {"choices": {}, "remedies": {}, "first_commands": {}}
     return old.model_copy(update={"outcome": Outcome.INCOMPLETE, "checks": checks, **empty})
 
 

@@ -23,7 +23,6 @@ def request_of(setup: Setup) -> Request:
 
     options, profile = setup.options, setup.profile
     return Request(
-        nodes=options.nodes,
         partition=options.partition,
         account=options.account,
         gpus_per_node=profile.ranks // options.nodes if profile.has_gpu else 0,

@@ -23,7 +23,13 @@ from runbook.launch.classify import (
 )
 from runbook.launch.command import Command
 from runbook.launch.detectors import Monitor
-from runbook.launch.incident import bundle, collect_stacks, name_culprit, write_summary
+from runbook.launch.incident import (
+    bundle,
+    collect_stacks,
+    name_culprit,
+    stopped_at,
+    write_summary,
+)
 from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.local import LocalLauncher
 from runbook.launch.observer import Observer, StopRequest
@@ -41,7 +47,7 @@ from runbook.read.documents import (
     LAUNCH_JSON,
     read_console,
 )
-from runbook.read.redact import redact_variables
+from runbook.read.redact import redact_text, redact_variables
 from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
 _POLL_S = 0.1
@@ -389,10 +395,12 @@ class Attempt:
             started_at=self.started_at,
             duration_s=round(self._ended_at - self.began, 3),
             attempts=self.number,
-            cause=end.cause,
+            # It may quote what a trainer said last, and goes into every report.
+            cause=redact_text(end.cause),
             culprit_rank=end.culprit_rank,
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
             notes=(*self.notes, *notes),
+            stopped_at=stopped_at(self.run_dir, end),
         )

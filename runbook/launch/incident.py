@@ -35,6 +35,10 @@ from runbook.read.load import Load
 from runbook.records import Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
+# Installed packages, Python's own library, and what has no file.
+_NOT_ITS_OWN = re.compile(r"/(?:site|dist)-packages/|/torch/|/lib/python3\.\d+/|^<")
+# So many functions of its own tell where it was.
+_OWN = 2
 _STACKS_WITHIN_S = 1.0
 _FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
@@ -148,6 +152,28 @@ def python_place(path: Path) -> str:
         if "/torch/" not in name:
             return f"{name}:{line} in {function}"
     return ""
+
+
+def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
+    """Where the culprit of a hang was: the innermost functions of code of its own, innermost first.
+
+    `nsa/train/engine.py:310 in gradients`, without what packages and Python itself called.
+    """
+    if end.status is not LaunchStatus.HUNG or end.culprit_rank is None:
+        return ()
+    dumps = [p for p in run_dir.glob(STACKDUMPS.glob(end.culprit_rank)) if p.stat().st_size]
+    newest = max(dumps, key=lambda path: path.stat().st_mtime_ns, default=None)
+    frames = _main_frames(newest.read_text("utf-8", "replace")) if newest else []
+    own = [frame for frame in frames if not _NOT_ITS_OWN.search(frame[0])]
+    return tuple(f"{_shown_path(name)}:{line} in {function}" for name, line, function in own[:_OWN])
+
+
+def _shown_path(name: str) -> str:
+    """Relative to where the program runs or its packages lie, if it is below that."""
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        if Path(name).is_relative_to(folder):
+            return Path(name).relative_to(folder).as_posix()
+    return name
 
 
 def _main_frames(dump: str) -> list[tuple[str, str, str]]:

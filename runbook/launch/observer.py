@@ -14,7 +14,7 @@ from types import FrameType
 from runbook.launch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +117,14 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(stop: StopRequest) -> Iterator[StopRequest]:
-    """Route SIGINT and SIGTERM into `stop`; the handlers of before are put back at the end.
+    """Route SIGINT, SIGTERM and SIGHUP into `stop`; the handlers of before are put back at the end.
 
+    A terminal that is closed sends SIGHUP, which `nohup` has ignored: then it stays ignored.
     Only possible in the main thread; elsewhere `ValueError` is raised by Python itself.
     """
-    before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [one for one in _SIGNALS if not (ignored and one is signal.SIGHUP)]
+    before = {number: signal.signal(number, stop.handle) for number in numbers}
     try:
         yield stop
     finally:

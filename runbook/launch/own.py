@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,8 +65,12 @@ class Growth:
         if self.path is None:
             return []
         try:
-            with self.path.open("rb") as stream:
-                status = os.fstat(stream.fileno())
+            # Nobody may ever write to a pipe in its place, and to wait for that would be a hang.
+            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(handle, "rb") as stream:  # noqa: PTH123 - of a handle
+                status = os.fstat(handle)
+                if not stat.S_ISREG(status.st_mode):
+                    return []
                 if status.st_size < self._offset or stream.read(len(self._head)) != self._head:
                     self.again += 1
                     self._offset, self._head, self._torn = 0, b"", b""
@@ -148,7 +153,7 @@ class OwnWatch(RankWatch):
             # Written anew, as some loggers do for another column: read from its beginning.
             self._read_again = self._log.again
             self._reader, self._rows = RowReader(self._own.log), 0
-        rows = [row for line in lines if (row := self._reader.take(line)) is not None]
+        rows = self._reader.take_all(lines)
         if not rows:
             return None, bool(lines)
         self._rows += len(rows)

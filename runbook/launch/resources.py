@@ -72,11 +72,12 @@ def _held_by(pid: int) -> tuple[str, int, int, int] | None:
 
 
 def resident_mib(pid: int) -> float | None:
-    """Resident memory of a process, MiB; None if it is gone."""
+    """Resident memory of a process, MiB; None if it is gone, or has ended and holds none."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1]) * _PAGE_MIB
+        pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
     except (OSError, ValueError, IndexError):
         return None
+    return pages * _PAGE_MIB or None
 
 
 def _children(threads: Iterable[Path]) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.read.clocks import joined, time_account
 from runbook.read.data_account import data_account
+from runbook.read.fetch_account import fetch_account
 from runbook.read.generated import GeneratedData
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
@@ -128,6 +129,7 @@ def balance(
         *process_account(ranks),
         *step_account(ranks),
         *time_account(frame, ranks, duration_s, exits, lag=int(work.device == "cuda")),
+        *fetch_account(frame, ranks, work.device),
         *token_account(frame, ranks, work),
         *data_account(ranks, work),
         *copy_account(frame, ranks),
@@ -189,10 +191,11 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
             problems.append(
                 f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
             )
-        both = joined(frame, rank.steps, "loss", "grad_norm", "toks_per_s")
         # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
         agreed = ("loss", "grad_norm")
-        for name in (*agreed, "toks_per_s") if rank.rank == 0 else agreed:
+        own = tuple(name for name in ("toks_per_s", "fetch_s") if name in frame)
+        both = joined(frame, rank.steps, *agreed, *own)
+        for name in (*agreed, *own) if rank.rank == 0 else agreed:
             said = both[f"{name}_said"]
             allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name == "toks_per_s")
             # A NaN in the CSV is near nothing.

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import Event, recomputed_steps
+from nsa.contract import Event
+from nsa.drawn import recomputed_steps
 from runbook.read.clocks import with_clock
 from runbook.records.evidence import RankLog
 

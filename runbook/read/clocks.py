@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Clocks agree within this share, and within what one pause of the machine may take.
 CLOCK_TOLERANCE = 0.02
+# How it is said that so much lies beside the steps that none is left to hold against a clock.
+FEW_CLOCKED = "too few steps have a time in both files"
 PAUSE_S = 0.1
 # Between the end of a step and its heartbeat, in the middle of all steps.
 JITTER_S = 5e-5
@@ -114,7 +116,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     """
     both = clocked_steps(frame, rank, busy)
     if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
-        return [f"rank {rank.rank}: too few steps have a time in both files"]
+        return [f"rank {rank.rank}: {FEW_CLOCKED}"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
     allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
@@ -123,11 +125,14 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     # rank that writes no dt_s ends a step a little earlier or later, at each end of a stretch anew.
     runs, waits = int(both["run"].nunique()), PLACE_STEPS * (rank.rank != 0)
     ahead = float(both["dt_s"].median()) * (lag * runs + waits * (runs - 1))
-    if off or abs(float(apart.sum())) > CLOCK_TOLERANCE * total + PAUSE_S + ahead:
+    most = CLOCK_TOLERANCE * total + PAUSE_S + ahead
+    if (sums := abs(float(apart.sum())) > most) or off:
         share = float(both["dt_s"].sum()) / total if total else math.nan
+        slack = most / total if sums and total else math.nan
+        within = f", allowed are {1 - slack:.3f} to {1 + slack:.3f}" if slack < 1 else ""
         return [
             f"dt_s sums to {share:.3f} of what rank {rank.rank}'s clock shows for the same "
-            f"{len(both)} steps"
+            f"{len(both)} steps{within}"
         ]
     return _step_by_step(both, lag) if rank.rank == 0 else []
 

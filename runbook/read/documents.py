@@ -87,6 +87,7 @@ RESOURCES = RowSpec(
     ),
     key="mono",
     whole=frozenset({"step", "rank", "descriptors", "threads", "children"}),
+    complete=True,
 )
 
 

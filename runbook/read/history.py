@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +20,21 @@ from runbook.records.evidence import Effect, RankLog
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.read.columns import Columns, Forms, Ints
+    from runbook.read.columns import Columns, Floats, Forms, Ints
 
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
 # Numbers of a step's end, kept as they are.
 _KEPT = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
-_SAID = ("loss", "toks_per_s", "grad_norm")
+_SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
 _ENDED: Mapping[str, type] = {
     "step": int, "mono": float, "ts": float, "alone": bool, "embedded": float, "data": str,
     **dict.fromkeys(_KEPT, float),
 }  # fmt: skip
 _PROGRESS: Mapping[str, type] = {"step": int, **dict.fromkeys(_SAID, float)}
+# When a step begins to fetch, and when it has its data.
+_MARKS: Mapping[str, type] = {"step": int, "mono": float}
 _OWN: Mapping[str, tuple[str, ...]] = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
 
 
@@ -45,6 +47,8 @@ class RankHistory(RankFold):
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     ended: Table = field(default_factory=lambda: Table(_ENDED))
     progress: Table = field(default_factory=lambda: Table(_PROGRESS))
+    started: Table = field(default_factory=lambda: Table(_MARKS))
+    fetched: Table = field(default_factory=lambda: Table(_MARKS))
     misshapen: list[str] = field(default_factory=list)
     beside: dict[int, frozenset[str]] = field(default_factory=dict)
     _alone: bool = False
@@ -85,7 +89,7 @@ class RankHistory(RankFold):
         self.take_many(columns, lines)
         for form, count in columns.forms_in(lines):
             self.counts[form.record["event"]] += count
-        ends = columns.each(lines, lambda record: record["event"] == Event.STEP_END)
+        ends = columns.each(lines, _tells(Event.STEP_END))
         broken = columns.each(lines, lambda record: record["event"] not in _IN_A_STEP)
         marks = np.flatnonzero(ends | broken)
         self._take_others(columns, lines, np.flatnonzero(broken), np.flatnonzero(ends))
@@ -99,9 +103,13 @@ class RankHistory(RankFold):
             }
             own["alone"], own["data"] = alone[:-1][ends[marks]], columns.texts(lines, ends)
             self.ended.extend(own)
-        said = columns.each(lines, lambda record: record["event"] == Event.PROGRESS)
+        said = columns.each(lines, _tells(Event.PROGRESS))
         if said.any():
             self.progress.extend({name: columns.number(name)[lines][said] for name in _PROGRESS})
+        for event, table in self._marks().items():
+            told = columns.each(lines, _tells(event))
+            if told.any():
+                table.extend({name: columns.number(name)[lines][told] for name in _MARKS})
 
     def _take_others(self, columns: Columns, lines: slice, broken: Ints, ends: Ints) -> None:
         """Which events, at the places `broken`, came before which end of a step."""
@@ -134,12 +142,17 @@ class RankHistory(RankFold):
             self._others = set()
             self.ended.add((self.step, when, wall, self._alone, embedded, digest, *kept))
             self._alone = True
+        elif self.event in (marks := self._marks()):
+            marks[self.event].add((self.step, self._number(record, "mono")))
         elif self.event == Event.PROGRESS:
             said = (self._number(record, name) for name in _SAID)
             self.progress.add((self.step, *said))
         elif self.event not in _IN_A_STEP:
             self._alone = False
             self._others.add(self.event)
+
+    def _marks(self) -> dict[str, Table]:
+        return {Event.STEP_START: self.started, Event.FETCHED: self.fetched}
 
     def _number(self, record: Mapping[str, Any], name: str) -> float | None:
         """A field as a number, NaN included; a null is nothing, anything else is remembered."""
@@ -178,18 +191,12 @@ class RankHistory(RankFold):
             return None
         import numpy as np
 
-        frame, said = self.ended.frame(), self.progress.frame()
-        # Of a step that was said twice the first counts; the rows stay those of the steps' ends.
-        steps, first = np.unique(said["step"].to_numpy(), return_index=True)
+        frame = self.ended.frame()
         ended = frame["step"].to_numpy()
-        place = np.searchsorted(steps, ended)
-        known = place < len(steps)
-        known[known] = steps[place[known]] == ended[known]
-        for name in _SAID:
-            column = np.full(len(frame), np.nan)
-            column[known] = said[name].to_numpy()[first[place[known]]]
-            frame[name] = column
-        return frame
+        said = _of_steps(self.progress.frame(), ended)
+        begun, over = (_of_steps(table.frame(), ended)["mono"] for table in self._marks().values())
+        with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
+            return frame.assign(**said, fetch_clock_s=over - begun)
 
     def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:
@@ -217,6 +224,25 @@ class RankHistory(RankFold):
     def last(self, event: str) -> Mapping[str, Any]:
         """The last record of an event, or an empty one."""
         return self.kept.get(event, [{}])[-1]
+
+
+def _tells(event: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Is a record of this event?"""
+    return lambda record: bool(record["event"] == event)
+
+
+def _of_steps(said: pd.DataFrame, ended: Ints) -> dict[str, Floats]:
+    """What was said of each of these steps, by name; of a step that was said twice, the first."""
+    import numpy as np
+
+    steps, first = np.unique(said["step"].to_numpy(), return_index=True)
+    place = np.searchsorted(steps, ended)
+    known = place < len(steps)
+    known[known] = steps[place[known]] == ended[known]
+    found = {name: np.full(len(ended), np.nan) for name in said.columns.drop("step")}
+    for name, column in found.items():
+        column[known] = said[name].to_numpy()[first[place[known]]]
+    return found
 
 
 def _for_columns(record: Mapping[str, Any]) -> bool:

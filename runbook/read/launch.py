@@ -63,6 +63,7 @@ def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] =
 
 TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
 GATES = _spec(contract.GATES_COLUMNS)
+VAL = _spec(contract.VAL_COLUMNS)
 _DOCUMENTS = {
     "env": (contract.ENV_JSON, ENV),
     "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
@@ -76,6 +77,7 @@ _DOCUMENTS = {
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),
+    ("val", contract.VAL_CSV, VAL),
     ("gpu_samples", GPU_SAMPLES_CSV, GPU_SAMPLES),
     ("processes", PROCESSES_CSV, PROCESSES),
     ("resources", RESOURCES_CSV, RESOURCES),

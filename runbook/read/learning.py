@@ -138,6 +138,7 @@ def _spot_problems(
         for what, limit in {
             "embedding": 0.0,
             "attention": allowed,
+            "gates": allowed,
             "layer": allowed,
             "logits": allowed,
             "blocks_shortfall": allowed,

@@ -10,8 +10,9 @@ import ast
 import csv
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,19 +24,28 @@ from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
-ARRIVALS = RowSpec(columns=("rows", "mono", "ts"), key="rows", whole=frozenset({"rows"}))
+ARRIVALS = RowSpec(
+    columns=("rows", "mono", "ts"), key="rows", whole=frozenset({"rows"}), complete=True
+)
 PROCESSES = RowSpec(
     columns=("mono", "step", "pid", "rank", "rss_mib"),
     key="mono",
     whole=frozenset({"step", "pid", "rank"}),
+    complete=True,
 )
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
-_DOCUMENT = re.compile(r"\{[^{}]*\}")
+_LITERAL = re.compile(r"\{[^{}]*\}")
 _NO_NUMBER = re.compile(r"(-?\b(?:nan|inf)\b)(?=\s*[,}])")
 _LARGEST_LINE = 1 << 16
+_LARGEST_STEP = float(2**53)
+# So many of the distances between rows are alike where a trainer writes at a fixed cadence; a row
+# is missing where one alone is this many times as long.
+_REGULAR, _LONGER = 0.7, 1.5
 Row = Mapping[str, float]
 
 
@@ -58,17 +68,33 @@ class RowReader:
         self._pattern = re.compile(log.pattern) if log.pattern else None
         self._is_table, self._tells_step = log.path.endswith(".csv"), "step" in log.names
         self._header: tuple[str, ...] = ()
+        self.odd_steps: list[float] = []
 
     def take(self, line: bytes) -> Row | None:
-        """The row of this line by our names, its step included; None if it is none."""
+        """The row of this line by our names, its step included; None if it is none.
+
+        A loss that is a word and no number (`1.#QNAN`) is NaN. An empty one, or null, may be a row
+        of another kind. Steps that no trainer takes (NaN, below 0) are kept in `odd_steps`.
+        """
         if len(line) > _LARGEST_LINE:
             return None
         found = self._fields(line.decode("utf-8", "replace").strip("\ufeff"))
         row = {name: value for name in COLUMNS if (value := _number(found.get(name))) is not None}
-        if "loss" not in row or (self._tells_step and "step" not in row):
+        if self._tells_step and "step" not in row:
+            return None
+        if "loss" not in row and self._tells_step and _is_word(found.get("loss")):
+            row["loss"] = math.nan
+        if "loss" not in row:
+            return None
+        if self._tells_step and not 0 <= row["step"] <= _LARGEST_STEP:
+            self.odd_steps.append(row["step"])
             return None
         self._count += 1
         return row if self._tells_step else {**row, "step": float(self._count * self._log.every)}
+
+    def take_all(self, lines: Iterable[bytes]) -> list[Row]:
+        """The rows of these lines."""
+        return [row for line in lines if (row := self.take(line)) is not None]
 
     def _fields(self, line: str) -> Mapping[str, Any]:
         if self._pattern is not None:
@@ -94,21 +120,30 @@ def named_fields(line: bytes) -> Mapping[str, Any]:
 
 
 def _document(line: str) -> Mapping[str, Any]:
-    """The JSON object, or the dict as Python prints it, that stands in a line."""
-    for text in _DOCUMENT.findall(line):
-        for read in (json.loads, _literal):
-            try:
-                found = read(text)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-            if isinstance(found, dict):
-                return found
+    """The first JSON object that stands in a line, or the first dict as Python prints it."""
+    decoder, at = json.JSONDecoder(), line.find("{")
+    while at >= 0:
+        try:
+            return dict(decoder.raw_decode(line, at)[0])
+        except (ValueError, RecursionError):
+            at = line.find("{", at + 1)
+    for text in _LITERAL.findall(line):
+        try:
+            found = _literal(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(found, dict):
+            return found
     return {}
 
 
 def _literal(text: str) -> object:
     """As Python prints it, where `nan` and `inf` are names and no literals."""
     return ast.literal_eval(_NO_NUMBER.sub(r"'\1'", text))
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _number(value: object) -> float | None:
@@ -127,10 +162,9 @@ def lines_of(data: bytes) -> tuple[list[bytes], bytes]:
     return whole, torn
 
 
-def rows_of(log: LogMap, lines: Iterable[bytes]) -> Iterator[Row]:
+def rows_of(log: LogMap, lines: Iterable[bytes]) -> list[Row]:
     """All rows of a whole log."""
-    reader = RowReader(log)
-    return (row for line in lines if (row := reader.take(line)) is not None)
+    return RowReader(log).take_all(lines)
 
 
 def read_own_log(
@@ -139,20 +173,26 @@ def read_own_log(
     """The trainer's log, and as one rank's log the times at which it grew.
 
     A row of the log's frame stands for all `steps` between two arrivals: their mean loss, tokens
-    as the profile declares them, `dt_s` by this program's clock, and `told_s`, the same time as
-    the trainer tells it, where its map names that. None if there is no row, or no arrival.
+    as the profile declares them, `dt_s` by this program's clock, `told_s`, the same time as the
+    trainer tells it, where its map names that, and `missing`, the rows that a file with a fixed
+    cadence lacks there. None if there is no row, or no arrival.
     """
     path, times = log_path(folder, trainer.log), folder / ARRIVALS_CSV
     if path is None or not path.is_file() or not times.is_file():
         return None, ()
     data = path.read_bytes()
     lines, _ = lines_of(data)
-    rows = list(rows_of(trainer.log, lines))
+    reader = RowReader(trainer.log)
+    rows = reader.take_all(lines)
     arrived = read_rows(times, ARRIVALS)
     if not rows or len(arrived.frame) < 2:
         return None, ()
-    frame = _frame(rows, arrived.frame, trainer.tokens(ranks))
+    in_file = trainer.log.path != CONSOLE
+    frame = _frame(rows, arrived.frame, trainer.tokens(ranks), in_file=in_file)
     problems = [f"{times.name}: {text}" for text in arrived.problems]
+    if reader.odd_steps:
+        odd = ", ".join(f"{step:g}" for step in reader.odd_steps[:3])
+        problems.append(f"{len(reader.odd_steps)} row(s) tell a step that is none: {odd}")
     back = sum(b["step"] <= a["step"] for a, b in pairwise(rows))
     if back:
         problems.append(
@@ -163,18 +203,36 @@ def read_own_log(
         path=name_below(path, relative_to),
         sha256=hashlib.sha256(data).hexdigest(),
         problems=tuple(problems),
-        damaged=bool(back) or arrived.damaged,
+        damaged=bool(back or reader.odd_steps) or arrived.damaged,
     )
     return told, (_clock(frame, name_below(times, relative_to), arrived.sha256),)
 
 
-def _frame(rows: Sequence[Row], arrivals: pd.DataFrame, tokens: int) -> pd.DataFrame:
+def _missing_rows(apart: npt.NDArray[np.float64], usual: float) -> npt.NDArray[np.float64]:
+    """Rows that lack before each row, by the distances of a log that has a cadence.
+
+    One distance alone that is longer is a gap; the same one again is another cadence.
+    """
+    import numpy as np
+
+    around = np.concatenate([[np.nan], apart, [np.nan]])
+    alone = (around[:-2] != apart) & (around[2:] != apart)
+    if usual <= 0 or np.mean(apart == usual) < _REGULAR:
+        return np.zeros(len(apart))
+    return np.where(alone & (apart >= _LONGER * usual), np.round(apart / usual) - 1, 0.0)
+
+
+def _frame(
+    rows: Sequence[Row], arrivals: pd.DataFrame, tokens: int, *, in_file: bool
+) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
     steps = np.array([row["step"] for row in rows])
     usual = float(np.median(np.diff(steps))) if len(steps) > 1 else 1.0
     before = np.concatenate([[steps[0] - usual], steps[:-1]])
+    # A console's rows may be drawn over.
+    missing = _missing_rows(steps - before, usual) if in_file else np.zeros(len(steps))
     told = np.array([_told_s(row, tokens) for row in rows]) * (steps - before)
     counts, clock = arrivals["rows"].to_numpy(), arrivals["mono"].to_numpy(dtype=float)
     found: dict[str, list[float]] = {}
@@ -190,6 +248,7 @@ def _frame(rows: Sequence[Row], arrivals: pd.DataFrame, tokens: int) -> pd.DataF
             "tokens": many * tokens,
             "dt_s": clock[place] - clock[place - 1],
             "told_s": float(told[begin:end].sum()),
+            "missing": float(missing[begin:end].sum()),
             "mono": clock[place],
             "ts": float(arrivals["ts"].iloc[place]),
             **{
@@ -199,7 +258,7 @@ def _frame(rows: Sequence[Row], arrivals: pd.DataFrame, tokens: int) -> pd.DataF
         }
         for name, value in said.items():
             found.setdefault(name, []).append(value)
-    frame = pd.DataFrame(found).astype({"step": "int64", "steps": "int64"})
+    frame = pd.DataFrame(found).astype({"step": "int64", "steps": "int64", "missing": "int64"})
     return frame.assign(toks_per_s=frame["tokens"] / frame["dt_s"])
 
 

@@ -31,7 +31,8 @@ class RowSpec:
     """What the columns of a file are: `text` columns are strings, all others are numbers.
 
     `key` is the column that the header must begin with. `filled` columns may not be empty.
-    `headerless` names the columns of the older form of the file, which has no header.
+    `headerless` names the columns of the older form of the file, which has no header. Of a file
+    that is `complete` no column may lack: whoever asks for its numbers needs all of them.
     """
 
     columns: tuple[str, ...]
@@ -40,6 +41,7 @@ class RowSpec:
     filled: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     headerless: tuple[str, ...] = ()
+    complete: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,8 @@ class _Reader:
             repeated = sorted({name for name in names if names.count(name) > 1})
             if repeated:
                 self.unreadable = f"the header names columns twice: {', '.join(repeated)}"
+            elif self.spec.complete and (lacking := set(self.spec.columns) - set(names)):
+                self.unreadable = f"the header lacks: {', '.join(sorted(lacking))}"
             return rest
         if len(names) == len(self.spec.headerless) and is_number(names[0]):
             self.columns, self.legacy = self.spec.headerless, True
@@ -184,7 +188,7 @@ class _Reader:
             if name in self.spec.text:
                 row.append(by_name[name])
                 continue
-            if value == "" and name not in self.spec.filled:
+            if value == "" and name not in self.spec.filled | self.spec.whole:
                 row.append(float("nan"))
                 continue
             if not is_number(value):

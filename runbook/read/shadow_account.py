@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nsa.contract import recomputed_steps, watched_steps
+from nsa.drawn import recomputed_steps, watched_steps
 from runbook.read.accounts import COPY_TOLERANCE, Workload
 from runbook.read.learning import ROUNDOFF, oracle_tolerance
 from runbook.records.evidence import RankLog
@@ -29,6 +29,9 @@ _ALLOWED: Mapping[str, tuple[str, float]] = {
 _WIRE_ROUNDOFFS = 4
 # Of the largest gap between the ranks: equal but for rounding. Two are equally far from their mean.
 _AS_FAR = 0.99
+# Roundoffs that errors of rounding to nearest never come to on average, and cut digits always do.
+_BIAS = 1 / 4
+_ROUNDED_ON_THE_WIRE = ("bf16", "fp16")
 _ROUNDOFFS = ("weight", "first_moment", "second_moment")
 
 
@@ -68,7 +71,34 @@ def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workloa
             f"the gradient before clipping is not that of the step's loss: off by {gap} of "
             f"itself, allowed {limit:.2g}"
         )
-    return problems
+        # Of another gradient nobody needs to know how it is rounded.
+        return problems
+    return problems + _bias_problems(told.get("bias") or {}, work)
+
+
+def bias_tolerance(work: Workload, weight: float) -> float:
+    """What the errors of gradients in a half type may be on average, as a share; 0 in any other.
+
+    Cutting digits off makes 0.69 roundoffs of it. Rounding to nearest makes half a roundoff at one
+    element, this way or that, so of the mean over `weight` elements six deviations are allowed.
+    """
+    return ROUNDOFF.get(work.wire or "", 0.0) * max(_BIAS, 3 / math.sqrt(weight))
+
+
+def _bias_problems(told: Mapping[str, Any], work: Workload) -> list[str]:
+    """A half type on the wire rounds to nearest: up as often as down, and not towards 0."""
+    if work.wire not in _ROUNDED_ON_THE_WIRE:
+        return []
+    weight = told.get("weight")
+    if not isinstance(weight, int | float) or not weight > 0:
+        return ["which way gradients are rounded was held against nothing"]
+    limit = bias_tolerance(work, weight)
+    return [
+        f"gradients are rounded {way}, not to nearest: by {told.get(name)} on average, allowed "
+        f"{limit:.2g}"
+        for name, way in (("toward_zero", "towards 0 or away from it"), ("down", "up or down"))
+        if not isinstance(told.get(name), int | float) or not abs(told[name]) <= limit
+    ]
 
 
 def _other_steps(

@@ -153,7 +153,7 @@ def _spoiled(items: Collection[Any], where: str, problems: list[str]) -> bool:
 ENV = Fields(
     {
         "run_token": is_text,
-        "world_size": is_count,
+        **dict.fromkeys(("world_size", "nodes"), is_count),
         "config_sha256": is_text,
         "git": Fields({}),
         "package": Fields({"path": is_text, "sha256": is_text}),
@@ -276,6 +276,7 @@ DEVICES = Fields(
     {
         **dict.fromkeys(("source", "problem", "taken_at", "driver"), is_text),
         "gpus": Items(_DEVICE),
+        "nodes": Items(is_text),
     }
 )
 KERNEL_LOG = Fields(
@@ -303,6 +304,7 @@ LOAD = Fields(
 _SPOTS = (
     "embedding",
     "attention",
+    "gates",
     "layer",
     "logits",
     "layers",
@@ -337,7 +339,16 @@ EVENTS: Mapping[str, Fields] = {
     Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
     Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
-    Event.EVAL: Fields({"data": is_digest}),
+    Event.EVAL: Fields(
+        {
+            "step": is_count,
+            "loss": is_any_number,
+            "losses": Items(is_any_number),
+            "again": Fields({"batch": is_count, "loss": is_any_number}),
+            "embedded": is_count,
+            "data": is_digest,
+        }
+    ),
     Event.NONFINITE: Fields({"step": is_count}),
     Event.HALT: Fields({"reason": is_text}),
     Event.EXIT: Fields(
@@ -356,9 +367,19 @@ EVENTS: Mapping[str, Fields] = {
                     "losses": Items(is_any_number),
                     "gradient": is_any_number,
                     "ranks": is_any_number,
+                    "bias": Each(is_any_number),
+                    "gates": Items(Items(Items(is_any_number))),
                 }
             ),
             "proof": _PROOF,
+            "saved": Fields(
+                {
+                    "step": is_count,
+                    "tensors": Items(is_text),
+                    "elements": is_count,
+                    "other": is_count,
+                }
+            ),
         }
     ),
 }

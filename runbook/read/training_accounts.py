@@ -1,4 +1,4 @@
-"""Accounts of what the optimizer did, and of the memory and the gates that a launch reports.
+"""Accounts of what the optimizer did, and of the memory that a launch reports.
 
 Like `runbook.read.accounts`: every function returns what does not balance, in words.
 """
@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.read.accounts import COPY_TOLERANCE, Workload, balance
 from runbook.read.beside import beside_account
+from runbook.read.evaluation_account import evaluation_account
+from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
+from runbook.read.saved_account import saved_account
 from runbook.read.shadow_account import NORM_TOLERANCE, shadow_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -25,8 +28,6 @@ FIRST_UPDATE = (0.5, 2.0)
 COSINE_END = 0.1
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
-# So many readings of the gates that do not differ in any digit were not taken.
-_STUCK = 3
 
 
 def book_problems(
@@ -36,6 +37,7 @@ def book_problems(
     env: Mapping[str, Any],
     *,
     gates: pd.DataFrame | None,
+    val: pd.DataFrame | None,
     duration_s: float | None,
     exits: Sequence[RankExit] = (),
 ) -> list[str]:
@@ -45,7 +47,9 @@ def book_problems(
         *beside_account(frame, ranks, env),
         *rate_account(frame, env),
         *memory_account(ranks, work),
-        *gates_account(gates),
+        *gates_account(gates, ranks, work),
+        *evaluation_account(val, ranks, work),
+        *saved_account(ranks),
     ]
 
 
@@ -179,11 +183,3 @@ def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
                 f"of {row.get('reserved_mib')} MiB reserved at most"
             )
     return problems
-
-
-def gates_account(gates: pd.DataFrame | None) -> list[str]:
-    """Readings of the gates that were taken differ: the parameters move between them."""
-    if gates is None or len(gates) < _STUCK or "entropy" not in gates:
-        return []
-    stuck = gates["entropy"].nunique() == 1 and gates["max_gate"].nunique() == 1
-    return [f"{len(gates)} readings of the gates are equal in every digit"] if stuck else []

@@ -109,11 +109,15 @@ class PhaseFinished(StreamEvent):
 
 
 class RunFinished(StreamEvent):
-    """Everything is written; run.json in `run_root` has the whole record."""
+    """Everything is written; run.json in `run_root` has the whole record.
+
+    `fingerprint` is run.json's SHA-256: kept elsewhere, `runbook verify --fingerprint` takes it.
+    """
 
     event: Literal["run_finished"] = "run_finished"
     run_id: str
     run_root: str
+    fingerprint: str
     verdict: Verdict
     headline: str
     scope: str

@@ -54,10 +54,11 @@ class RankLog:
     `steps` has a row for each optimizer step that the rank ended: step, mono and ts (s), alone
     (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
     reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
-    reported progress, loss, toks_per_s and grad_norm. `beside` has for each step, the first apart,
+    reported progress, loss, toks_per_s, grad_norm and fetch_s; fetch_clock_s is what lies between
+    the marks before and after fetching. `beside` has for each step, the first apart,
     the events since the step before that are no part of a step. `checkpoints` are those that were
-    written, each with its path and the seconds it took; `evaluations` have the digest of the rows
-    that they read.
+    written, each with its path and the seconds it took; `evaluations` have the step before them,
+    the losses, and the digest of the rows that they read.
     """
 
     rank: int
@@ -123,6 +124,9 @@ class LaunchEvidence:
     gates: pd.DataFrame | None = None
     gates_path: str = ""
     gates_sha256: str = ""
+    val: pd.DataFrame | None = None
+    val_path: str = ""
+    val_sha256: str = ""
     ranks: tuple[RankLog, ...] = ()
     env: Mapping[str, Any] | None = None
     env_path: str = ""

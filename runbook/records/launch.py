@@ -248,7 +248,8 @@ class LaunchResult(Record):
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
     `notes` are findings that did not end the launch, such as a rank that is always late. `follows`
     says why one was not started, in the terms of `Check.follows`. `begun`: the checkpoint that it
-    was told to go on from.
+    was told to go on from. `stopped_at`: the innermost functions of its own in which the culprit
+    of a hang was (`file.py:12 in name`), the innermost first.
     """
 
     status: LaunchStatus
@@ -266,6 +267,7 @@ class LaunchResult(Record):
     steps: int | None = None
     notes: tuple[str, ...] = ()
     begun: Begun | None = None
+    stopped_at: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from runbook.errors import ProgramExit
 from runbook.records.measurement import Measurement, Record, Scalar
 
+# Between the steps of a remedy.
+STEP = "; "
 # What a check or a launch follows from that is not there because the run was stopped.
 THE_RUN = "run"
 
@@ -123,6 +125,11 @@ class Check(Record):
     `follows` names what this outcome only follows from: a launch as `phase/launch`, another check
     by its id, a phase that did not run, `THE_RUN` for the run itself, or in words what the machine
     does not have. It is empty where the check stands for a fault of its own.
+
+    `title` says in one short sentence what failed, where the judge has one; `reason` has every
+    number. `clue` says what the evidence shows of the cause. `first_command` is what the remedy
+    has typed before anything else: a program that shows the machine, or the phase again with a
+    setting that tells more; empty where it has none.
     """
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
@@ -140,6 +147,9 @@ class Check(Record):
     rerun: str = ""
     required: bool = False
     follows: str = ""
+    title: str = ""
+    clue: str = ""
+    first_command: str = ""
 
     @property
     def left_out(self) -> bool:

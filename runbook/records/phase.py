@@ -49,16 +49,17 @@ class PlanContext:
         """Do the launches run on nodes of a cluster?"""
         return self.invocation is not None and self.invocation.launcher != DEFAULT_LAUNCHER
 
-    def rerun(self, *phases: str) -> str:
-        """The command that runs these phases again in the same way."""
-        return (self.invocation or Invocation(profile=self.profile.name)).line(phases)
+    def rerun(self, *phases: str, adding: Sequence[str] = ()) -> str:
+        """The command that runs these phases again in the same way, or with settings more."""
+        asked = self.invocation or Invocation(profile=self.profile.name)
+        return asked.adding(adding).line(phases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """What a phase says about its evidence.
 
-    `remedies` has what to do about each launch that did not end well, by its name.
+    `remedies` and `first_commands` are those of `PhaseRecord`.
     """
 
     checks: Sequence[Check]
@@ -69,6 +70,7 @@ class Judgement:
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     remedies: Mapping[str, str] = field(default_factory=dict)
+    first_commands: Mapping[str, str] = field(default_factory=dict)
 
 
 class Phase(ABC):
@@ -116,6 +118,10 @@ class Phase(ABC):
 
     def own_checks(self, context: PlanContext) -> tuple[str, ...]:  # noqa: ARG002
         """Ids of the checks that a trainer of one's own can answer. Pure."""
+        return ()
+
+    def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:  # noqa: ARG002
+        """Ids of the checks that a GO on nodes of a cluster needs beside the profile's. Pure."""
         return ()
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002

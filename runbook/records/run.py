@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from runbook.defaults import (
     DEFAULT_PROTOCOL,
     DEFAULT_QUEUE_S,
 )
-from runbook.records.launch import Launch, LaunchResult
+from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
 from runbook.records.shown import Comparison, Series, Table
@@ -72,8 +72,9 @@ class Repeated(Record):
 class PhaseRecord(Record):
     """One phase: launches, measurements, checks, tables, and what it chose for later phases.
 
-    `remedies` has what to do about each launch that did not end well, by its name. `repeated` has
-    the earlier attempts of a phase that was run again, oldest first.
+    `remedies` has what to do about each launch that did not end well, by its name, and
+    `first_commands` what its remedy has typed first, where it has that. `repeated` has the earlier
+    attempts of a phase that was run again, oldest first.
     """
 
     name: str
@@ -93,6 +94,7 @@ class PhaseRecord(Record):
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remedies: dict[str, str] = Field(default_factory=dict)
+    first_commands: dict[str, str] = Field(default_factory=dict)
     repeated: tuple[Repeated, ...] = ()
 
     @property
@@ -262,15 +264,24 @@ class Invocation:
         unsaid += _OF_A_CLUSTER if self.launcher == DEFAULT_LAUNCHER else ()
         return {name: value for name, value in kept.items() if name not in unsaid}
 
-    def line(self, phases: Iterable[str]) -> str:
-        """The command that runs these phases in the same way; it leaves out what is default.
+    def adding(self, settings: Iterable[str]) -> Invocation:
+        """The same with these `KEY=VALUE` words, in the place of what was given by that name."""
+        more = tuple(settings)
+        names = {text.partition("=")[0] for text in more}
+        kept = [text for text in self.settings if text.partition("=")[0] not in names]
+        return replace(self, settings=(*kept, *more))
+
+    def line(self, phases: Iterable[str] = ()) -> str:
+        """The command that runs these phases in the same way, or all; it leaves out defaults.
 
         A plan is run from its beginning: a phase of it means nothing without those before it.
         """
         named = list(phases)
-        words = ["runbook", "run", "--phase", ",".join(named), "--profile", self.profile]
+        words = ["runbook", "run", *(["--phase", ",".join(named)] if named else [])]
+        words += ["--profile", self.profile]
         if self.plan:
-            words = ["runbook", "launch", "--until", named[-1], "--profile", self.profile]
+            words = ["runbook", "launch", *(["--until", named[-1]] if named else [])]
+            words += ["--profile", self.profile]
             words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
             words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
@@ -306,6 +317,26 @@ class Invocation:
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )
+
+
+def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:
+    """A printed line of an invocation without these settings, or with another profile.
+
+    A line in which there is nothing to change, or that is none, stays as it is.
+    """
+    try:
+        whole = shlex.split(line)
+    except ValueError:
+        return line
+    names, words, kept = set(without), iter(whole), []
+    for word in words:
+        value = next(words, "") if word == "--set" else ""
+        if word != "--set":
+            kept.append(word)
+        elif value.partition("=")[0] not in names:
+            kept += [word, value]
+    kept = with_option(kept, "--profile", profile) if profile else kept
+    return line if kept == whole else shlex.join(kept)
 
 
 def lasting(path: str | Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from runbook.stats.arms import best_arm, best_arm_sequential, complete_rounds
 from runbook.stats.cpu_time import per_cpu_second
 from runbook.stats.decision import Decided, Decision
-from runbook.stats.launches import meets_target, scaling
+from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling_over
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import (
@@ -66,6 +66,7 @@ __all__ = [
     "effective",
     "faster",
     "last_window",
+    "launch_bounds",
     "measured_rows",
     "meets_target",
     "memory_plateau",
@@ -73,6 +74,7 @@ __all__ = [
     "per_cpu_second",
     "regression",
     "scaling",
+    "scaling_over",
     "steady",
     "step_times",
     "time_lost",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,14 @@ from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, paired, positive
 from runbook.stats.pairs import mean_and_error, t_quantile
-from runbook.stats.plans import TARGET_PLAN, FixedPlan, InterimPlan, first_settled, is_decided
+from runbook.stats.plans import (
+    SCALING_PLAN,
+    TARGET_PLAN,
+    FixedPlan,
+    InterimPlan,
+    first_settled,
+    is_decided,
+)
 
 MIN_LAUNCHES = 3
 # Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.
@@ -54,9 +62,7 @@ def meets_target(
     if array.size < plan.units:
         outcome, interval, says = _far_from(array, floor, plan.units)
     else:
-        mean, bar = mean_and_error(np.log(array))
-        half = t_quantile(error, array.size - 1) * bar
-        interval = (math.exp(mean - half), math.exp(mean + half))
+        interval = launch_bounds(array, error)
         outcome, says = _against(interval, floor)
     stale = floor < STALE_BELOW * middle
     warning = f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
@@ -74,12 +80,34 @@ def meets_target(
     )
 
 
+def launch_bounds(
+    values: Sequence[float] | FloatArray, error: float = TARGET_PLAN.error
+) -> tuple[float, float]:
+    """Bounds of the geometric mean of launches, each one-sided with this error.
+
+    Args:
+        values: one positive number per launch, at least two of them.
+
+    Returns:
+        Lower and upper bound, in the unit of the values.
+
+    Raises:
+        UsageError: values that are not positive numbers, or only one.
+    """
+    array = positive("values", values, unit=TOKENS_PER_SECOND)
+    if array.size < 2:
+        raise UsageError("one launch has no spread; bounds need at least 2")
+    mean, bar = mean_and_error(np.log(array))
+    half = t_quantile(error, array.size - 1) * bar
+    return math.exp(mean - half), math.exp(mean + half)
+
+
 def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]:
     low, high = interval
     if low >= floor:
         return Decided.PASS, f"lower bound {low:.4g} reaches it"
     if high < floor:
-        return Decided.FAIL, f"upper bound {high:.4g} is below it"
+        return Decided.FAIL, f"upper bound {high:.4g} is below the floor"
     return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
 
 
@@ -136,6 +164,38 @@ def scaling(
     if plan is None:
         return analyze(one.size, error)
     return first_settled(one.size, plan, analyze, is_decided, final=final)
+
+
+def scaling_over(
+    first: Sequence[float] | FloatArray,
+    more: Mapping[int, Sequence[float] | FloatArray],
+    *,
+    limit: float = 0.90,
+    plan: InterimPlan = SCALING_PLAN,
+) -> dict[int, Decision]:
+    """`scaling` of several numbers of nodes, each against the same launches of one node.
+
+    Args:
+        first: throughput of one node, one value per launch.
+        more: throughput of n nodes together by n, launched in rounds with `first`.
+        limit: the floor of each.
+        plan: the interim analyses, and the error of all answers together.
+
+    Returns:
+        A decision for each n. All of them PASS where each does, so that each has the whole error;
+        one of k FAILs with a share of 1/k, so that a FAIL among them is wrong no more often.
+
+    Raises:
+        UsageError: as `scaling`.
+    """
+    careful = replace(plan, error=plan.error / max(1, len(more)))
+    found = {}
+    for n, values in more.items():
+        decision = scaling(first, values, n, limit=limit, plan=plan)
+        if decision.outcome is Decided.FAIL:
+            decision = scaling(first, values, n, limit=limit, plan=careful)
+        found[n] = decision
+    return found
 
 
 def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: float) -> Decision:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from runbook.engine.outputs import MANIFEST_FILE, check_manifest, run_files, strange_entries
+from runbook.engine.outputs import MANIFEST_FILE, check_manifest, files_by_name, strange_entries
 from runbook.errors import RunbookError, UsageError
 from runbook.read.redact import redact_text, secret_lines
 from runbook.records import RunRecord
@@ -104,11 +104,11 @@ def _refuse(record: RunRecord, run_root: Path, path: Path) -> None:
 
 
 def _contents(run_root: Path) -> Iterator[tuple[str, bytes]]:
-    for path in run_files(run_root):
+    for name, path in files_by_name(run_root).items():
         # A file that became a link since it was listed is not followed.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(handle, "rb") as stream:  # noqa: PTH123 - of a handle
-            yield path.relative_to(run_root).as_posix(), stream.read()
+            yield name, stream.read()
 
 
 def _text(data: bytes) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from runbook.console import in_one_line
 from runbook.errors import UsageError
 from runbook.read.documents import CONSOLE_LOG, OWN_FOLDER
 from runbook.read.own_log import Row, lines_of, named_fields, rows_of
@@ -34,6 +35,8 @@ _STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"
 _LOSS = rf".*?\bloss\b[\s:=]*(?P<loss>{_NUMBER})"
 _MS = rf".*?(?P<dt_ms>{_NUMBER}) ?ms\b"
 _PATTERNS = (_STEP + _LOSS + _MS, _STEP + _LOSS)
+# Columns of a table that has no loss, as many as a message shows.
+_SHOWN_FIELDS = 8
 _FEWEST = 3
 _FLAGS = {
     STEPS: r"(?:max|num|train|total)?[-_]?(?:train[-_])?(?:steps|iters|iterations|updates)",
@@ -91,7 +94,7 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
 
     Raises UsageError that says where it looked, and what a log needs.
     """
-    looked: list[str] = []
+    looked = list(_without_loss(run_dir))
     for log, path in _candidates(run_dir):
         lines = lines_of(path.read_bytes())[0]
         rows = tuple(rows_of(log, lines))
@@ -105,7 +108,8 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
         log = log.model_copy(update={"every": every})
         return Guess(log=log, rows=tuple(rows_of(log, lines)), said=looked[-1])
     raise UsageError(
-        f"no log with a loss was found in {run_dir} ({'; '.join(looked) or 'nothing was written'})",
+        f"no log with a loss was found in {run_dir} "
+        f"({'; '.join(dict.fromkeys(looked)) or 'nothing was written'})",
         hint=f"let it write a .csv or .jsonl with step and loss below {OUT}, or print such lines; "
         "docs/your-trainer.md has an adapter of 30 lines",
     )
@@ -127,6 +131,19 @@ def _candidates(run_dir: Path) -> Iterator[tuple[LogMap, Path]]:
         yield log, console
     for pattern in _PATTERNS:
         yield LogMap(pattern=pattern), console
+
+
+def _without_loss(run_dir: Path) -> Iterator[str]:
+    """Why a table that is there is not taken: what its columns are, and that none is a loss."""
+    own = run_dir / OWN_FOLDER
+    for suffix, read in (("csv", _header), ("jsonl", _fields)):
+        for path in sorted(own.rglob(f"*.{suffix}")):
+            fields = read(path)
+            if _mapped(f"{OUT}/{path.name}", fields) is None:
+                shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
+                other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
+                told = f", separated by {other!r} and not by commas" if other else ""
+                yield f"{path.relative_to(own)}: no loss among its columns ({shown}{told})"
 
 
 def _mapped(path: str, fields: Sequence[str]) -> LogMap | None:

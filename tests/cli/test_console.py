@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+from contextlib import nullcontext
 
 import pytest
 
-from runbook.console import Console, counted, printable, short_caveat, verdict_text
+from runbook.console import Console, counted, drop, printable, short_caveat, verdict_text
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -147,3 +149,22 @@ def test_a_long_list_of_settings_is_counted_in_the_headline(caveat: str, shown: 
 )
 def test_control_characters_are_spelled_out(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_a_reader_that_goes_away_ends_what_is_short_and_not_what_goes_on_for_hours() -> None:
+    for outlives in (False, True):
+        read, write = os.pipe()
+        err = io.StringIO()
+        with os.fdopen(write, "w") as out:
+            console = Console(stdout=out, stderr=err)
+            if outlives:
+                console.outlive_readers()
+            console.result("one")
+            os.close(read)
+            with nullcontext() if outlives else pytest.raises(BrokenPipeError):
+                console.result("two")
+            if not outlives:
+                drop(out)  # as the program does, which ends then
+            console.result("three")
+        told = "nobody reads stdout any more: this goes on, and writes its files\n"
+        assert err.getvalue() == (told if outlives else "")

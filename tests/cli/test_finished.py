@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import render
+from runbook.engine.outputs import render, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 
@@ -62,6 +62,40 @@ def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Pat
     assert ended.code == 0 and "changed since the run" not in ended.out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("report",), ("judge",), ("export", "--to", "csv", "-"), ("compare", "RUN", "RUN")],
+)
+def test_a_verdict_that_was_written_into_the_record_is_told(
+    finished: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    write_manifest(finished)
+    typed = [finished.name if word == "RUN" else word for word in words]
+    assert "changed since" not in inside(*typed, cwd=tmp_path).err
+    text = (finished / "run.json").read_text()
+    (finished / "run.json").write_text(text.replace('"NO-GO"', '"GO"'))
+    assert "changed since the run: run.json; see runbook verify" in inside(*typed, cwd=tmp_path).err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("export", "--to", "csv", "RUN/run.json"),
+        ("history", "--html", "RUN/run.json"),
+        ("compare", "RUN", "RUN", "--html", "RUN/baseline/x.html"),
+    ],
+)
+def test_nothing_is_written_among_the_files_of_a_run(
+    finished: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    before = (finished / "run.json").read_bytes()
+    (finished / "baseline").mkdir()
+    ended = inside(*(word.replace("RUN", str(finished)) for word in words), cwd=tmp_path)
+    assert ended.code == 2
+    assert f"lies in the folder of the run {finished.name}; name another" in ended.err
+    assert (finished / "run.json").read_bytes() == before
+
+
 def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
     assert (
         inside("report", "--json", cwd=tmp_path).out
@@ -78,9 +112,13 @@ def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
             "--format 'pdf': no such format; there are: details, github, ",
         ),
         (("report", "--format", ","), "--format names no format"),
+        (
+            ("verify", "--fingerprint", "3f9c"),
+            "--fingerprint '3f9c' is none; allowed: 32 to 64 digits (0-9, a-f), as printed",
+        ),
     ],
 )
-def test_a_wrong_list_of_formats(
+def test_a_wrong_value_of_an_option(
     finished: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     ended = inside(*words, cwd=tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from runbook.cli._github import GithubObserver, LogConsole, harmless, summary_text, tell_github
 from runbook.console import Console
-from runbook.engine.outputs import render
+from runbook.engine.outputs import fingerprint_of, render
 from tests.cli.shell import inside
 from tests.cli.test_observers import ROOT, play
 from tests.reports import samples
@@ -76,6 +76,7 @@ def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
         "verdict=NO-GO",
         "exit_code=1",
         f"run={tmp_path}/run",
+        f"fingerprint={fingerprint_of(record)}",
         f"report={tmp_path}/run/report.md",
     ]
 

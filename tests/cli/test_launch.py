@@ -166,8 +166,10 @@ def test_tensorboard_is_on_in_production_only(run: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_every_number_can_be_computed_again(run: Path) -> None:
-    done = runbook("verify", str(run), cwd=run.parent)
+    kept = hashlib.sha256((run / "run.json").read_bytes()).hexdigest()[:32]
+    done = runbook("verify", str(run), "--fingerprint", kept, cwd=run.parent)
     assert done.code == 0, done.out
+    assert done.out.splitlines()[-1] == f"fingerprint  {kept} (the one asked for)"
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
     for code in (*("0 GO", "1 NO-GO", "2 wrong usage", "3 INCOMPLETE"), "70 internal error"):
         assert f"{code}," in ended.out
     assert "4 PARTIAL PASS (of the" in ended.out
-    assert "130 Ctrl-C, 143 SIGTERM\n" in ended.out
+    assert "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM\n" in ended.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -379,5 +379,6 @@ def test_the_codes_that_scripts_rely_on() -> None:
         "PARTIAL": 4,
         "DEFECT": 70,
         "INTERRUPTED": 130,
+        "HUNG_UP": 129,
         "TERMINATED": 143,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import time
@@ -163,6 +164,7 @@ def test_json_lines_hold_the_same_facts() -> None:
 
 
 # What a person set for this run alone is the first suspect.
+WHY = "NSA_PREFILL_BATCHED=0 was set by hand (--set)."
 FIRST = "first without --set NSA_PREFILL_BATCHED=0, which was set by hand; if it comes back: "
 
 
@@ -174,22 +176,32 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
     assert out.getvalue().splitlines() == [
         "NO-GO, settings changed (NSA_PREFILL_BATCHED=0) "
         "(profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        "  Do not start the production run.",
         "  baseline.throughput: 23 tok/s is below 39",
         "  bucket_sweep.best: only 2 of 6 rounds are valid",
         "  5 checks: 2 PASS, 1 FAIL, 1 INCONCLUSIVE, 1 SKIPPED",
         "FAIL  baseline.throughput: 23 tok/s is below 39 "
         "(23 ± 0.575 tok/s, interval 22.31 to 23.69 against >= 39 tok/s)",
+        f"    why    {WHY}",
         "    see    baseline/launch_0/training.csv",
         "    see    baseline/launch_0/env.json",
         f"    try    {FIRST}set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
         "    rerun  runbook run --phase baseline --profile a100x2_pcie4",
         "INCONCLUSIVE  bucket_sweep.best: only 2 of 6 rounds are valid",
+        f"    why    {WHY}",
         "    see    bucket_sweep/arms/training.csv",
         f"    try    {FIRST}run the sweep again on a machine that nothing else uses",
         "    rerun  runbook run --phase bucket_sweep --profile a100x2_pcie4",
+        fingerprint_line(samples.no_go()),
         f"report  {tmp_path}/report.html",
         f"report  {tmp_path}/report.md",
     ]
+
+
+def fingerprint_line(record: RunRecord) -> str:
+    """Of run.json as it is written: the first half of its SHA-256."""
+    written = record.model_dump_json(indent=2) + "\n"
+    return f"fingerprint  {hashlib.sha256(written.encode()).hexdigest()[:32]}"
 
 
 def test_a_quiet_summary_is_the_verdict_and_the_report(tmp_path: Path) -> None:
@@ -198,6 +210,7 @@ def test_a_quiet_summary_is_the_verdict_and_the_report(tmp_path: Path) -> None:
     print_summary(Console(stdout=out, stderr=io.StringIO(), quiet=True), samples.go(), tmp_path)
     assert out.getvalue().splitlines() == [
         "GO (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
+        fingerprint_line(samples.go()),
         f"report  {tmp_path}/report.md",
     ]
 
@@ -219,5 +232,6 @@ def test_after_an_interruption_the_way_to_go_on(
     assert out.getvalue().splitlines() == [
         "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
         "resume  runbook run --resume artifacts/a-run",
+        fingerprint_line(samples.incomplete()),
         "report  artifacts/a-run/report.md",
     ]

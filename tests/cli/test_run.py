@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -31,7 +32,7 @@ def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, Ended]) -> Non
     asked = len(record.required) - len(record.left_out())
     assert lines[0] == (
         f"PARTIAL PASS {asked} of {asked}, {len(record.left_out())} more were not asked for "
-        "(nothing trained here; function only, throughput not gated)"
+        "(no training ran; function only, throughput not gated)"
     )
     assert f"runbook run --resume {root.name} --phase baseline,bucket_sweep," in ended.out
     assert len(lines) < 10 and "export " not in ended.out and "GO" not in lines[0]
@@ -46,7 +47,12 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
     (root,) = (folder / "artifacts").iterdir()
     where = f"artifacts/{root.name}"
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-z]{7}", root.name)
-    assert out.splitlines()[-2:] == [f"report  {where}/report.html", f"report  {where}/report.md"]
+    written = hashlib.sha256((root / "run.json").read_bytes()).hexdigest()
+    assert out.splitlines()[-3:] == [
+        f"fingerprint  {written[:32]}",
+        f"report  {where}/report.html",
+        f"report  {where}/report.md",
+    ]
     for name in ("report.html", "report.md", "junit.xml", "report.json", "report.txt"):
         assert (root / name).stat().st_size > 0
     lines = err.splitlines()
@@ -86,7 +92,7 @@ def _without_a_gpu(cwd: Path, *asked: str) -> tuple[RunRecord, Ended, Path]:
 def test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch(tmp_path: Path) -> None:
     record, ended, root = _without_a_gpu(tmp_path)
     assert (ended.code, record.verdict) == (3, Verdict.INCOMPLETE)
-    assert ended.out.startswith("INCOMPLETE (nothing trained here)\n")
+    assert ended.out.startswith("INCOMPLETE (no training ran)\n")
     rows = {check.id: check for check in record.checks()}
     assert rows["preflight.cuda"].outcome is Outcome.INVALID
     assert Outcome.FAIL not in {check.outcome for check in rows.values()}

@@ -121,7 +121,7 @@ def test_everything_wrong_with_a_shell_is_told() -> None:
 def test_what_is_listed_says_source_and_what_it_replaces() -> None:
     settings = given("NCCL_BLOCKING_WAIT=1", NSA_DDP_BUCKET_MB="50", NSA_DDP_STATIC_GRAPH="true")
     lines = list(told(settings.toggles, settings.sources, PROFILE.variables))
-    assert lines[0] == "NSA_DDP_BUCKET_MB=50 (shell, over 25 of the profile)"
+    assert lines[0] == "NSA_DDP_BUCKET_MB=50 (shell, the profile has 25)"
     assert lines[1] == "NSA_DDP_STATIC_GRAPH=true (shell, as in the profile)"
     assert lines[2].startswith("NCCL_BLOCKING_WAIT=1 (--set, dropped: ")
 

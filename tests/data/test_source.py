@@ -81,3 +81,12 @@ def test_errors_of_the_reader_are_raised_by_fetch() -> None:
     )
     with pytest.raises(DataError, match="planted"):
         wrap(broken).fetch()
+
+
+def test_a_closed_source_leaves_no_thread_behind() -> None:
+    """One that lives when Python ends may abort the process, whatever the program did."""
+    before, ahead = set(threading.enumerate()), wrap(inner())
+    ahead.fetch()
+    assert set(threading.enumerate()) - before
+    ahead.close()
+    assert not set(threading.enumerate()) - before

@@ -51,9 +51,11 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 
 def rerun_line(report: Path) -> str:
-    """The one command below all that failed."""
+    """The one command that shows the failure again."""
     text = report.read_text("utf-8")
-    (line,) = set(re.findall(r"^```sh\n(runbook run .*)\n```$", text, re.MULTILINE))
+    (line,) = set(
+        re.findall(r"^- \*\*To see the failure again:\*\* `(runbook run .*)`$", text, re.M)
+    )
     return str(line)
 
 
@@ -64,9 +66,10 @@ def verdict_of(report: Path) -> str:
 
 def first_reason(report: Path) -> tuple[str, str]:
     """The check that decided, and its outcome: `baseline.throughput` and `FAIL`."""
-    found = re.search(r"^- ([a-z_.]+) is ([A-Z]+): ", report.read_text("utf-8"), re.MULTILINE)
+    told = report.read_text("utf-8")
+    found = re.search(r"^- ([A-Z]+) in `([a-z_.]+)`", told, re.MULTILINE)
     assert found is not None
-    return found[1], found[2]
+    return found[2], found[1]
 
 
 def asked(line: str) -> tuple[object, ...]:
@@ -141,4 +144,5 @@ def test_the_printed_command_ends_as_its_report_says(
     # And it asks for the same again, on its page and where it was typed.
     assert asked(rerun_line(report)) == asked(rerun_line(told).replace(MADE_IN, str(folder)))
     assert rerun_line(report) in commands_in_output(ended.out)
-    assert len(ended.out.splitlines()) <= 15 + 2
+    # Below it the fingerprint and the two reports.
+    assert len(ended.out.splitlines()) <= 15 + 3

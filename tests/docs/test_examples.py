@@ -45,6 +45,12 @@ def test_a_changed_checkout_is_not_one_more_thing_that_is_wrong(example: Example
     assert commit and commit[0].endswith(", clean")
 
 
+def test_it_was_made_beside_no_other_run(example: Example) -> None:
+    """The page of one would show the commands and folders of another."""
+    pages = [(DOCS / example.name / name).read_text(encoding="utf-8") for name in REPORTS]
+    assert not any("of a live run" in text for text in pages)
+
+
 def test_its_pictures_are_there(example: Example) -> None:
     for width, _ in SCREENS:
         for dark in (False, True):

@@ -36,9 +36,9 @@ def folder(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / finished.name))
 
 
-def differences(folder: Path) -> tuple[str, ...]:
+def differences(folder: Path, fingerprint: str = "") -> tuple[str, ...]:
     made = setup(folder.parent, *PHASES.values())
-    return verify_run(folder, phases=PHASES, setup=made).differences
+    return verify_run(folder, fingerprint=fingerprint, phases=PHASES, setup=made).differences
 
 
 def forge(folder: Path, change: Callable[[Document], None]) -> None:
@@ -141,6 +141,24 @@ def test_a_record_that_is_written_again_unchanged_is_verified(folder: Path) -> N
     """Otherwise the forger's own mistakes would be what is noticed."""
     forge(folder, lambda document: None)
     assert differences(folder) == ()
+
+
+def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Nothing in a folder can show that all of it was made anew; what was kept elsewhere can."""
+    kept = hashlib.sha256((finished / "run.json").read_bytes()).hexdigest()
+    other = run(tmp_path / "other", *PHASES.values())[1]
+    folder = tmp_path / finished.name
+    shutil.move(other, folder)
+    for name in ("run.json", "events.jsonl"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace(other.name, finished.name))
+    forge(folder, lambda document: None)
+    assert differences(folder) == ()
+    (found,) = differences(folder, kept)
+    assert found.startswith("run.json: fingerprint ") and f"asked for {kept[:32]}:" in found
+    assert differences(finished, kept) == differences(finished, kept[:32].upper()) == ()
 
 
 def _facts(folder: Path, value: str) -> None:

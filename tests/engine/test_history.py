@@ -16,6 +16,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, sync
+from runbook.engine.outputs import write_manifest
 from runbook.errors import RunbookError
 from runbook.records import RunRecord
 from tests.reports.samples import go, incomplete, no_go
@@ -94,6 +95,19 @@ def test_an_index_of_another_version_is_made_again(artifacts: Path) -> None:
         database.execute("PRAGMA user_version = 99")
     database.close()
     assert len(list_runs(artifacts)) == 3
+
+
+def test_a_verdict_that_was_written_into_a_record_is_marked(artifacts: Path) -> None:
+    write_manifest(artifacts / "r1")
+    assert [row.problem for row in list_runs(artifacts)] == ["", "", ""]
+    text = (artifacts / "r1" / "run.json").read_text()
+    (artifacts / "r1" / "run.json").write_text(text.replace('"NO-GO"', '"GO"'))
+    (first, *_) = list_runs(artifacts)
+    assert first.problem == "run.json was changed since the run: see runbook verify"
+    assert {row.run_id for row in metric_rows(artifacts, "baseline.throughput")} == {"r2", "r3"}
+    (artifacts / "r1" / "MANIFEST.sha256").write_text("no digest\n")
+    (artifacts / "r1" / "run.json").write_text(text)
+    assert list_runs(artifacts)[0].problem == first.problem
 
 
 def test_a_run_that_cannot_be_read_is_listed_with_its_problem(artifacts: Path) -> None:

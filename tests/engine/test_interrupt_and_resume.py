@@ -16,7 +16,7 @@ import pytest
 
 from runbook.engine import Observer
 from runbook.engine.journal import Journal, read_events
-from runbook.engine.outputs import check_manifest
+from runbook.engine.outputs import artifact_records, check_manifest
 from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
@@ -65,7 +65,9 @@ def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
     assert [pid for token in tokens(out) for pid in carriers(token)] == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_leaves_a_readable_report_and_no_process(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -176,6 +178,58 @@ def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     assert "CUT OFF (baseline/run1 begun 2 times)" in record.headline
     known = {"baseline": phase}
     assert verify_run(folder, phases=known, setup=setup(tmp_path, phase)).differences == ()
+
+
+@pytest.mark.parametrize(
+    "gone", [("MANIFEST.sha256",), ("MANIFEST.sha256", "report.md", "run.json")]
+)
+def test_a_run_that_ended_while_its_reports_were_written_is_closed(
+    tmp_path: Path, gone: tuple[str, ...]
+) -> None:
+    """Killed there, or on a full disk: nothing runs again."""
+    phase = Toy("baseline", count=2)
+    first, folder = run(tmp_path, phase)
+    before = digests(folder)
+    for name in gone:
+        (folder / name).unlink()
+    assert resume(folder, phase) == first
+    assert digests(folder) == before
+    assert check_manifest(folder) == []
+
+
+def test_a_run_that_lost_its_manifest_is_not_vouched_for_where_a_file_is_another(
+    tmp_path: Path,
+) -> None:
+    phase = Toy("baseline")
+    _, folder = run(tmp_path, phase)
+    (folder / "MANIFEST.sha256").unlink()
+    (folder / "baseline/run1/training.csv").write_text("step,loss\n")
+    said = "baseline/run1/training.csv: differs from its digest in run.json"
+    with pytest.raises(UsageError, match=said):
+        resume(folder, phase)
+    assert not (folder / "MANIFEST.sha256").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("interrupted", "in run.json"), ("killed", "in events.jsonl")]
+)
+def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
+    tmp_path: Path, how: str, said: str
+) -> None:
+    """A phase that is judged again would be judged by it, and nothing would differ afterwards."""
+    phases = (Toy("baseline"), Toy("bucket_sweep"))
+    _, folder = run(tmp_path, *phases)
+    cut_after(folder, "phase_finished")
+    (folder / "MANIFEST.sha256").unlink()
+    if how == "interrupted":
+        with Journal.reopen(folder) as journal:
+            listed = artifact_records(folder, without=["run.json", "events.jsonl", "report.md"])
+            artifacts = [one.model_dump(mode="json") for one in listed]
+            journal.append("run_interrupted", signal="SIGINT", artifacts=artifacts)
+    log = folder / "baseline/run1/training.csv"
+    log.write_text(log.read_text().replace("0", "1"))
+    with pytest.raises(UsageError, match=f"run1/training[.]csv: differs from its digest {said}"):
+        resume(folder, *phases)
 
 
 def test_truncation_of_the_journal_at_every_byte_never_raises_and_keeps_whole_events(

@@ -86,7 +86,7 @@ def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:
 
 
 def test_nothing_trained_and_nothing_gated_are_told() -> None:
-    assert scope_of(record(), []) == "nothing trained here"
+    assert scope_of(record(), []) == "no training ran"
     assert scope_of(record("cpu"), []).endswith("function only, throughput not gated")
     fewer = record(required=("preflight.torch",))
     assert scope_of(fewer, [phase(A100)]).endswith("function only, throughput not gated")

@@ -32,7 +32,7 @@ def test_a_dry_run_lists_and_plans_with_them(tmp_path: Path) -> None:
     for line in (
         "# set      NSA_OPT_FUSED=1 (shell)",
         "# set      NCCL_NET_GDR_LEVEL=2 (shell)",
-        "# set      NSA_DDP_BUCKET_MB=1 (--set, over 0.5 of the profile)",
+        "# set      NSA_DDP_BUCKET_MB=1 (--set, the profile has 0.5)",
         "# differs  settings changed (",
     ):
         assert line in ended.out
@@ -94,7 +94,7 @@ def test_record_report_and_rerun_keep_them_with_their_source(
     assert record.exports["NSA_DDP_BUCKET_MB"] == "0.25"
     report = render(record, "md").replace("\\", "")
     assert "Set by hand: NSA_OPT_FUSED=1 (shell)" in report
-    assert "NSA_DDP_BUCKET_MB=0.25 (shell, over 0.5 of the profile)" in report
+    assert "NSA_DDP_BUCKET_MB=0.25 (shell, the profile has 0.5)" in report
     assert "settings changed (" in record.headline
     line = record.invocation.line(["baseline"])
     assert "--set NSA_OPT_FUSED=1" in line and "--set NCCL_NET_GDR_LEVEL=2" in line

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reports.permits import permit_of
 from runbook import registry
 from runbook.config import Profile, load_profile, parse_settings
 from runbook.config.plan import load_plan, with_plan
@@ -24,6 +31,7 @@ from runbook.engine.validated import ground_of
 from runbook.errors import UsageError
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
+from tests import executed
 from tests.cli.shell import runbook
 from tests.engine.test_scope import phase, record
 from tests.shared import once
@@ -65,10 +73,39 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     options = RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
     setup = prepare(options)
     assert setup.profile.plan is not None
-    assert setup.profile.plan.go == f"{run}: GO for 2 of 72 checks, fewer steps " + (
+    assert setup.profile.plan.go == f"{run}: GO for 2 of 73 checks, fewer steps " + (
         "(baseline.steps=8, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
+
+
+@pytest.mark.executes("runbook launch")
+def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None:
+    """Typed as its page has it, and interrupted as soon as something is started."""
+    folder, run = go
+    text = (folder / "runs" / run / "run.json").read_text(encoding="utf-8")
+    line = permit_of(RunRecord.model_validate_json(text)).command
+    assert line.startswith("runbook launch --profile ")
+    words = shlex.split(line)[1:]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "runbook", *words], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("NSA_")},
+    ) as harness:  # fmt: skip
+        until = time.monotonic() + 200
+        while not any(
+            "launch_started" in events.read_text(encoding="utf-8")
+            for events in folder.glob("runs/*/events.jsonl")
+            if events.parent.name != run
+        ):
+            assert harness.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        harness.send_signal(signal.SIGINT)
+        out, _ = harness.communicate(timeout=200)
+    executed.note(line, harness.returncode)
+    assert harness.returncode == 130, out
+    (begun,) = (path for path in (folder / "runs").iterdir() if path.is_dir() and path.name != run)
+    shutil.rmtree(begun)  # the others look at the one run that was GO
 
 
 @pytest.mark.parametrize(
@@ -243,6 +280,18 @@ def test_a_newer_no_go_of_the_same_configuration_leaves_no_ground(
     assert found(go, out=tmp_path / "runs").run_id == go[1], "that was another configuration"
 
 
+@pytest.mark.parametrize("torn", ["{", None])
+def test_a_newer_run_that_is_damaged_leaves_no_ground(
+    go: tuple[Path, str], tmp_path: Path, torn: str | None
+) -> None:
+    """Nobody knows whether it was a NO-GO."""
+    name = newer_no_go(go, tmp_path / "runs")
+    path = tmp_path / "runs" / name / "run.json"
+    path.unlink() if torn is None else path.write_text(torn)
+    here = found(go, out=tmp_path / "runs")
+    assert here.run_id == "" and "run.json is" in here.left_out[name]
+
+
 def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_path: Path) -> None:
     folder, run = go
     setup = prepare(
@@ -265,7 +314,7 @@ def test_generated_tokens_in_place_of_documents_are_another_configuration(
     ("behind", "said"),
     [
         ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
-        ("RUN: GO for 2 of 72 checks", "BEHIND RUN, which was GO for 2 of 72 checks"),
+        ("RUN: GO for 2 of 73 checks", "BEHIND RUN, which was GO for 2 of 73 checks"),
         ("RUN: GO", ""),
     ],
 )

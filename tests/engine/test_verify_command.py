@@ -50,7 +50,7 @@ def test_a_gpu_profile_that_requires_one_check_does_not_make_a_cpu_run_a_gpu_one
     out = capsys.readouterr().out
     first = next(line for line in out.splitlines() if line.startswith("GO"))
     assert first == (
-        f"GO for 1 of {checks} checks (nothing trained here; function only, throughput not gated)"
+        f"GO for 1 of {checks} checks (no training ran; function only, throughput not gated)"
     )
 
 

@@ -172,7 +172,7 @@ def main(argv: list[str]) -> int:
             observer=Observer(),
             make_setup=lambda _: setup(Path(argv[2]).parent, *three_launches()),
         )
-    return {"SIGINT": 130, "SIGTERM": 143}.get(
+    return {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(
         str(record.options.get("signal")), record.verdict.exit_code
     )
 

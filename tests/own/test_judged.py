@@ -47,6 +47,7 @@ SILENT = ("hang", "deaf")
         ("memory", "completed", Outcome.FAIL, Reason.OUT_OF_MEMORY),
         ("hang", "completed", Outcome.FAIL, Reason.HANG),
         ("nan", "loss_finite", Outcome.FAIL, Reason.NON_FINITE),
+        ("unsaid", "loss_finite", Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
         ("flat", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
         ("deaf", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
         ("short", "plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
@@ -61,6 +62,8 @@ def test_each_fault_makes_its_check_fail(
     profile = profile_of(tmp_path, document(fault, silence_s=1.5 if fault in SILENT else 20))
     found = judged(profile, launched(profile, tmp_path / "run"))[check]
     assert (found.outcome, found.code) == (outcome, code), found.reason
+    assert "hunter22" not in found.reason
+    assert ("https://[redacted]@store ended early" in found.reason) is (fault == "die")
 
 
 def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from runbook.launch.processes import build_environment
 from runbook.read.own_log import read_own_log, rows_of
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
-from runbook.tools.guess import templated
+from runbook.tools.guess import guess, templated
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
 TABLE = LogMap(path="{out}/m.csv", columns={"step": "step", "loss": "train/loss"})
+ROWS = LogMap(path="{out}/m.jsonl", columns={"step": "step", "loss": "loss"})
 LINES = LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>[\d.]+)ms")
 
 
@@ -29,7 +31,10 @@ LINES = LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>
         (DICTS, ['{"loss": 4}', "{'eval_loss': 1.0}", "{'loss': none, }"], [(10, 4.0)]),
         (DICTS, ["  3%|##  | {'loss': 2.5} 1.2it/s", "{'loss': True}"], [(10, 2.5)]),
         (DICTS, ["{'loss': __import__('os').getcwd()}", "{" * 9000], []),
-        (TABLE, ["epoch,step,train/loss", "0,1,2.5", "0,1,", "0,2", "0,2,x"], [(1, 2.5)]),
+        (TABLE, ["epoch,step,train/loss", "0,1,2.5", "0,1,", "0,2", "epoch,step,x"], [(1, 2.5)]),
+        (ROWS, ['{"step": 1, "opt": {"lr": 1}, "loss": 2.5}'], [(1, 2.5)]),
+        (ROWS, ['at {x} {"note": "a } {", "step": 2, "loss": 2.5}'], [(2, 2.5)]),
+        (ROWS, ['{"step": 3, "loss": null}', '{"step": 4}'], []),
         (TABLE, ["epoch,step,train/loss", '0,3,"2.25"'], [(3, 2.25)]),
         (LINES, ["iter 7: loss 3.5, time 12.5ms, mfu 1%", "step 8: val"], [(7, 3.5)]),
     ],
@@ -43,6 +48,47 @@ def test_a_loss_that_is_no_number_any_more_is_a_row() -> None:
     texts = (b"{'loss': 'nan'}", b"{'loss': nan, 'epoch': 1}", b'{"loss": NaN}', b"{'loss': -inf}")
     found = [row["loss"] for row in rows_of(DICTS, texts)]
     assert [math.isnan(one) for one in found] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("log", "lines"),
+    [
+        (TABLE, ["step,train/loss", "3,1.#QNAN"]),
+        (ROWS, ['{"step": 3, "loss": "diverged"}']),
+        (LINES, ["iter 3: loss -nan(ind), time 1ms"]),
+    ],
+)
+def test_a_word_in_the_place_of_a_loss_is_no_finite_loss(log: LogMap, lines: list[str]) -> None:
+    (row,) = rows_of(log, [line.encode() for line in lines])
+    assert row["step"] == 3 and math.isnan(row["loss"])
+
+
+@pytest.mark.parametrize("step", ["NaN", "-1", "Infinity", "1e300"])
+def test_a_step_that_is_none_is_damage(tmp_path: Path, step: str) -> None:
+    text = f"step,train/loss\n1,4\n{step},4\n2,3\n"
+    log, _ = _read(tmp_path, text, "0,1,1\n2,2,2\n")
+    assert log is not None and log.damaged and log.frame["step"].tolist() == [2]
+    assert "1 row(s) tell a step that is none" in log.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing"),
+    [
+        ([s for s in range(1, 101) if s % 7], 14),
+        ([s for s in range(1, 101) if not 40 <= s < 60], 20),
+        ([*range(1, 80), *range(80, 101, 10)], 0),  # another cadence
+        ([1, *range(10, 101, 10)], 0),  # the first step, and then every tenth
+        ([1, 4, 8, 11, 16, 18, 25, 27], 0),  # by the clock
+    ],
+)
+def test_rows_that_a_cadence_lacks_are_counted(
+    tmp_path: Path, steps: list[int], missing: int
+) -> None:
+    """Loggers write a loss that is NaN as nothing, too."""
+    rows = "".join(f"{step},4\n" for step in steps)
+    times = f"0,1,1\n{len(steps) - 1},2,2\n{len(steps)},3,3\n"
+    log, _ = _read(tmp_path, f"step,train/loss\n{rows}", times)
+    assert log is not None and int(log.frame["missing"].sum()) == missing
 
 
 def _trainer(log: LogMap) -> OwnTrainer:
@@ -88,6 +134,13 @@ def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path: Path) 
     assert growth.lines() == [b"2"] and growth.again == 0
     growth.path.write_text("a,b\n1,\n2,\n3,\n4,\n")
     assert growth.lines()[0] == b"a,b" and growth.again == 1
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    growth = Growth()
+    growth.path = tmp_path / "m.csv"
+    os.mkfifo(growth.path)
+    assert growth.lines() == [] and growth.at is None
 
 
 @pytest.mark.parametrize(
@@ -167,3 +220,23 @@ def test_only_the_profile_of_an_own_trainer_sets_any_variable(tmp_path: Path) ->
     with pytest.raises(UsageError, match="HELLO"):
         build_environment({}, {"HELLO": "1"}, **given)
     assert build_environment({}, {"HELLO": "1"}, own=["HELLO"], **given)["HELLO"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("log.csv", "step;train/loss\n1;2.5\n", "separated by ';' and not by commas"),
+        ("log.csv", "step,accuracy\n1,0.5\n", "no loss among its columns (step, accuracy)"),
+        ("log.jsonl", '{"at": 1, "opt": {"lr": 1}}\n', "no loss among its columns (at, opt)"),
+    ],
+)
+def test_a_table_that_is_not_taken_is_named_with_the_reason(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / name).write_text(text)
+    (tmp_path / "console.log").write_text("")
+    with pytest.raises(UsageError) as error:
+        guess(tmp_path, steps=9)
+    assert f"{name}: " in str(error.value) and said in str(error.value)
+    assert str(error.value).count("console: 0 rows") == 1

@@ -88,7 +88,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     code, out, err = made[1]
     said = out + err
     assert code == "0", said
-    assert "GO for 5 of 72 checks, trainer counting: its data, model, gradients" in said
+    assert "GO for 5 of 73 checks, trainer counting: its data, model, gradients" in said
     assert "200 tokens a step as declared; function only" in said
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"
@@ -116,6 +116,24 @@ def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], 
     told = runbook(made[0], *(known.get(word, word) for word in words), torch=False)
     assert told.returncode == code, told.stdout + told.stderr
     assert "torch" not in told.stderr
+
+
+@pytest.mark.slow
+def test_a_run_outlives_whoever_reads_its_events(made: tuple[Path, list[str]]) -> None:
+    """A log collector that ends, `head`: hours of training must not end for that."""
+    words = ("run", "--profile", "./counting.yaml", "--phase", "baseline", "--out=read", "--json")
+    with subprocess.Popen(
+        [sys.executable, "-m", "runbook", *words],
+        cwd=made[0], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as run:  # fmt: skip
+        assert run.stdout is not None and run.stderr is not None
+        assert json.loads(run.stdout.readline())["schema_version"] == 1
+        run.stdout.close()
+        told = run.stderr.read()
+    assert run.returncode == 0, told
+    assert told.count("nobody reads stdout any more") == 1
+    (record,) = (made[0] / "read").glob("*/run.json")
+    assert json.loads(record.read_text("utf-8"))["verdict"] == "GO"
 
 
 def test_the_block_blocks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -199,6 +200,11 @@ def healthy_checks(phase: str, profile: str) -> Mapping[str, Check]:
 
 
 def row(phase: str, what: str, found: PhaseEvidence, where: PlanContext) -> Check:
-    """One check of a phase."""
-    checks = {check.id: check for check in judge(phase, found, where).checks}
+    """One check of a phase. Only its row is asked, and those that it may follow from."""
+    whole = {row.what: row for row in PHASES[phase].asked(where)}
+    wanted = {what, whole[what].rests_on, whole[what].restates}
+    alone = copy.copy(PHASES[phase])
+    alone.asked = lambda context: [row for name, row in whole.items() if name in wanted]
+    alone.details = lambda case: Judgement(checks=())
+    checks = {check.id: check for check in alone.judge(found, where).checks}
     return checks[f"{phase}.{what}"]

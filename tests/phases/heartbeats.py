@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from nsa.contract import recomputed_steps, watched_steps
+from nsa.drawn import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
 from runbook.read.generated import KINDS, GeneratedData
@@ -84,6 +84,7 @@ SPOTS: Mapping[str, Any] = {
     "seams": 0.0,
     "blocks_illegal": 0.0,
     "blocks_shortfall": 0.0,
+    "gates": 1e-7,
 }
 
 
@@ -131,6 +132,8 @@ def beats(
             "loss": table["loss"],
             "toks_per_s": table["toks_per_s"],
             "grad_norm": table["grad_norm"],
+            "fetch_s": table["fetch_s"],
+            "fetch_clock_s": table["fetch_s"] + 3e-5,
         }
     )
 
@@ -176,7 +179,7 @@ def again(launch: Launch, table: pd.DataFrame) -> dict[str, Any]:
     """Loss and gradient of the steps that are computed twice."""
     profiled = "--profile-steps" in launch.argv
     steps = recomputed_steps(TOKEN, launch.after + 1, launch.steps, profiled=profiled)
-    return {**recomputed(steps, table), "gradient": 1e-6}
+    return {**recomputed(steps, table, layers=2), "gradient": 1e-6}
 
 
 def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
@@ -185,6 +188,14 @@ def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     steps = [*range(every, launch.steps, every)] if every else []
     steps += [launch.steps] if "--save" in launch.argv else []
     return tuple({"path": f"checkpoints/step_{step}", "seconds": 1.0} for step in steps)
+
+
+def _read_back(launch: Launch) -> Mapping[str, Any] | None:
+    """The newest of these checkpoints, read back as it was written."""
+    if not (saved := _saved(launch)):
+        return None
+    step = int(str(saved[-1]["path"]).rpartition("_")[2])
+    return {"step": step, "tensors": ["model.norm.weight"], "elements": 64, "other": 0}
 
 
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
@@ -218,6 +229,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
+                "saved": _read_back(launch) if rank == 0 else None,
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
         )

@@ -68,15 +68,19 @@ def records(log: RankLog) -> list[Record]:
         {**made[0], "event": Event.EFFECT, **_effect(effect)} for effect in log.effects
     ]  # fmt: skip
     made += [{**made[0], "event": Event.DDP_BUCKETS, **sizes} for sizes in log.ddp_buckets]
+    begun = first
     for row in log.steps.to_dict("records"):
         now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
-        said = {name: row[name] for name in ("loss", "toks_per_s")}
+        said = {name: row[name] for name in ("loss", "toks_per_s", "fetch_s")}
         names = ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s")
         told = {name: row[name] for name in names}
         made += [
+            {**now, "event": Event.STEP_START, "mono": begun},
+            {**now, "event": Event.FETCHED, "mono": begun + row["fetch_clock_s"]},
             {**now, "event": Event.PROGRESS, **said},
             {**now, "event": Event.STEP_END, **told},
         ]
+        begun = row["mono"]
     end = {"code": log.exit_code, "reason": log.exit_reason, "param_hash": log.param_hash}
     return [*made, {**made[-1], "event": Event.EXIT, **end, **log.ending}]
 

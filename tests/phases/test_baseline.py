@@ -19,12 +19,12 @@ from tests.phases.answers import FEW, WHERE
 
 def run(what: str, *rates: float, where: Any = WHERE) -> Check:
     """The row; the launches have these rates in turn."""
-    found = builder.evidence("baseline", where)
+    planned = [one for one in builder.PHASES["baseline"].plan(where) if not one.conditional]
     launches = {
-        name: traces.healthy(made.launch, where.profile, rate=rate)
-        for (name, made), rate in zip(found.launches.items(), cycle(rates), strict=False)
+        launch.name: traces.healthy(launch, where.profile, rate=rate)
+        for launch, rate in zip(planned, cycle(rates), strict=False)
     }
-    return builder.row("baseline", what, replace(found, launches=launches), where)
+    return builder.row("baseline", what, PhaseEvidence(launches=launches), where)
 
 
 def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:

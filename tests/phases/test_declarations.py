@@ -17,6 +17,7 @@ from runbook.records import Kind, LaunchStatus, Reason
 from runbook.registry import known_checks, known_limits
 from tests.phases import builder
 from tests.phases.situations import ON_A_CPU, ON_TWO_A100
+from tests.phases.test_node_scaling import where
 
 PHASES = registry.phases()
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
@@ -56,7 +57,9 @@ def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
 
 
 def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
-    topics = {row.topic for phase in PHASES.values() for row in phase.rows()}  # type: ignore[attr-defined]
+    on_nodes = where(4)
+    topics = {row.topic for phase in PHASES.values() for row in phase.asked(on_nodes)}  # type: ignore[attr-defined]
+    assert "node_scaling" in topics
     assert topics - {""} <= set(BY_TOPIC)
 
 
@@ -99,7 +102,11 @@ def test_the_situation_is_that_of_the_launches_before_that_of_the_profile() -> N
     where = builder.context()
     launches = list(builder.evidence("baseline", where).launches.values())
     as_ran = situation_of(where.profile, launches, [f"{launches[1].launch.run_dir}/training.csv"])
-    assert as_ran == replace(ON_TWO_A100, folder=launches[1].launch.run_dir)
+    folder = launches[1].launch.run_dir
+    assert as_ran == replace(ON_TWO_A100, folder=folder, lower_lr="2e-05")
+    given = launches[0].launch.model_copy(update={"config_overrides": {"train.lr": 1e6}})
+    by_hand = situation_of(where.profile, [replace(launches[0], launch=given)])
+    assert by_hand.lower_lr == ""  # a tenth of what a person took is no advice
     assert replace(situation_of(where.profile, []), folder="") == replace(ON_TWO_A100, folder="")
     fp32 = {**dict(launches[0].env or {}), "effective": {"dtype": "fp32", "seq_len": 128}}
     changed = situation_of(where.profile, [replace(launches[0], env=fp32)])

@@ -124,8 +124,11 @@ def test_two_bad_gate_readings_are_no_collapse_and_three_are() -> None:
     assert f"from step {health.loc[10, 'step']} (3 readings in a row)" in check.reason
 
 
-def selecting(blocks: float, forced: float = 0.25) -> spoil.Change:
-    """Statistics of a selection of 4 blocks of 16 at S = 128, where 3.25 is the mean."""
+FORCED = 2.625 / 3.25
+
+
+def selecting(blocks: float, forced: float = FORCED) -> spoil.Change:
+    """Statistics of a selection of 4 blocks of 16 at S = 128: means of 3.25, and 2.625 forced."""
     table = traces.gates(1200).assign(sel_blocks_mean=blocks, sel_forced_share=forced)
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
@@ -140,19 +143,22 @@ def selecting(blocks: float, forced: float = 0.25) -> spoil.Change:
 def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config() -> None:
     """Requirements L5 and G10; the size follows from the shape, so another one is a fault."""
     check = row("long_run", "gates", selecting(3.25))
-    assert "a query attends to 3.25 blocks, 25% of them forced" in check.reason
+    assert "a query attends to 3.25 blocks, 81% of them forced" in check.reason
     fewer = row("long_run", "gates", selecting(2.0))
     assert said(fewer) == (Outcome.FAIL, Reason.MISMATCH)
     assert (
         "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25" in fewer.reason
     )
+    freer = row("long_run", "gates", selecting(3.25, 0.7))
+    assert said(freer) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "0.7 of its blocks are forced, where n_sel=4" in freer.reason
     assert "no statistics of the selection" in row("long_run", "gates").reason
     seen = builder.judge(
         "long_run", builder.evidence("long_run", WHERE, change=selecting(3.25)), WHERE
     )
     kept = {one.name: (one.value, one.unit, one.n) for one in seen.measurements}
-    assert kept["sel_blocks_mean"] == (3.25, "blocks", 120)
-    assert kept["sel_forced_share"] == (0.25, "share", 120)
+    assert kept["sel_blocks_mean"] == (3.25, "blocks", 121)
+    assert kept["sel_forced_share"] == (pytest.approx(FORCED), "share", 121)
 
 
 def test_a_cpu_shows_its_steadiness_and_gates_its_memory() -> None:

@@ -140,10 +140,11 @@ def test_parity_runs_the_two_documented_test_commands() -> None:
 
 def test_preflight_runs_the_sanity_tests() -> None:
     sanity, _ = plan("preflight")
-    assert sanity.argv[-3:] == (
+    assert sanity.argv[-4:] == (
         "nsa.tests.test_equiv_small",
         "nsa.tests.test_group_consistency",
         "nsa.tests.test_whole_model",
+        "nsa.tests.test_documents",
     )
 
 

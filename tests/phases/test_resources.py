@@ -78,7 +78,7 @@ def test_what_grows_with_the_steps_is_a_leak(grown: dict[str, Any], words: str) 
 def test_memory_that_the_kernel_shows_and_no_heartbeat_tells(held: Any, words: str) -> None:
     check = row("long_run", "memory_plateau", seen(rss_mib=held))
     assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-    assert words in check.reason and "two sources" in check.remedy
+    assert words in check.reason and "tell different things" in check.remedy
 
 
 def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
@@ -106,3 +106,15 @@ def test_memory_that_comes_and_goes_with_each_step_is_no_leak(held: Any) -> None
 def test_too_few_looks_are_told_and_not_judged() -> None:
     check = row("long_run", "memory_plateau", seen(7, descriptors=40 + STEP))
     assert check.outcome is Outcome.PASS and "too few looks at its processes" in check.reason
+
+
+def test_looks_that_cannot_be_read_are_damage() -> None:
+    """A PASS would say that nothing leaks, of what was never looked at."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        problem = f"{made.launch.run_dir}/resources.csv: the first line is not a header"
+        path = f"{made.launch.run_dir}/resources.csv"
+        return replace(made, resources=None, resources_path=path, problems=(problem,))
+
+    found = row("long_run", "memory_plateau", change)
+    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)

@@ -137,6 +137,7 @@ TESTED = [
     ("preflight", "equivalence"),
     ("preflight", "group_consistency"),
     ("preflight", "whole_model"),
+    ("preflight", "documents"),
 ]
 
 

@@ -113,6 +113,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "nccl": NCCL if cuda else None,
         },
         "world_size": launch.nproc,
+        "nodes": launch.nodes,
         "device": {
             "type": profile.hardware.device,
             "name": profile.hardware.gpu_name or "some processor",
@@ -285,8 +286,9 @@ def load(*, others_s: float = 1.0, steal_s: float = 0.0) -> dict[str, Any]:
 def gates(
     steps: int, *, after: int = 0, entropy: float = 0.95, max_gate: float = 0.4
 ) -> pd.DataFrame:
-    """Gate health at every tenth step; the last digits of readings that were taken differ."""
-    at = np.arange(after + 10, after + max(steps - after, 50) + 1, 10)
+    """Gate health at the first and every tenth step; the last digits of readings differ."""
+    at = np.arange(after, after + max(steps - after, 50) + 1, 10)
+    at[0] += 1
     return pd.DataFrame({"step": at, "entropy": entropy + 1e-12 * at, "max_gate": max_gate})
 
 
@@ -321,6 +323,7 @@ _TESTS = {
         ("nsa.tests.test_equiv_small", "test_paths_agree"),
         ("nsa.tests.test_group_consistency", "test_heads_read_the_same_blocks"),
         ("nsa.tests.test_whole_model", "test_logits"),
+        ("nsa.tests.test_documents", "test_training_reads_its_documents_in_order_and_again"),
     ),
     "parity": (
         ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[random]"),
@@ -380,6 +383,8 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     samples = gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
     gpu = {"gpu": _ON_GPU} if profile.has_gpu else {}
     counted = devices(launch.nproc) if profile.has_gpu else no_devices()
+    if launch.nodes > 1:
+        counted["nodes"] = [f"n{index}" for index in range(launch.nodes)]
     return replace(
         base,
         result=done,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.contract import recomputed_steps, watched_steps
+from nsa.drawn import recomputed_steps, watched_steps
 from runbook.read import accounts, learning, training_accounts
 from runbook.read.accounts import Workload
 from runbook.read.generated import GeneratedData
@@ -56,6 +56,7 @@ def rows() -> pd.DataFrame:
             "dt_s": dt,
             "arm": "",
             "grad_norm": np.linspace(3.0, 1.0, STEPS),
+            "fetch_s": 2.5e-4,
             "block": 0,
         }
     )
@@ -77,8 +78,7 @@ def proof(number: int) -> dict[str, Any]:
         "norm_after": 1.0,
         "logit_gradient": 1e-6,
         "oracle": dict.fromkeys(
-            ("attention", "layer", "logits", "embedding", "blocks_illegal", "blocks_shortfall"),
-            0.0,
+            ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
         )
         | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
     }
@@ -90,7 +90,11 @@ def shadow(steps: Sequence[int]) -> dict[str, Any]:
     return {"steps": list(steps), **off, "jumps": 0}
 
 
-def recomputed(steps: Sequence[int], table: pd.DataFrame) -> dict[str, Any]:
+# Of a layer's gates: entropy, largest share, and the shares.
+GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
+
+
+def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -> dict[str, Any]:
     """What a rank tells of the steps that it computes twice: the losses of the CSV."""
     losses = dict(zip(table["step"], table["loss"], strict=True))
     ended = [step for step in steps if step in losses]
@@ -99,6 +103,8 @@ def recomputed(steps: Sequence[int], table: pd.DataFrame) -> dict[str, Any]:
         "losses": [losses[step] for step in ended],
         "gradient": 1e-3,
         "ranks": 0.0,
+        "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},
+        "gates": [[list(GATES)] * layers for _ in ended],
     }
 
 
@@ -108,6 +114,8 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
     The loss is agreed by all ranks, but each times its own steps.
     """
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
+    # A table of times alone tells of no waiting.
+    fetched = table["fetch_s"] if "fetch_s" in table else pd.Series(2.5e-4, index=table.index)
     steps = pd.DataFrame(
         {
             "step": table["step"],
@@ -121,6 +129,8 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "cuda_mib": 290.0,
             "loss": table["loss"],
             "grad_norm": table["grad_norm"],
+            "fetch_s": fetched,
+            "fetch_clock_s": fetched + 3e-5,
             "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
         }
     )

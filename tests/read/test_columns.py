@@ -29,7 +29,12 @@ def stepping(steps: int) -> str:
         common: dict[str, Any] = {"step": step, "mono": 100 + step * 0.1234567}
         text += beat("step_start", **common | {"phase": "data"}) + beat("fetched", **common)
         text += beat(
-            "progress", **common, loss=5.5 / step, toks_per_s=1e4 / 7 * step, grad_norm=1e-7 * step
+            "progress",
+            **common,
+            loss=5.5 / step,
+            toks_per_s=1e4 / 7 * step,
+            grad_norm=1e-7 * step,
+            fetch_s=1e-3 / step,
         )
         text += beat(
             "step_end", **common, embedded=128, data=f"{step * 7919:016x}", mem_mib=344.8,
@@ -49,7 +54,8 @@ def read(path: Path, *, by_forms: bool, block: int = 4 << 20) -> dict[str, Any]:
         log = rank_log(fold, sha256=sha256, torn=torn, path=path.name)
     state = {name: value for name, value in vars(fold).items() if name not in ("_forms",)}
     state |= {f"log.{one.name}": getattr(log, one.name) for one in fields(log)}
-    return {name: value for name, value in state.items() if name not in ("ended", "progress")}
+    tables = ("ended", "progress", "started", "fetched")
+    return {name: value for name, value in state.items() if name not in tables}
 
 
 def assert_same(path: Path, block: int = 4 << 20) -> None:

@@ -116,6 +116,15 @@ def test_heartbeats_of_another_launch_are_named(tmp_path: Path, folder: Path) ->
     assert problems == ("baseline/base/heartbeat_rank1.jsonl: heartbeats of another launch",)
 
 
+def test_a_table_of_ours_that_lacks_a_column_is_damaged(tmp_path: Path, folder: Path) -> None:
+    """As a record of another version has it."""
+    (folder / "resources.csv").write_text("mono,step,rank\n1.0,1,0\n")
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    (problem,) = evidence.problems
+    assert problem.startswith("baseline/base/resources.csv: the header lacks: children, descr")
+    assert evidence.resources is not None and evidence.resources.empty
+
+
 def test_damaged_documents_are_named_and_not_read(tmp_path: Path, folder: Path) -> None:
     (folder / "env.json").write_text('{"world_size":')
     (folder / "sdpa_audit.json").write_text("[]")

@@ -151,7 +151,7 @@ def spots(ranks: Ranks, **values: Any) -> Ranks:
         ("fp8", "cuda", 2e-5),  # of a type that is not known nothing is explained
     ],
 )
-@pytest.mark.parametrize("what", ["attention", "layer", "logits", "blocks_shortfall"])
+@pytest.mark.parametrize("what", ["attention", "gates", "layer", "logits", "blocks_shortfall"])
 def test_a_type_explains_eight_roundoffs_and_no_more(
     dtype: str, device: str, most: float, what: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damag
 def test_a_row_that_can_be_read(tmp_path: Path, row: str, good: bool) -> None:
     rows = read(tmp_path, f"{HEAD}1,a,1,1\n{row}\n3,a,1,1\n")
     assert rows.frame["step"].tolist() == [1, *([2] * good), 3]
+
+
+def test_no_whole_number_is_an_empty_cell(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{HEAD}1,a,1,1\n,a,1,1\n")
+    rows = read_rows(tmp_path / "t.csv", replace(SPEC, filled=frozenset()))
+    assert rows.frame["step"].tolist() == [1] and rows.dropped == 1
 
 
 def test_everything_that_is_wrong_is_counted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.contract import recomputed_steps, watched_steps
+from nsa.drawn import recomputed_steps, watched_steps
 from runbook.read.shadow_account import gradient_tolerance, shadow_account
 from tests.read.launches import (
     STEPS,
@@ -154,3 +154,41 @@ def test_the_steps_that_are_computed_twice(last: int) -> None:
     assert steps[0] == 1 and set(steps) <= set(watched_steps("ab", 1, last))
     assert len(steps) <= 1 + 2 * (last // 10)
     assert recomputed_steps("ab", 1, last, profiled=True) == (1,)
+
+
+CUT = 0.69 / 2**8
+
+
+@pytest.mark.parametrize(
+    ("bias", "found"),
+    [
+        ({"toward_zero": CUT}, ["towards 0"]),
+        ({"toward_zero": -CUT}, ["towards 0"]),
+        ({"down": CUT}, ["up or down"]),
+        ({"toward_zero": CUT, "down": -CUT}, ["towards 0", "up or down"]),
+        ({"toward_zero": 0.24 / 2**8, "down": -0.24 / 2**8}, []),
+        ({"toward_zero": math.nan}, ["towards 0"]),
+        ({"down": None}, ["up or down"]),
+        # Of few elements the mean may be further off.
+        ({"toward_zero": 0.5 / 2**8, "weight": 30.0}, []),
+        ({"toward_zero": 0.6 / 2**8, "weight": 30.0}, ["towards 0"]),
+        ({"weight": 0.0}, ["held against nothing"]),
+        ({"weight": None}, ["held against nothing"]),
+    ],
+)
+def test_a_half_type_on_the_wire_rounds_to_nearest(bias: dict[str, Any], found: list[str]) -> None:
+    told = {"toward_zero": 0.0, "down": 0.0, "weight": 900.0, **bias}
+    problems = again(bias=told)
+    assert len(problems) == len(found), problems
+    assert all(part in text for part, text in zip(found, problems, strict=True))
+
+
+def test_what_is_not_rounded_on_the_wire_has_no_bias() -> None:
+    ranks = honest()[1][:1]
+    told = {**ranks[0].ending["recomputed"], "bias": None, "gradient": 0.0}
+    for wire in ("fp32", None):
+        work = replace(WORK, wire=wire)
+        assert shadow_account(ending_of(ranks, 0, recomputed=told), work) == []
+    assert shadow_account(ending_of(ranks, 0, recomputed=told), WORK) == [
+        "rank 0: which way gradients are rounded was held against nothing"
+    ]

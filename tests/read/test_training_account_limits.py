@@ -12,7 +12,6 @@ import pytest
 
 from runbook.read.training_accounts import (
     clip_account,
-    gates_account,
     memory_account,
     rate_account,
     update_account,
@@ -153,20 +152,3 @@ def test_the_last_step_that_is_wrong_is_named_on_each_rank_that_says_something()
         "rank 1: memory of step 50 is 300 MiB, but its process has 2000 and its device 900.0 MiB, "
         "of 340.0 MiB reserved at most",
     ]
-
-
-@pytest.mark.parametrize(
-    ("entropy", "gate", "stuck"),
-    [
-        ([0.9] * 3, [0.4] * 3, True),
-        ([0.9] * 2, [0.4] * 2, False),
-        ([0.9] * 3, [0.4, 0.4, 0.5], False),
-        ([0.9, 0.9, 0.8], [0.4] * 3, False),
-    ],
-)
-def test_three_readings_of_the_gates_that_are_equal_in_all_were_not_taken(
-    entropy: list[float], gate: list[float], stuck: bool
-) -> None:
-    taken = pd.DataFrame({"entropy": entropy, "max_gate": gate})
-    assert (gates_account(taken) != []) is stuck
-    assert gates_account(taken.drop(columns="entropy")) == []

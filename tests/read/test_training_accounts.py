@@ -12,7 +12,6 @@ import pytest
 
 from runbook.read.training_accounts import (
     clip_account,
-    gates_account,
     memory_account,
     rate_account,
     update_account,
@@ -58,14 +57,6 @@ def test_warm_up_is_where_the_schedule_has_it() -> None:
     assert rate_account(table, env() | {"arms": {"warmup_steps": 3}}) == []
     assert len(rate_account(table, env() | {"arms": {"warmup_steps": 2}})) == 1
     assert len(rate_account(table, env())) == 1
-
-
-def test_readings_of_the_gates_differ() -> None:
-    taken = pd.DataFrame({"entropy": [0.9, 0.91, 0.9], "max_gate": [0.4, 0.4, 0.4]})
-    assert gates_account(taken) == []
-    assert gates_account(None) == []
-    assert gates_account(taken[:2].assign(entropy=0.9)) == []
-    assert "3 readings of the gates are equal" in gates_account(taken.assign(entropy=0.9))[0]
 
 
 def test_memory_of_a_process_without_a_gpu_is_its_own() -> None:

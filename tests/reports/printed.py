@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from phases.common.situation import told
+from phases.common.situation import fitting, told
 from phases.playbook import BY_REASON, BY_TOPIC
 from runbook.cli import COMMANDS
 from runbook.engine.outputs import render
@@ -26,7 +26,7 @@ _OTHERS = re.compile(
     r"|df -|echo |git (?:fetch|bisect|clone|-C) |sudo )[^`;),]*"
 )
 _RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
-_TOLD = re.compile(r"^ *(?:rerun|add|resume)(?:: | +)(\S.*)$", re.MULTILINE)
+_TOLD = re.compile(r"^ *(?:next|rerun|add|resume)(?:: | +)(\S.*)$", re.MULTILINE)
 # The help of a command has examples of its own, which tests/cli/test_help.py parses.
 _HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
 
@@ -71,6 +71,7 @@ def told_by_remedies() -> Iterator[str]:
     for remedy in (*BY_TOPIC.values(), *BY_REASON.values()):
         for now in (ON_TWO_A100, ON_A_CPU):
             yield from filter(is_command, re.findall(r"`([^`]+)`", told(remedy, now)))
+            yield from (one.command for one in fitting(remedy, now) if one.command)
 
 
 def told_by_code(*folders: Path) -> Iterator[tuple[str, str]]:

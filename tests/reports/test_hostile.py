@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from reports.markdown import markdown_told
+from reports.pages import html_told
 from runbook import registry
 from runbook.engine import outputs
 from runbook.records import RunRecord
@@ -34,6 +36,8 @@ OWN_PAGES = {"report.md", "details.md", "report.html"}
 # Words that the record's own rules or the reports' structure depend on.
 FIXED = {"id", "phase", "outcome", "code", "verdict", "comparator", "kind", "status", "sha256"}
 FIXED |= {"profile_sha256", "required", "name", "schema_version", "run_dir"}
+# The steps of the playbook, with code between backticks.
+FIXED |= {"remedy", "remedies"}
 
 
 def spoil(node: Any, text: str, key: str = "") -> Any:
@@ -124,6 +128,14 @@ def test_any_markup_changes_no_structure(text: str) -> None:
     record = spoiled(text)
     for name in ("md", "details"):
         assert markdown_shape(outputs.render(record, name)) == SHAPES[name]
+
+
+@pytest.mark.parametrize("text", [*NASTY, "# a", "a `b", "`a` b `c"])
+def test_a_step_is_one_paragraph_whatever_stands_between_its_backticks(text: str) -> None:
+    for step in (text, f"read `{text}` first", f"`{text}`{text}"):
+        shape = markdown_shape(f"1. {markdown_told(step)}\n")
+        assert [tag for _, tag in shape].count("p") == 2 and len(shape) == 6
+        assert {tag for tag, _ in html_shape(html_told(step))} <= {"code"}
 
 
 def test_the_checker_sees_an_unescaped_pipe_and_tag() -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,13 +54,16 @@ NOT_HERE = {
     "sudo nvidia-smi": _ROOT_ONLY,
     "sysctl kernel.numa_balancing=0": _ROOT_ONLY,
     "ulimit -l": _ROOT_ONLY,
+    "nvidia-smi": _A_GPU,
     "nvidia-smi -L": _A_GPU,
     "nvidia-smi -q": _A_GPU,
     "nvidia-smi nvlink": _A_GPU,
+    "nvidia-smi topo": _A_GPU,
     "git bisect": "a night for each commit; its words are parsed below",
     "git fetch": "needs a remote",
     "pip install": "needs an index of packages",
     "df -h": "of the machine",
+    "top": "stays until a person leaves it",
     "pytest --pyargs": "the same tests as by `-m pytest`, of another module",
 }
 
@@ -257,6 +261,9 @@ def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     assert [phase.name for phase in red.phases] == ["v2_parity", "nvtx"]
     assert "non_finite" in failures_of(red).values()
     of_a_red_run(shell, red.run_id)
+    next_one = shell.type(_of_nvtx(shell, by_hand=False))
+    assert next_one.code == 4, next_one.out  # it leaves out what was set by hand, and passes
+    shutil.rmtree(shell.folder / "artifacts" / shell.newest().run_id)
     again = reproduced(shell)
     assert failures_of(again) == failures_of(red) and again.run_id != red.run_id
     both_runs(shell, red.run_id, again.run_id)
@@ -303,7 +310,7 @@ def reproduced(shell: Shell) -> RunRecord:
         assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
         os.kill(pid, signal.SIGINT)
 
-    cut = shell.type(shell.only("runbook run --phase nvtx "), once_begun=meanwhile)
+    cut = shell.type(_of_nvtx(shell, by_hand=True), once_begun=meanwhile)
     assert cut.code == 130, cut.out + cut.err
     record = shell.newest()
     assert record.interrupted
@@ -313,6 +320,14 @@ def reproduced(shell: Shell) -> RunRecord:
     after = shell.newest()
     assert after.run_id == record.run_id
     return after
+
+
+def _of_nvtx(shell: Shell, *, by_hand: bool) -> str:
+    """The printed command that runs the phase with what was set by hand, or without it."""
+    start = "runbook run --phase nvtx "
+    lines = [line for line in shell.printed if line.startswith(start)]
+    (found,) = (line for line in lines if (_FAULT in line) is by_hand)
+    return found
 
 
 def _journals(runs: set[Path]) -> list[Path]:

@@ -149,7 +149,7 @@ def test_verdict_stands_with_its_scope_and_two_reasons_before_all_else() -> None
 def test_exports_of_a_run_that_is_not_go_are_no_approval() -> None:
     for fmt in ("md", "details", "html"):
         page = outputs.render(no_go(), fmt)
-        assert "no advice" in page and "export NSA_" not in page
+        assert "Not a recommendation" in page and "export NSA_" not in page
     assert "## Settings of this run, not approved" in outputs.render(no_go(), "md")
     for fmt in ("md", "details", "html"):
         assert "not approve" not in outputs.render(go(), fmt).lower()

@@ -106,7 +106,7 @@ def test_a_disk_that_refused_is_told_beside_the_causes() -> None:
     check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "so it was")
     reasons = ("the run's files cannot be written (/x: full)", "baseline.x is FAIL: so it was")
     shown = lines(made(by_hand("baseline", check), reasons=reasons))
-    assert shown[1] == "  the run's files cannot be written (/x: full)"
+    assert shown[2] == "  the run's files cannot be written (/x: full)"
     assert sum("so it was" in line for line in shown) == 1
 
 

@@ -47,6 +47,7 @@ def test_no_canary_in_any_byte_of_a_run(tmp_path: Path) -> None:
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
     words = ["run", "--profile", "cpu", "--phase", "preflight,single_gpu", "--steps-scale", "0.02"]
+    words += ["--protocol", "single"]
     words += ["--out", str(tmp_path / "x" / ".." / "link")]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NSA_", "RUNBOOK_"))}
     environ = {**kept, **dict.fromkeys(SECRETS, IN_ENVIRONMENT), "OMP_NUM_THREADS": "1"}

@@ -45,7 +45,7 @@ def two_ranks(*words: str, steps: int = 20, timeout_s: float = 240, name: str = 
 
 def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:
     told = notes or Notes()
-    return SlurmLauncher(run_root=root, request=Request(nodes=2), queue_s=queue_s, note=told.note)
+    return SlurmLauncher(run_root=root, request=Request(), queue_s=queue_s, note=told.note)
 
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:

@@ -18,9 +18,10 @@ from runbook.launch.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+# Sixteen launches with all their steps, beside other tests.
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-WORDS = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2", "--steps-scale", "0.5")
+WORDS = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
 
 
 def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:

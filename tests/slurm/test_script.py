@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from runbook.engine.judge import write_facts
+from runbook.engine.on_nodes import _gathered
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.where import request_of
 from runbook.errors import UsageError
@@ -13,8 +15,17 @@ from runbook.launch import run_launch
 from runbook.launch.command import build_command
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.commands import parse_job
+from runbook.launch.slurm.files import (
+    NODE_JSONL,
+    NODES,
+    NodeState,
+    append_record,
+    keep_nodes,
+    kept_nodes,
+)
 from runbook.launch.slurm.script import Request, agent_script, printed_script
-from runbook.records.run import Invocation
+from runbook.read.documents import LAUNCH_JSON
+from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 
 ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
@@ -98,7 +109,7 @@ def test_the_printed_script_and_the_job_ask_for_the_same() -> None:
 
 
 def test_gpus_are_asked_for_on_each_node() -> None:
-    assert "--gpus-per-node=4" in Request(nodes=2, gpus_per_node=4).words(
+    assert "--gpus-per-node=4" in Request(gpus_per_node=4).words(
         prepare(ASKED).planned[0], name="x"
     )
 
@@ -135,5 +146,37 @@ def test_a_job_as_slurm_tells_it() -> None:
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
     launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
-    words = Request(nodes=3).words(launch, name="x", names=("n4", "n7", "n9"))
+    words = Request().words(launch, name="x", names=("n4", "n7", "n9"))
     assert "--nodelist=n4,n9" in words
+
+
+def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> None:
+    """However a run begins: what ran on fewer nodes ran on some of those of what has more."""
+    assert kept_nodes(tmp_path) == ()
+    for job, kept in (
+        (["n7"], ("n7",)),
+        (["n4", "n7", "n9"], ("n7", "n4", "n9")),
+        (["n4", "n7"], ("n7", "n4", "n9")),
+    ):
+        keep_nodes(tmp_path, job)
+        assert kept_nodes(tmp_path) == kept
+    launch = prepare(ASKED).planned[0]
+    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=kept_nodes(tmp_path))
+    # Of nodes that are not known yet Slurm chooses, beside those that are.
+    words = Request().words(launch, name="x", names=("n7",))
+    assert {"--nodes=2", "--nodelist=n7"} <= set(words)
+
+
+def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_path: Path) -> None:
+    """Pairs of nodes are measured by places in that order, and told by these names."""
+    keep_nodes(tmp_path, ["n1"])
+    keep_nodes(tmp_path, ["n0", "n1", "n2"])
+    root = tmp_path / "preflight/nodes" / NODES
+    for index, name in enumerate(("n0", "n1", "n2")):
+        (root / name).mkdir(parents=True)
+        append_record(root / name / NODE_JSONL, NodeState(node=name, index=index))
+        write_facts(root / name, {})
+    (root.parent / LAUNCH_JSON).write_text("{}")
+    facts = _gathered(tmp_path, root)
+    assert facts[NODE_NAMES].value == "n1, n0, n2"
+    assert kept_nodes(tmp_path) == ("n1", "n0", "n2")

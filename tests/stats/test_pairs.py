@@ -17,10 +17,12 @@ from runbook.stats import (
     SCALING_PLAN,
     Decided,
     faster,
+    launch_bounds,
     meets_target,
     non_inferiority,
     regression,
     scaling,
+    scaling_over,
 )
 
 VALUES = st.lists(st.floats(50.0, 200.0), min_size=3, max_size=12)
@@ -178,6 +180,26 @@ def test_more_than_is_possible_is_invalid() -> None:
 
 def test_scaling_of_two_pairs_is_inconclusive() -> None:
     assert scaling([100.0, 100.0], [190.0, 190.0], 2).outcome is Decided.INCONCLUSIVE
+
+
+def test_of_several_numbers_of_nodes_one_fails_only_with_its_share_of_the_error() -> None:
+    one, short = [100.0, 101.0, 99.0, 100.0, 100.5], [163.0, 178.0, 170.0, 166.0, 175.0]
+    fine = [3.9 * value for value in one]
+    assert scaling(one, short, 2, plan=SCALING_PLAN).outcome is Decided.FAIL
+    alone = scaling_over(one, {2: short})
+    assert alone == {2: scaling(one, short, 2, plan=SCALING_PLAN)}
+    among = scaling_over(one, {2: short, **dict.fromkeys((4, 8, 16), fine)}, limit=0.9)
+    assert among[2].outcome is Decided.INCONCLUSIVE
+    assert among[2].error_rate == pytest.approx(SCALING_PLAN.error / 4)
+    # To PASS, each has to: that needs no smaller share.
+    assert among[4] == scaling(one, fine, 4, plan=SCALING_PLAN)
+
+
+def test_the_bounds_of_launches_are_those_that_a_target_is_held_against() -> None:
+    values = [100.0, 103.0, 98.0]
+    assert launch_bounds(values) == meets_target(values, 50.0).interval
+    with pytest.raises(UsageError, match="need at least 2"):
+        launch_bounds([100.0])
 
 
 def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:

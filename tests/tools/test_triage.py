@@ -344,7 +344,7 @@ def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "NSA_DDP_BUCKET_MB=7" in shown.out
-    assert "set NSA_DDP_BUCKET_MB=7 (shell, over 25 of the profile)" in shown.err
+    assert "set NSA_DDP_BUCKET_MB=7 (shell, the profile has 25)" in shown.err
     launch = fake_launch(env={"NSA_DDP_BUCKET_MB": "1"})
     (tmp_path / "launch.json").write_text(
         json.dumps({"launch": json.loads(launch.model_dump_json())})

@@ -37,6 +37,13 @@ def test_abbreviated_flags_are_refused() -> None:
     assert "--seq: no such flag" in refusal("--seq", "64")
 
 
+def test_the_nodes_are_torchruns_agents_that_met() -> None:
+    assert plan("--ddp", "1", env=TWO).place.nodes == 1
+    assert plan("--ddp", "1", env={**TWO, "GROUP_WORLD_SIZE": "2"}).place.nodes == 2
+    text = refusal("--ddp", "1", env={**TWO, "GROUP_WORLD_SIZE": "two"})
+    assert "GROUP_WORLD_SIZE='two': must be a whole number" in text
+
+
 def test_origin_no_config_is_refused() -> None:
     """The origin trained a 254,499-parameter toy instead."""
     with pytest.raises(NSAError, match="no config: give --config FILE, or CONFIG=FILE"):

@@ -157,3 +157,48 @@ def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, to
     found = effects._triton(replace(asked, ranges=RangeCounts(in_selected=Counter({ran: 1}))))
     way = "triton" if ran == "selected" else "sdpa"
     assert found == (took, {"ran": way, "chosen": "triton (chosen)"})
+
+
+@pytest.mark.parametrize(
+    ("sent", "steps", "took"),
+    [
+        (40, 1, True),
+        (80, 2, True),
+        (80, 1, False),  # every micro-batch of a step is sent
+        (20, 1, False),  # half of the gradients is not
+    ],
+)
+def test_gradients_are_sent_once_a_step(sent: int, steps: int, took: bool) -> None:
+    wrapped = SimpleNamespace(
+        ddp=object(), wire=object(), module=torch.nn.Linear(10, 1, bias=False)
+    )
+    wire = {"bytes_before": sent, "bytes_after": sent // 2, "steps": steps}
+    asked = seen({"NSA_DDP_COMPRESS": "bf16"})
+    asked = replace(asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped)), wire=wire)
+    found, evidence = effects._judge("NSA_DDP_COMPRESS", asked)
+    assert found is took and evidence["bytes_of_gradients"] == 40
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says", "calls", "took"),
+    [
+        (False, False, 2, True),
+        (True, True, 4, True),
+        (True, True, 2, False),  # said, and nothing is computed again
+        (True, False, 2, False),
+        (False, False, 4, False),
+    ],
+)
+def test_recomputation_calls_a_layer_twice_for_a_micro_batch(
+    wanted: bool, says: bool, calls: int, took: bool
+) -> None:
+    config = SimpleNamespace(
+        runtime=SimpleNamespace(gradient_checkpointing=wanted),
+        train=SimpleNamespace(accumulate_grad_batches=2),
+    )
+    engine = SimpleNamespace(
+        plan=SimpleNamespace(config=config, checkpointing=(wanted, "")),
+        model=SimpleNamespace(cfg=SimpleNamespace(gradient_checkpointing=says)),
+    )
+    asked = replace(seen({}), engine=cast("Any", engine), layer_calls=calls)
+    assert effects._judge("NSA_DDP_DISABLE_GC", asked)[0] is took

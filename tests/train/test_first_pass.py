@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nsa.train.first_pass import _row, first_pass
 from nsa.train.launch import plan_launch
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.spot_check import SpotCheck
-from tests.train.launching import SMOKE, run
+from tests.train.launching import SMOKE, Launch, run
 
 S = 128
 TOLERANCE = 1e-4
@@ -53,7 +53,7 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
     assert all(value > 0 for value in proof["own_gradient"].values())
     spots = proof["oracle"]
     assert spots["embedding"] == 0
-    assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
+    assert max(spots[name] for name in ("attention", "gates", "layer", "logits")) < TOLERANCE
     assert spots["blocks_illegal"] == 0
     assert (spots["layers"], spots["seams"]) == (2, 0)
     assert all(p.grad is None for p in trainer.model.parameters())
@@ -373,7 +373,6 @@ MODES: dict[str, tuple[list[str], dict[str, str], str, float]] = {
         "fp16",
         2e-3,
     ),
-    "fp32": ([], {}, "fp32", 1e-6),
 }
 
 
@@ -384,6 +383,17 @@ def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) 
     args, toggles, wire, error = MODES[mode]
     launch = run(tmp_path, ["--steps", "3", *args], ranks=2, toggles=toggles)
     assert launch.process.returncode == 0, launch.text()
+    assert_means_arrive(launch, wire, error)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_gradients_in_fp32_arrive_as_their_mean(one_step: dict[int, Launch]) -> None:
+    assert_means_arrive(one_step[2], "fp32", 1e-6)
+
+
+def assert_means_arrive(launch: Launch, wire: str, error: float) -> None:
+    """What both ranks found in the pass over the first batch."""
     drawn = []
     for number in range(2):
         (proof,) = launch.beats(number, "proof")
@@ -397,16 +407,16 @@ def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) 
     assert drawn[0] != drawn[1]
 
 
-def test_what_an_evaluation_reads_is_digested_as_it_goes_by() -> None:
-    trainer, seen = engine(), []
-    meter = TokenMeter(trainer.model)
-    held_out = [batch(seed).tokens for seed in (1, 2, 3)]
+def test_gates_that_are_kept_for_statistics_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = layers.NSAAttention.forward
 
-    def passing() -> Iterator[Tensor]:
-        for tokens in meter.passing(held_out):
-            seen.append(tokens)
-            yield tokens
+    def forward(self: layers.NSAAttention, x: Tensor) -> Tensor:
+        out = real(self, x)
+        assert self.last_gates is not None
+        self.last_gates = self.last_gates.roll(1, -1)
+        return out
 
-    trainer.validation_loss(passing())
-    assert seen == held_out
-    assert int(meter.digest(), 16) == sum(map(batch_digest, held_out)) % 2**64
+    monkeypatch.setattr(layers.NSAAttention, "forward", forward)
+    spots = first_pass(engine(), batch())["oracle"]
+    assert spots["attention"] < TOLERANCE
+    assert spots["gates"] > 0.01

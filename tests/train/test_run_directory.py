@@ -113,7 +113,7 @@ def _model(launch: Launch) -> dict[str, torch.Tensor]:
 def test_env_tells_what_really_ran(everything: Launch) -> None:
     env = everything.env()
     effective = env["effective"]
-    assert env["schema_version"] == 1 and env["world_size"] == 2
+    assert env["schema_version"] == 1 and (env["world_size"], env["nodes"]) == (2, 1)
     assert effective["seq_len"] == 128
     assert (effective["global_batch"], effective["per_rank_batch"]) == (2, 1)
     assert (effective["accumulation"], effective["tokens_per_step"]) == (2, 512)

@@ -19,8 +19,9 @@ from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
 from nsa.train.ranks import choose_device, start_ranks
+from nsa.train.recompute import Bias, Recomputed, branch_use
 from nsa.train.shadow import Shadow
-from runbook.read.shadow_account import shadow_account
+from runbook.read.shadow_account import _bias_problems, shadow_account
 from tests.read.launches import WORK, changed, ending_of, honest
 from tests.train.launching import SMOKE, free_port
 
@@ -40,6 +41,7 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
     """What the shadow of these steps tells."""
     shadow, clock = Shadow(made, token=TOKEN, first=first, last=last), StepClock(made.device)
     accum, losses = made.plan.config.train.accumulate_grad_batches, {}
+    gates: dict[int, Tensor] = {}
     for step in range(first, last + 1):
         generator = torch.Generator().manual_seed(step + 1000 * made.ranks.rank)
         batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator))] * accum
@@ -48,9 +50,13 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
         shadow.watch(step)
         outcome = made.compute(batches, clock)
         losses[step] = float(outcome.loss)
+        gates[step] = made.model.gate_numbers()
         made.update(step, clock)
         shadow.updated(step, outcome.norm)
-    return {**shadow.told(), "recomputed": {**shadow.told_again(), "own_losses": losses}}
+    return {
+        **shadow.told(),
+        "recomputed": {**shadow.told_again(), "own_losses": losses, "own_gates": gates},
+    }
 
 
 def problems(told: dict[str, Any], first: int = 1, last: int = STEPS) -> list[str]:
@@ -68,6 +74,59 @@ def test_what_is_computed_twice_is_the_same(words: list[str]) -> None:
     assert len(told["steps"]) >= 2
     assert told["gradient"] < 1e-6
     assert told["losses"] == pytest.approx([told["own_losses"][n] for n in told["steps"]], abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [[], ["--accum", "2"], ["--precision", "bf16"]])
+def test_the_gates_of_a_step_are_those_of_the_same_computed_again(words: list[str]) -> None:
+    made = engine(*words)
+    with torch.no_grad():
+        made.model.layers[1].attention.gate_bias[::3] = 40.0  # the others are not 0: no collapse
+    told = trained(made, last=10)["recomputed"]
+    for step, layers in zip(told["steps"], told["gates"], strict=True):
+        again = torch.tensor(layers, dtype=torch.float64)
+        assert torch.allclose(again, told["own_gates"][step][:, :5], rtol=0, atol=1e-7)
+        assert again[1, 2] > again[0, 2] + 0.05  # layers differ, and so do branches
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1.0])
+def test_gates_of_0_are_a_use_of_no_branch(value: float) -> None:
+    use = branch_use(torch.tensor([[value, 0.0, 0.0]]))
+    assert torch.allclose(use, torch.tensor([0.0, *[float(value == 1)] * 2, 0.0, 0.0]).double())
+
+
+def _cut(values: Tensor) -> Tensor:
+    """To bf16 by leaving out the lower half of the digits."""
+    return (values.view(torch.int32) & -65536).view(torch.float32)
+
+
+def _down(values: Tensor) -> Tensor:
+    cut = _cut(values)
+    return torch.where(values < cut, torch.nextafter(cut.bfloat16(), -_INF), cut.bfloat16()).float()
+
+
+_INF = torch.tensor(float("inf"), dtype=torch.bfloat16)
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "nearest": lambda values: values.bfloat16().float(),
+    "cut": _cut,
+    "down": _down,
+}
+
+
+@pytest.mark.parametrize(("way", "seen"), [("nearest", ""), ("cut", "towards 0"), ("down", "up")])
+def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    own = 1e-4 * torch.randn(2, 600, generator=generator)
+    again = Recomputed(
+        loss=torch.zeros(()), gradient=own.double().mean(0), size=own.abs().double().mean(0),
+        asked=[], scale=1.0, least=torch.finfo(torch.bfloat16).tiny, gates=own, apart=None,
+    )  # fmt: skip
+    reduced = (WAYS[way](own[0] / 2) + WAYS[way](own[1] / 2)).bfloat16().float()
+    told = Bias().with_step(again, reduced).told()
+    assert told["weight"] > 200
+    work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
+    found = _bias_problems(told, work)
+    assert bool(found) is bool(seen), told
+    assert not seen or seen in " ".join(found)
 
 
 class Rounded:

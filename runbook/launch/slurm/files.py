@@ -3,7 +3,7 @@
 `job.json`: what every agent runs, and the job's number once Slurm gave it. `rendezvous.json`: where
 torchrun's agents meet, by the first node. `nodes/NAME/node.jsonl`: by the agent of a node, how its
 ranks are, and how the command ended. `nodes/NAME/asks.jsonl`: by the harness, a signal for a rank,
-or for all to end.
+or for all to end. In the folder of the run `slurm_nodes.json`: the nodes that its jobs take.
 
 What changes is appended to a file that is there already: of a network file system only that is seen
 at once on another machine, while a new name in a folder may take half a minute.
@@ -11,14 +11,18 @@ at once on another machine, while a new name in a folder may take half a minute.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import Field
 
 from runbook.files import write_atomic
+from runbook.read.documents import read_json_object
 from runbook.records.measurement import Record
 
+NODES_FILE = "slurm_nodes.json"
 JOB_JSON = "job.json"
 RENDEZVOUS_JSON = "rendezvous.json"
 NODES = "nodes"
@@ -142,6 +146,21 @@ def last_state(folder: Path) -> NodeState | None:
     lines = path.read_bytes().splitlines() if path.is_file() else []
     said = (parse_record(line, NodeState) for line in reversed(lines))
     return next((state for state in said if state is not None), None)
+
+
+def kept_nodes(run_root: Path) -> tuple[str, ...]:
+    """The nodes of a run, in the order in which launches of fewer take them; as far as known."""
+    document, _ = read_json_object(run_root / NODES_FILE, [])
+    return tuple((document or {}).get("nodes", ()))
+
+
+def keep_nodes(run_root: Path, names: Sequence[str]) -> None:
+    """Add those of a job that are new. Raises OSError."""
+    known = kept_nodes(run_root)
+    kept = list(dict.fromkeys((*known, *names)))
+    if len(kept) > len(known):
+        text = json.dumps({"schema_version": 1, "nodes": kept}, indent=2)
+        write_atomic(run_root / NODES_FILE, f"{text}\n")
 
 
 def node_folders(run_dir: Path) -> list[Path]:

@@ -1,14 +1,13 @@
-"""Submits launches as jobs of Slurm, all on the nodes on which the run began."""
+"""Submits launches as jobs of Slurm, all on one set of nodes."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runbook.files import utc_text, write_atomic
+from runbook.files import utc_text
 from runbook.launch.command import TORCHRUN
 from runbook.launch.place import Running, Start
 from runbook.launch.slurm.commands import (
@@ -22,6 +21,8 @@ from runbook.launch.slurm.files import (
     JOB_JSON,
     Job,
     job_name,
+    keep_nodes,
+    kept_nodes,
     last_state,
     node_folders,
     read_record,
@@ -29,9 +30,6 @@ from runbook.launch.slurm.files import (
 )
 from runbook.launch.slurm.job import SlurmRun
 from runbook.launch.slurm.script import Request, agent_script
-from runbook.read.documents import read_json_object
-
-NODES_FILE = "slurm_nodes.json"
 
 
 @dataclass(kw_only=True)
@@ -46,10 +44,6 @@ class SlurmLauncher:
     queue_s: float
     note: Callable[[str], None]
     name: str = field(default="slurm", init=False)
-
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes on which this run began; empty before."""
-        return tuple((read_json_object(self.run_root / NODES_FILE, [])[0] or {}).get("nodes", ()))
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`. Raises SlurmError."""
@@ -66,7 +60,7 @@ class SlurmLauncher:
         )
         path = start.run_dir / JOB_JSON
         write_record(path, job)
-        options = self.request.words(start.launch, name=job.name, names=self.nodes())
+        options = self.request.words(start.launch, name=job.name, names=kept_nodes(self.run_root))
         options += ["--output=/dev/null", "--error=/dev/null"]
         number = submit(options, agent_script(start.run_dir), _for_sbatch(start))
         job = job.model_copy(update={"job_id": number})
@@ -93,11 +87,8 @@ class SlurmLauncher:
         return SlurmRun(start, job, queue_s=self.queue_s, note=self.note, on_begin=self._remember)
 
     def _remember(self, expression: str) -> None:
-        """Keep the nodes of the first job of the whole size for all that follow."""
-        names = host_names(expression)
-        if not self.nodes() and len(names) == self.request.nodes:
-            text = json.dumps({"schema_version": 1, "nodes": list(names)}, indent=2)
-            write_atomic(self.run_root / NODES_FILE, f"{text}\n")
+        """Keep the nodes of a job for all that follow; one of more nodes adds the others."""
+        keep_nodes(self.run_root, host_names(expression))
 
 
 def _has_ended(start: Start, job: Job) -> bool:

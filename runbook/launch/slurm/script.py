@@ -28,13 +28,15 @@ AGENT = "runbook.launch.slurm.agent"
 class Request:
     """What is asked of Slurm for every launch of a run."""
 
-    nodes: int = 1
     partition: str = ""
     account: str = ""
     gpus_per_node: int = 0
 
     def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
-        """The options of sbatch for a launch, on the nodes `names` where they are known."""
+        """The options of sbatch for a launch, on the first of the run's nodes.
+
+        `names` are those that are known so far; Slurm adds what a launch needs beyond them.
+        """
         minutes = math.ceil((launch.timeout_s + _MARGIN_S) / 60)
         words = [
             f"--job-name={name}",
@@ -48,7 +50,8 @@ class Request:
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--account={self.account}"] if self.account else []
         words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        chosen = [names[place] for place in launch.on or range(launch.nodes)] if names else []
+        places = launch.on or range(min(launch.nodes, len(names)))
+        chosen = [names[place] for place in places] if names else []
         return [*words, f"--nodelist={','.join(chosen)}"] if chosen else words
 
 

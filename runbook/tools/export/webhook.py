@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runbook import __version__
+from runbook.engine.outputs import fingerprint_of
 from runbook.errors import UsageError
 from runbook.files import read_given
 from runbook.read.redact import REDACTED, redact_text
@@ -116,6 +117,7 @@ def verdict_document(
         "finished_at": record.finished_at,
         "duration_s": duration_s(record),
         "folder": str(run_root),
+        "fingerprint": fingerprint_of(record),
         "report": str(run_root / report) if report else "",
         "checks": dict(counted),
         "numbers": list(numbers),

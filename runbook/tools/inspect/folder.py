@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV
+from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, name_below, read_json_object
 from runbook.read.heartbeats import fold_file, heartbeat_files, whole_number
 from runbook.read.history import RankHistory, rank_log
-from runbook.read.launch import GATES
-from runbook.read.rows import read_rows
+from runbook.read.launch import GATES, VAL
+from runbook.read.rows import RowSpec, read_rows
 from runbook.read.shapes import ENV, is_number, shaped
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.second_source import account_remarks
@@ -28,6 +28,10 @@ from runbook.tools.inspect.types import (
     remarks_on,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+_BESIDE = ((GATES_CSV, GATES), (VAL_CSV, VAL))
 _DEEPEST = 6
 _BYTES = 256
 # A rank is silent if it ends this many steps behind the others, or this long before them.
@@ -114,9 +118,8 @@ def _inspect_one(
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
-    gates = folder / GATES_CSV
-    readings = read_rows(gates, GATES).frame if gates.is_file() else None
-    doubts = account_remarks(rows, logs, env, _duration_s(result), readings)
+    gates, val = (_table(folder / name, spec) for name, spec in _BESIDE)
+    doubts = account_remarks(rows, logs, env, _duration_s(result), gates=gates, val=val)
     remarks += remarks_on(place, doubts)
     return RunDirectory(
         path=place,
@@ -127,6 +130,10 @@ def _inspect_one(
         loss_floor_source=source,
         remarks=tuple(remarks),
     )
+
+
+def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:
+    return read_rows(path, spec).frame if path.is_file() else None
 
 
 def _duration_s(result: Mapping[str, Any] | None) -> float | None:

@@ -24,7 +24,9 @@ def account_remarks(
     ranks: Sequence[RankLog],
     env: Mapping[str, Any] | None,
     duration_s: float | None,
+    *,
     gates: pd.DataFrame | None,
+    val: pd.DataFrame | None,
 ) -> Iterator[Found]:
     """Every account that does not balance, or why none can be drawn."""
     if log is None or log.damaged or not len(log.frame):
@@ -38,7 +40,9 @@ def account_remarks(
         yield RemarkCode.UNBALANCED, str(error)
         return
     problems = [
-        *book_problems(log.frame, ranks, work, env or {}, gates=gates, duration_s=duration_s),
+        *book_problems(
+            log.frame, ranks, work, env or {}, gates=gates, val=val, duration_s=duration_s
+        ),
         *learning_problems(ranks, work),
         *oracle_account(ranks, work),
     ]

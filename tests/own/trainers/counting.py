@@ -16,7 +16,7 @@ from pathlib import Path
 
 FAULTS = (
     "none", "hang", "die", "kill", "memory", "nan", "flat", "rising", "too_fast", "deaf", "short",
-    "every_rank", "one_rank", "behind",
+    "every_rank", "one_rank", "behind", "unsaid",
 )  # fmt: skip
 
 
@@ -39,10 +39,22 @@ def train(args: argparse.Namespace, rank: int) -> None:
         if step == 30 and (rank == args.ranks - 1 or args.fault == "hang"):
             fail(args.fault)
         told = args.pace / (5 if args.fault == "too_fast" else 1)
+        said = "" if args.fault == "unsaid" and step % 7 == 0 else f"{loss:.4f}"
         if writes:
-            print(f"{step},{loss:.4f},{told},", file=log, flush=True)
+            print(f"{step},{said},{told},", file=log, flush=True)
         if not (args.fault == "behind" and rank and step > 40):
             print(json.dumps({"at": step}), file=alive, flush=True)
+    if rank == 0:
+        leave(args.out)
+
+
+def leave(out: Path) -> None:
+    """What trainers leave besides files: the newest checkpoint's link, a pipe, odd names."""
+    (out / "latest").symlink_to("metrics.csv")
+    (out / "cache").symlink_to(out.resolve().parent, target_is_directory=True)
+    os.mkfifo(out / "ask")
+    (out / "two\nlines.txt").write_text("1\n")
+    Path(os.fsdecode(os.fsencode(out) + b"/of another locale \xff")).write_text("2\n")
 
 
 def fail(fault: str) -> None:
@@ -50,7 +62,7 @@ def fail(fault: str) -> None:
     if fault == "hang":
         time.sleep(600)
     if fault == "die":
-        raise RuntimeError("the data ended early")
+        raise RuntimeError("the data at https://me:hunter22@store ended early")
     if fault == "kill":
         os.abort()
     if fault == "memory":

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from nsa.contract import recomputed_steps, watched_steps
+from nsa.drawn import recomputed_steps, watched_steps
 from runbook.read.generated import GeneratedData
 from tests.read.launches import shadow
 
@@ -78,7 +78,8 @@ def write_rows(folder: Path, lines: list[str]) -> None:
 def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[dict[str, object]]:
     """What a rank says during a good run, two lines for each step."""
     base = {"rank": rank, "pid": 100 + rank, "token": token}
-    spots = ("embedding", "attention", "layer", "logits", "blocks_illegal", "blocks_shortfall")
+    spots = ("embedding", "attention", "gates", "layer", "logits")
+    spots += ("blocks_illegal", "blocks_shortfall")
     proof = {
         "loss": loss_of(1),
         "loss_again": loss_of(1),
@@ -108,9 +109,12 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     )
     mono = 5.0
     for step in range(1, steps + 1):
-        mono += dt_of(step)
+        begun, mono = mono, mono + dt_of(step)
+        for event, at in (("step_start", begun + 1e-5), ("fetched", begun + 1.03e-3)):
+            lines.append({"event": event, "step": step, "ts": 1000 + at, "mono": at})
         now = {"step": step, "ts": 1000 + mono, "mono": mono}
         said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step), "grad_norm": 1.0}
+        said["fetch_s"] = 0.001
         told = {"embedded": 512 // ranks, "data": data.of_step(rank, step)}
         told |= {"mem_mib": 300.0, "rss_mib": 300.0}
         lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]

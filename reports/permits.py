@@ -1,0 +1,96 @@
+"""What a verdict permits, in a sentence; for a GO also for what, and the command behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runbook.console import short_caveat
+from runbook.defaults import DEFAULT_PLAN
+from runbook.records import RunRecord, Verdict
+from runbook.records.run import Invocation
+
+_SHORT_COMMIT = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permit:
+    """`says`: what the reader may do. The others belong to a GO, and are empty otherwise.
+
+    `qualified`: what its caveats mean for production. `valid_for`: what it holds for. `command`
+    starts the production run behind it; `instead` says how, where this program has no such command.
+    """
+
+    says: str
+    qualified: str = ""
+    valid_for: str = ""
+    command: str = ""
+    instead: str = ""
+
+
+def permit_of(record: RunRecord) -> Permit:
+    """What this run permits."""
+    if record.verdict is Verdict.NO_GO:
+        return Permit(says="Do not start the production run.")
+    if record.verdict is Verdict.PARTIAL:
+        return Permit(says="This is no GO yet: other required checks have not run.")
+    if record.verdict is Verdict.INCOMPLETE:
+        trained = any(phase.ran for phase in record.phases)
+        why = "required evidence is missing" if trained else "nothing could be measured"
+        return Permit(says=f"Not approved: {why}. Do not start the production run.")
+    if record.options.get("plan"):
+        return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
+    own = bool(record.profile_document.get("own_trainer"))
+    return Permit(
+        says=_approved(record),
+        qualified=_qualified(record),
+        valid_for=_valid(record),
+        command="" if own else _production(record.invocation),
+        instead="Start your trainer as you do, with the settings below." if own else "",
+    )
+
+
+def _approved(record: RunRecord) -> str:
+    """What a GO of this machine permits and what it does not."""
+    document = record.profile_document
+    hardware = document.get("hardware")
+    device = hardware.get("device") if isinstance(hardware, Mapping) else None
+    floor = any(name.endswith(".throughput") for name in record.required)
+    judged = bool(document.get("throughput_gated", True)) and floor
+    speed = "" if judged else "Speed was not judged. "
+    if device == "cpu":
+        return f"The code works on this CPU. {speed}This approves no run on GPUs."
+    return f"{speed}The production run may start on this machine with this configuration."
+
+
+def _qualified(record: RunRecord) -> str:
+    """A launch behind a GO that had caveats is started, and says them again (`runbook launch`)."""
+    if not record.caveats:
+        return ""
+    told = ", ".join(map(short_caveat, record.caveats))
+    return (
+        f"A qualified GO: {told}. runbook launch with the same profile and settings starts "
+        "behind it and repeats this in its own verdict; a run without it gives an unqualified GO."
+    )
+
+
+def _valid(record: RunRecord) -> str:
+    known = record.environment
+    commit = known.get("git.sha", "")[:_SHORT_COMMIT]
+    changed = " with changes that are not committed" if known.get("git.dirty") == "True" else ""
+    parts = [f"commit {commit}{changed}"] if commit else []
+    return ", ".join([*parts, "this machine", f"profile {record.profile}"])
+
+
+def _production(asked: Invocation) -> str:
+    """The launch by the shipped plan that starts production behind this GO."""
+    plain = Invocation(profile=asked.profile)
+    return replace(
+        asked,
+        plan=DEFAULT_PLAN,
+        protocol=plain.protocol,
+        aa=plain.aa,
+        seed=plain.seed,
+        reference="",
+        head="",
+    ).line()
