@@ -1,111 +1,30 @@
 """The first page of a run: the numbers that decided, the settings, the machine, the two tables.
 
-Everything is taken from the record; a check that this run lacks is a number without a value.
+Everything is taken from the record: the numbers in `reports.key_numbers`, the machine and what else
+the run was made with in `reports.run_facts`.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from reports.advice import profile_variables
-from reports.view import ReportView, limit_text, one_line, shown_value
-from runbook.config.precedence import told
-from runbook.console import counted
-from runbook.records import (
-    Check,
-    Measurement,
-    Outcome,
-    PhaseRecord,
-    Reason,
-    RunRecord,
-    Table,
-    Verdict,
-)
-from runbook.records.measurement import Scalar, plain_number
+from reports.key_numbers import KeyNumber, key_numbers
+from reports.run_facts import run_facts
+from reports.view import ReportView, one_line, shown_value
+from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict
+from runbook.records.measurement import Scalar
 from runbook.records.run import Invocation
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4
 # So many variables have a line each; of more, as many as fit stand in one.
 _EXPORTS_EACH, _EXPORT_WIDTH = 4, 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Key:
-    """A number of the first page: the check that has it, and how it is written.
-
-    `measured` is the name that its measurement must have, where the check may show another number
-    instead. `beside` names one that its phase measured beside the check, which decides nothing. A
-    `share` is written in percent. `unit` stands for that of the measurement. Fewer `ranks` than
-    this have no such number.
-    """
-
-    label: str
-    check: str
-    measured: str = ""
-    beside: str = ""
-    share: bool = False
-    unit: str = ""
-    always: bool = False
-    ranks: int = 1
-
-
-KEYS = (
-    _Key(label="Throughput", check="baseline.throughput", always=True),
-    _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True,
-         ranks=2),
-    _Key(label="Peak memory of a rank in this run", check="long_run.memory_limit", always=True),
-    _Key(label="Memory of a rank by the end of production", check="long_run.memory_plateau",
-         measured="memory_projected", unit="MiB"),
-    _Key(label="Scaling over nodes", check="single_gpu.node_scaling", share=True),
-    _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
-    _Key(label="Speed relative to the measured peak matmul", check="baseline.mfu_of_ceiling",
-         measured="mfu_of_ceiling", share=True),
-    _Key(label="Free GPU memory", check="baseline.memory_headroom"),
-    _Key(label="GPU utilization", check="baseline.gpu_utilisation"),
-    _Key(label="Best bucket size against the next", check="bucket_sweep.best",
-         measured="best_bucket_ratio"),
-    _Key(label="Fused against plain AdamW", check="fused_adamw.keep",
-         measured="fused_ratio"),
-    _Key(label="Share of the learnable loss reached", check="long_run.learns", share=True),
-    _Key(label="Change of the step time", check="long_run.steady", share=True),
-    _Key(label="Lowest gate entropy", check="long_run.gates"),
-    _Key(label="Blocks that a query attends to", check="long_run.gates", beside="sel_blocks_mean"),
-    _Key(label="Forced part of these blocks", check="long_run.gates", beside="sel_forced_share",
-         share=True),
-)  # fmt: skip
 # The documents ask for these two tables, in this shape.
 TABLE_PHASES = ("bucket_sweep", "fused_adamw")
 _TABLE_COLUMNS = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyNumber:
-    """A number as text. `value` is empty where the run did not measure it; `why` says why then.
-
-    One that is not `gated` is shown and never decides.
-    """
-
-    label: str
-    id: str
-    outcome: str
-    gated: bool
-    value: str
-    interval: str
-    limit: str
-    basis: str
-    files: tuple[str, ...]
-    more_files: int
-    why: str
-
-    @property
-    def fails(self) -> bool:
-        """Does it keep the run from GO?"""
-        return self.gated and self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,16 +67,9 @@ class Summary:
 def summarize(view: ReportView) -> Summary:
     """The first page of this run."""
     record = view.record
-    checks = {check.id: check for check in record.checks()}
-    skipped = {one.name for one in record.phases if one.outcome is Outcome.SKIPPED}
-    keys = _keys(record, checks)
-    beside = {(one.name, m.name): m for one in record.phases for m in one.measurements}
-    found = [_key_number(key, checks.get(key.check), skipped, beside) for key in keys]
-    numbers = tuple(one for one in found if one.value)
+    numbers, missing = key_numbers(record)
     # What failed stands first, as far as it was measured.
     tiles = sorted(numbers, key=lambda one: not one.fails)
-    always = {key.check for key in keys if key.always}
-    missing = [one for one in found if not one.value and one.id in always]
     folder, approved = run_folder(record), record.verdict is Verdict.GO
     program = " ".join(record.invocation.program)
     return Summary(
@@ -168,7 +80,7 @@ def summarize(view: ReportView) -> Summary:
         approved=approved,
         settings_title="Settings to use" if approved else "Settings of this run, not approved",
         unapproved="Not a recommendation. These settings were used in this run.",
-        facts=tuple(_facts(record)),
+        facts=tuple(run_facts(record)),
         tables=tuple(_tables(record)),
         began_and_ended=_span(record.started_at, record.finished_at),
         folder=folder,
@@ -212,37 +124,6 @@ def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
     return f"{'; '.join(told)}."
 
 
-def _keys(record: RunRecord, checks: Mapping[str, Check]) -> list[_Key]:
-    """The numbers that a run of these ranks can have.
-
-    A launch by a plan has them from the last of its own phases that measured one.
-    """
-    keys = [key for key in KEYS if key.ranks <= _ranks(record)]
-    made = [one.name for one in record.phases if _is_made(record, one.name)]
-    if not made:
-        return keys
-    found = []
-    for key in keys:
-        row = key.check.partition(".")[2]
-        ids = [f"{name}.{row}" for name in reversed(made)]
-        told = [name for name in ids if name in checks and checks[name].measurement is not None]
-        found += [replace(key, check=told[0])] if told else []
-    return found
-
-
-def _is_made(record: RunRecord, phase: str) -> bool:
-    """Did the run's plan make this phase?"""
-    settings = record.profile_document.get("phases")
-    one = settings.get(phase) if isinstance(settings, dict) else None
-    return isinstance(one, dict) and bool(one.get("stage"))
-
-
-def _ranks(record: RunRecord) -> int:
-    """How many ranks the profile trains with; a record that does not tell has what several have."""
-    told = record.profile_document.get("ranks")
-    return told if isinstance(told, int) else 2
-
-
 def _may_resume(record: RunRecord) -> bool:
     return record.interrupted or record.finished_at is None
 
@@ -264,72 +145,6 @@ def exports_text(record: RunRecord) -> str:
             lines.append(["export"])
         lines[-1].append(pair)
     return "\n".join(map(" ".join, lines))
-
-
-def _key_number(
-    key: _Key,
-    check: Check | None,
-    skipped: Container[str],
-    beside: Mapping[tuple[str, str], Measurement],
-) -> KeyNumber:
-    measured = check.measurement if check else None
-    if key.beside:
-        measured = beside.get((key.check.partition(".")[0], key.beside))
-        measured = measured if measured and measured.n > 1 else None
-    elif measured is None or (key.measured and measured.name != key.measured):
-        measured = None
-    window = f", {measured.window}" if measured and measured.window else ""
-    # The launches that it is from do not count, so that the check shows another number or none.
-    found = check.measurement if check else None
-    bad = check is not None and check.outcome not in (Outcome.PASS, Outcome.SKIPPED)
-    other = bad and found is not None and measured is None and not key.beside
-    uncounted = one_line(check.reason) if check and other else ""
-    left_out = key.check.partition(".")[0] in skipped
-    lacking = Outcome.SKIPPED if left_out else Outcome.INCOMPLETE
-    why = "this phase was not asked for" if left_out else "this run has no such check"
-    return KeyNumber(
-        label=key.label,
-        id=key.check,
-        outcome=(check.outcome if check else lacking).value,
-        gated=not key.beside and (check is None or check.code is not Reason.NOT_GATED),
-        value=_written(measured, key) if measured else "does not count" if other else "",
-        interval=_interval(measured, key) if measured else "",
-        limit=_limit(check, key) if check and not key.beside else "",
-        basis=f"n={measured.n}{window}" if measured else uncounted,
-        files=measured.named[0] if measured else (),
-        more_files=measured.named[1] if measured else 0,
-        why=one_line(check.reason) if check else why,
-    )
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
-
-
-def _number(value: float | str | bool | None, key: _Key) -> str:
-    if key.share and isinstance(value, float):
-        return _percent(value)
-    return shown_value(value)
-
-
-def _written(measured: Measurement, key: _Key) -> str:
-    unit = "" if key.share else one_line(key.unit or measured.unit)
-    return f"{_number(measured.value, key)} {unit}".rstrip()
-
-
-def _interval(measured: Measurement, key: _Key) -> str:
-    if measured.interval is None:
-        return f"± {plain_number(measured.stdev)}" if measured.stdev is not None else ""
-    low, high = measured.interval
-    return f"{_number(low, key)} to {_number(high, key)}"
-
-
-def _limit(check: Check, key: _Key) -> str:
-    if check.limit is None:
-        return ""
-    if key.share and isinstance(check.limit, float):
-        return f"{check.comparator.value} {_percent(check.limit)}"
-    return limit_text(check)
 
 
 def _tables(record: RunRecord) -> Iterator[SmallTable]:
@@ -364,75 +179,3 @@ def _marked(row: tuple[Scalar | None, ...], chosen: str | None) -> tuple[str, ..
     """The cells as text, the first one marked where its row was chosen."""
     first, *others = map(shown_value, row)
     return (f"{first} (chosen)" if first == chosen else first, *others)
-
-
-def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Machine, software, model and how the run was asked for, one line each."""
-    known = record.environment
-    machine = [_processor(record), _gpus(known), _with(known, "cpu.count", "{} CPUs")]
-    machine += [_memory(known), known.get("system", "")]
-    yield from _told("Machine", *machine)
-    versions = [_with(known, "torch.version", "torch {}"), _with(known, "torch.cuda", "CUDA {}")]
-    versions += [_with(known, "gpu.driver", "driver {}"), _with(known, "python", "Python {}")]
-    yield from _told("Software", *versions, f"runbook {record.tool_version}")
-    yield from _told("Commit", _commit(known))
-    yield from _told("Model", *_workloads(record), between="; ")
-    yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
-    yield from _told("Set by hand", *_set_by_hand(record), between="; ")
-    for what, listed in filter(None, map(counted, record.caveats)):
-        yield from _told(what.capitalize(), listed)
-
-
-def _set_by_hand(record: RunRecord) -> Iterator[str]:
-    """Each setting that a person gave, with its source and what it replaced."""
-    yield from told(record.settings, record.sources, profile_variables(record))
-
-
-def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:
-    if told := between.join(one_line(text) for text in texts if text):
-        yield name, told
-
-
-def _with(known: dict[str, str], name: str, words: str) -> str:
-    return words.format(known[name]) if known.get(name) else ""
-
-
-def _memory(known: dict[str, str]) -> str:
-    number, _, unit = known.get("memory.total_gib", "").partition(" ")
-    try:
-        return f"{float(number):.3g} {unit} memory"
-    except ValueError:
-        return ""  # not collected
-
-
-def _gpus(known: dict[str, str]) -> str:
-    """`2 x NVIDIA A100 80GB PCIe` of a list of names."""
-    counted = Counter(name for name in known.get("gpu.names", "").split(", ") if name)
-    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counted.items())
-
-
-def _processor(record: RunRecord) -> str:
-    """The processor that a run on a CPU trained on; GPUs are named by the driver."""
-    names = {ran.name for phase in record.phases for ran in phase.ran if ran.device == "cpu"}
-    return ", ".join(sorted(names - {""}))
-
-
-def _commit(known: dict[str, str]) -> str:
-    commit = known.get("git.sha", "")
-    if not commit:
-        return ""
-    branch = _with(known, "git.branch", " on {}")
-    dirty = {"True": ", with changes that are not committed", "False": ", clean"}
-    return f"{commit[:12]}{branch}{dirty.get(known.get('git.dirty', ''), '')}"
-
-
-def _workloads(record: RunRecord) -> Iterator[str]:
-    """Every different model and batch, with the numbers of ranks that it ran on."""
-    ranks: dict[str, dict[int, None]] = {}
-    for ran in (ran for phase in record.phases for ran in phase.ran):
-        size = f"{ran.parameters / 1e6:.3g}M parameters"
-        batch = f"batch {ran.global_batch} x {ran.accumulation}"
-        ranks.setdefault(f"{size}, S={ran.seq_len}, {batch}, {ran.dtype}", {})[ran.ranks] = None
-    for words, counts in ranks.items():
-        several = "" if list(counts) == [1] else "s"
-        yield f"{words} on {' and '.join(map(str, counts))} rank{several}"

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from reports.summary import KEYS, TABLE_PHASES, exports_text, summarize
+from reports.key_numbers import KEYS
+from reports.summary import TABLE_PHASES, exports_text, summarize
 from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
