@@ -165,7 +165,7 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import loop
+    from nsa.train import evaluation
     from nsa.train.checkpoint import Checkpoints
 
     seconds = float(injector.step)
@@ -182,7 +182,7 @@ def _slow_phases(injector: Injector) -> None:
         time.sleep(seconds)
 
     wrap(Checkpoints, "begin", slow)
-    wrap(loop, "evaluate", slow)
+    wrap(evaluation, "evaluate", slow)
     injector.step = 1
     at_step(first)(injector)
 
@@ -203,7 +203,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "sleep_backward": _sleep_in_backward,
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
-    "hang_eval": hang_in("nsa.train.loop", "evaluate"),
+    "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint", "Checkpoints.begin"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": _stall_data,

@@ -31,8 +31,6 @@ from nsa.train.ranks import Ranks
 
 # The cosine ends at this share of the learning rate.
 FINAL_LR_SHARE = 0.1
-# What the CPU's allocator says.
-_CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 # Toggles that a recording of the layers depends on.
 _IN_A_RECORDING = (
     "NSA_SEL_RANGES_V2",
@@ -373,12 +371,6 @@ class Engine:
             shape=train.lr_schedule,
         )
 
-    def probe(self, batch: Batch) -> None:
-        """Forward and backward without communication or update, to see whether they can run."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        loss = self.loss(batch.tokens.to(self.device), wrapped=False)
-        torch.autograd.grad(loss, parameters, allow_unused=True)
-
     def clip(self) -> Tensor:
         """Clip the gradients to the config's norm; returns the norm that they had."""
         self.scaler.unscale_(self.optimizer)
@@ -421,10 +413,3 @@ def named_window(value: str) -> Window:
 def forces_sdpa(toggles: ToggleSet) -> bool:
     """A restriction of SDPA's kernels is about the SDPA path, on any device."""
     return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Did memory run out, on the device or on the host?"""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in _CPU_OOM)

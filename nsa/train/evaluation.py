@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from nsa.contract import Event, Phase
+from nsa.data.source import Source
+from nsa.drawn import drawn_batch
+from nsa.train.accounts import TokenMeter
+from nsa.train.compiling import Compiling
 from nsa.train.engine import Engine
+from nsa.train.heartbeat import Heartbeat
+from nsa.train.output import say
 from nsa.train.recompute import loss_again
+from nsa.train.record import Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +57,47 @@ def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evalua
         losses=losses,
         again=None if kept is None else Drawn(batch=drawn, loss=loss_again(engine, kept)),
     )
+
+
+class Evaluations:
+    """The evaluations of a launch, each with its row and its heartbeat."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        meter: TokenMeter,
+        tables: Tables,
+        heartbeat: Heartbeat,
+        compiling: Compiling,
+    ) -> None:
+        self._engine, self._meter, self._compiling = engine, meter, compiling
+        self._tables, self._heartbeat = tables, heartbeat
+        # Step and loss of the latest one.
+        self._latest: tuple[int, float] | None = None
+
+    def run(self, step: int, source: Source) -> None:
+        """Evaluate after this step, on the source's held-out batches. For all ranks together."""
+        beat, begin = self._heartbeat, perf_counter()
+        rank = self._engine.ranks.rank
+        beat.phase = Phase.EVAL
+        beat.write(Event.EVAL_START)
+        count = self._engine.plan.config.train.eval_batches
+        found = evaluate(
+            self._engine,
+            self._meter.passing(source.validation(count)),
+            drawn=drawn_batch(beat.token, rank, step, count),
+        )
+        self._compiling.note("eval")
+        self._latest = (step, found.loss)
+        self._tables.val(step, found.loss)
+        told = {**self._meter.passed(), "seconds": round(perf_counter() - begin, 4)}
+        beat.write(Event.EVAL, **asdict(found), **told)
+        say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)
+        beat.sync()
+
+    def loss_at(self, step: int) -> float | None:
+        """The loss of an evaluation at this very step, where there was one."""
+        if self._latest is None or self._latest[0] != step:
+            return None
+        return self._latest[1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import torch
@@ -14,36 +13,32 @@ from nsa.contract import (
     ELSEWHERE,
     ENOUGH_FILE,
     HALT_FILE,
-    OUT_OF_MEMORY,
     Event,
     ExitCode,
     Phase,
 )
 from nsa.data.source import Batch, Source
-from nsa.drawn import drawn_batch
 from nsa.train.accounts import Movement, TokenMeter, plain_floats
 from nsa.train.agree import Posted, post
 from nsa.train.arms import Block
-from nsa.train.checkpoint import Checkpoints
 from nsa.train.clock import StepClock
 from nsa.train.compiled import Refused
 from nsa.train.compiling import Compiling
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
-from nsa.train.engine import Engine, StepOutcome, is_out_of_memory
-from nsa.train.evaluation import evaluate
+from nsa.train.engine import Engine, StepOutcome
+from nsa.train.evaluation import Evaluations
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
-from nsa.train.kernels import other_kernels
-from nsa.train.launch import AUDITED, LaunchPlan
+from nsa.train.launch import LaunchPlan
 from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler
-from nsa.train.read_back import ReadBack
 from nsa.train.record import Tables
-from nsa.train.retention import Retention
+from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler
 from nsa.train.shadow import Shadow
+from nsa.train.trial import needs_trial, trial_step
 
 
 class Loop:
@@ -90,11 +85,15 @@ class Loop:
         self._last_proof: dict[str, Any] | None = None
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
-        self.checkpoints = Checkpoints(run_dir, engine, Retention.of(plan.config.train))
-        self.read_back = ReadBack(engine, token=heartbeat.token)
+        self.evaluations = Evaluations(
+            engine,
+            meter=self.meter,
+            tables=tables,
+            heartbeat=heartbeat,
+            compiling=self.compiling,
+        )
+        self.saves = Saves(run_dir, engine, heartbeat)
         self._read: dict[str, Any] | None = None
-        # Step and loss of the latest evaluation.
-        self._evaluated: tuple[int, float] | None = None
         self._owed = owed
         self._early = first_batch
         self._halt = run_dir / HALT_FILE
@@ -112,7 +111,7 @@ class Loop:
                 self._prove()
             if self._owed:
                 self._owed, self.heartbeat.step = False, self.step
-                self._evaluate()
+                self.evaluations.run(self.step, self.source)
             self._run_block(block)
             if self.settler.end is not None:
                 return self._finish(self.settler.end)
@@ -137,7 +136,9 @@ class Loop:
             say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
         if self.plan.schedule is None:
             return True
-        error = self._probe(block)
+        error = None
+        if needs_trial(block.toggles):
+            error = trial_step(self.engine, self._first_batch())
         if not self.ranks.any(error is not None):
             return True
         self._cannot(block, error or f"{ELSEWHERE} could not run it")
@@ -150,12 +151,17 @@ class Loop:
     def _prove(self) -> None:
         """Once for each launch, before its first step: does every rank's gradient arrive?"""
         self._proven = True
-        if self._early is None:
-            self._early = self.source.fetch()
+        batch = self._first_batch()
         self.heartbeat.phase = Phase.FIRST_STEP
-        proof = first_pass(self.engine, self._early)
+        proof = first_pass(self.engine, batch)
         self.heartbeat.write(Event.PROOF, **proof)
         self.compiling.note("proof")
+
+    def _first_batch(self) -> Batch:
+        """What the next step will begin with, looked at before it."""
+        if self._early is None:
+            self._early = self.source.fetch()
+        return self._early
 
     def accounts(self) -> dict[str, Any]:
         """What the exit event says beside the end: tokens by two counts, how far weights moved."""
@@ -172,23 +178,6 @@ class Loop:
             "saved": self._read,
             "loader": self.source.statistics(),
         }
-
-    def _probe(self, block: Block) -> str | None:
-        if not any(block.toggles.flag(name) for name in AUDITED) and not other_kernels(
-            block.toggles
-        ):
-            return None
-        if self._early is None:
-            self._early = self.source.fetch()
-        try:
-            self.engine.probe(self._early)
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
-            if not is_out_of_memory(error):
-                return text
-            torch.cuda.empty_cache()  # what was taken in vain is not the next arm's
-            return OUT_OF_MEMORY + text
-        return None
 
     def watcher(self, block: Block) -> BlockEvidence:
         """What will watch the block's first steps."""
@@ -313,7 +302,7 @@ class Loop:
                 strict_norm=not self.engine.scaler.is_enabled(),
                 halt=self._halt.exists(),
                 terminate=self.termination.reason is not None,
-                saved=self.checkpoints.done,
+                saved=self.saves.done,
             )
 
     def _fetch(self) -> list[Batch]:
@@ -333,8 +322,8 @@ class Loop:
     # -- between steps -------------------------------------------------------------------------
 
     def _between_steps(self) -> None:
-        if self.settler.saved and self.checkpoints.under_way:
-            self._saved()
+        if self.settler.saved and self.saves.under_way:
+            self.saves.finish()
         train = self.plan.config.train
         evaluate = bool(train.eval_every) and self.step % train.eval_every == 0
         save = bool(train.save_every) and self.step % train.save_every == 0
@@ -346,63 +335,20 @@ class Loop:
             return
         if evaluate:
             with self.shadow.rests():
-                self._evaluate()
+                self.evaluations.run(self.step, self.source)
         if save:
             with self.shadow.rests():
                 self._save()
         self.clock.restart()
 
-    def _evaluate(self) -> None:
-        beat, begin = self.heartbeat, perf_counter()
-        beat.phase = Phase.EVAL
-        beat.write(Event.EVAL_START)
-        count = self.plan.config.train.eval_batches
-        found = evaluate(
-            self.engine,
-            self.meter.passing(self.source.validation(count)),
-            drawn=drawn_batch(beat.token, self.ranks.rank, self.step, count),
-        )
-        self.compiling.note("eval")
-        self._evaluated = (self.step, found.loss)
-        self.tables.val(self.step, found.loss)
-        told = {**self.meter.passed(), "seconds": round(perf_counter() - begin, 4)}
-        beat.write(Event.EVAL, **asdict(found), **told)
-        say(f"[eval] step {self.step} loss={found.loss:.4f}", rank=self.ranks.rank)
-        beat.sync()
-
     def _save(self) -> None:
-        """Start to write this step; the save before it has to be done first."""
-        beat = self.heartbeat
-        beat.phase = Phase.CHECKPOINT
-        beat.write(Event.CHECKPOINT_START)
-        if self.checkpoints.under_way:
-            self._saved()
-        self.read_back.note(self.step)
-        evaluated = self._evaluated
-        here = evaluated is not None and evaluated[0] == self.step
-        self.checkpoints.begin(
+        self.saves.begin(
             step=self.step,
             position=self.position,
-            val_loss=evaluated[1] if evaluated is not None and here else None,
+            val_loss=self.evaluations.loss_at(self.step),
         )
         # All steps are settled: what any of them said was about the save before.
         self.settler.saved = False
-
-    def _saved(self) -> None:
-        """The save that is under way, waited for where it has not ended."""
-        done = self.checkpoints.finish()
-        self.heartbeat.write(
-            Event.CHECKPOINT,
-            path=str(done.path.relative_to(self.run_dir)),
-            sha256=done.sha256,
-            seconds=done.seconds,
-            held_up_s=done.held_up_s,
-        )
-        say(
-            f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
-            f"{done.held_up_s:.2f} s",
-            rank=self.ranks.rank,
-        )
 
     def _replay_again(self) -> None:
         """Do replays still give what the host gives? If not, the toggle had no good effect."""
@@ -425,14 +371,14 @@ class Loop:
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )
         self.termination.saving = True
-        if self.checkpoints.under_way:
-            self._saved()
-        saved = self.checkpoints.has(self.step)
+        if self.saves.under_way:
+            self.saves.finish()
+        saved = self.saves.has(self.step)
         if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
             self._save()
-            self._saved()
+            self.saves.finish()
         if end.code == ExitCode.SUCCESS:
-            self._read = self.read_back.told(self.checkpoints.folder)
+            self._read = self.saves.read_back()
         self.tables.sync()
         self.heartbeat.sync()
         return end

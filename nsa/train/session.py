@@ -18,7 +18,7 @@ from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.settings import ConfigError
 from nsa.train import restore
-from nsa.train.engine import Engine, is_out_of_memory
+from nsa.train.engine import Engine
 from nsa.train.envfile import announce, effective, write_env
 from nsa.train.flight import write_flight
 from nsa.train.heartbeat import MIB, Heartbeat
@@ -31,6 +31,7 @@ from nsa.train.record import Tables
 from nsa.train.rundir import by_hand, claim, link_latest, new_token
 from nsa.train.self_test import SelfTest, self_test
 from nsa.train.settle import End
+from nsa.train.trial import is_out_of_memory
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from nsa.train.engine import is_out_of_memory, learning_rate
+from nsa.train.engine import learning_rate
+from nsa.train.trial import is_out_of_memory
 
 
 def rate(step: int, shape: str = "cosine") -> float:

@@ -12,12 +12,11 @@ import torch
 
 from benchmarks.trainer_loop import made_loop, made_source
 from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
-from nsa.toggles import parse_toggles
-from nsa.train.arms import Block
 from nsa.train.launch import plan_launch
 from nsa.train.loop import Loop
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.restore import Restored
+from nsa.train.trial import trial_step
 from runbook.read import read_training_csv
 from runbook.read.clocks import BusySteps, step_clock
 from runbook.read.history import read_heartbeats
@@ -98,16 +97,14 @@ def test_a_checkpoint_knows_whether_its_step_was_evaluated(
 
 
 def refusal(error: RuntimeError) -> str | None:
-    """What the loop says of an arm whose trial step raises this."""
+    """What is said of an arm whose trial step raises this."""
 
-    def probe(_batch: Any) -> None:
+    def loss(*_arguments: Any, **_options: Any) -> Any:
         raise error
 
-    loop = object.__new__(Loop)
-    loop.engine = SimpleNamespace(probe=probe)  # type: ignore[assignment]
-    loop._early = SimpleNamespace()  # type: ignore[assignment]
-    toggles = parse_toggles({"NSA_SDPA_NO_FLASH": "1"})
-    return loop._probe(Block(index=0, arm="a", warmup_steps=0, steps=1, toggles=toggles))
+    engine = SimpleNamespace(model=torch.nn.Linear(1, 1), device="cpu", loss=loss)
+    batch = SimpleNamespace(tokens=torch.zeros(1, 2))
+    return trial_step(engine, batch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
