@@ -11,26 +11,23 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.attention.compression import full_float32
-from nsa.config import Window
-from nsa.contract import ELSEWHERE, NSAError
+from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
-from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
 from nsa.train import compiled, liger, replay
 from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
-from nsa.train.kernels import other_kernels, triton_asked, why_not
+from nsa.train.kernels import other_kernels, why_not
 from nsa.train.launch import LaunchPlan
+from nsa.train.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.train.policies import allow_tf32
 from nsa.train.ranks import Ranks
+from nsa.train.ways import Ways
 
-# The cosine ends at this share of the learning rate.
-FINAL_LR_SHARE = 0.1
 # Toggles that a recording of the layers depends on.
 _IN_A_RECORDING = (
     "NSA_SEL_RANGES_V2",
@@ -40,19 +37,6 @@ _IN_A_RECORDING = (
     "NSA_SDPA_NO_FLASH",
 )
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def learning_rate(
-    step: int, *, peak: float, warmup_steps: int, total_steps: int, shape: str
-) -> float:
-    """Rate of optimizer step `step` (from 1): a linear ramp, then cosine down to a tenth."""
-    if step <= warmup_steps:
-        return peak * step / warmup_steps
-    if shape == "constant":
-        return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    share = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
-    return peak * share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +58,9 @@ class Engine:
         self.model = NSALanguageModel(plan.model_config()).to(self.device)
         self.model.train()
         toggles = plan.toggles
-        self.optimizer = self._new_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
+        self.optimizer = new_optimizer(
+            self.model, plan.config.train, fused=toggles.flag("NSA_OPT_FUSED")
+        )
         self.scaler = torch.amp.GradScaler(
             self.device.type,
             enabled=plan.config.runtime.precision == "fp16",
@@ -84,13 +70,7 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
-        # Ways to run the window and the selected branch that may not be used, and why: a self-test
-        # has to show that they compute what masks do before anything trains with them.
-        self.barred = {
-            "varlen": "varlen_attn was not tested on this device",
-            "triton": "the Triton kernels were not tested on this device",
-        }
-        self.tested: tuple[str, ...] = ()
+        self.ways = Ways(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
         self.gaps: list[Gap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
@@ -108,73 +88,22 @@ class Engine:
         Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
         former give other numbers.
         """
-        self.allow_kernels(toggles)
-        window = self.window(toggles).value
-        try:
-            selected = self.selected(toggles).value
-        except NSAError as error:
-            raise compiled.Refused(str(error)) from error
-        for layer in self.model.modules():
-            if isinstance(layer, NSAAttention):
-                layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                layer.force_sdpa = forces_sdpa(toggles) or "triton" in (window, selected)
-                layer.window = named_window(window)
-                layer.selected = "triton" if selected == "triton" else "sdpa"
+        ways = self.ways.put_on(self.model, toggles)
         self._use_dense(toggles)
-        if self.is_fused() != toggles.flag("NSA_OPT_FUSED"):
-            self._switch_optimizer(fused=toggles.flag("NSA_OPT_FUSED"))
+        fused = toggles.flag("NSA_OPT_FUSED")
+        if is_fused(self.optimizer) != fused:
+            self.optimizer = switched(
+                self.optimizer, self.model, self.plan.config.train, fused=fused
+            )
         if self.wrapped is not None:
             self.wrapped.take_off()
-        self._record(toggles, window, selected)
+        self._record(toggles, *ways)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
         train = self.plan.config.train
         if train.accumulate_grad_batches > 1:
             shape = (self.plan.per_rank_batch, train.seq_len)
             with self.autocast():
                 self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
-
-    def allow_kernels(self, toggles: ToggleSet) -> None:
-        """Which kernels SDPA may choose from."""
-        others = not toggles.flag("NSA_SDPA_FLASH_ONLY")
-        torch.backends.cuda.enable_flash_sdp(not toggles.flag("NSA_SDPA_NO_FLASH"))
-        torch.backends.cuda.enable_mem_efficient_sdp(others)
-        torch.backends.cuda.enable_cudnn_sdp(others)
-        torch.backends.cuda.enable_math_sdp(others)
-
-    def window(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
-        """How the window branch runs under these toggles, and why; `tested`: by what may be used.
-
-        Raises NSAError where a way is asked for by name that cannot run.
-        """
-        choice = choose_window(
-            self.model.cfg.attention,
-            toggles.text("NSA_WINDOW"),
-            dtype=self.dtype,
-            device=self.device,
-            use_flash=self.model.cfg.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
-            triton=triton_asked(toggles, self.plan.config.runtime.use_triton_sel),
-            seq_len=self.plan.config.train.seq_len,
-        )
-        if tested and choice.value in self.barred:
-            return PathChoice(value="masked", reason=self.barred[choice.value])
-        return choice
-
-    def selected(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
-        """How the selected branch runs under these toggles, and why; `tested` as for `window`.
-
-        Raises NSAError where the Triton kernels are asked for by name and cannot run.
-        """
-        config = self.plan.config
-        choice = choose_selected(
-            self.model.cfg.attention,
-            triton_asked(toggles, config.runtime.use_triton_sel),
-            seq_len=config.train.seq_len,
-            dtype=self.dtype,
-            device=self.device,
-        )
-        if tested and choice.value in self.barred:
-            return PathChoice(value="sdpa", reason=self.barred[choice.value])
-        return choice
 
     @property
     def dtype(self) -> torch.dtype:
@@ -280,10 +209,6 @@ class Engine:
             for layer, (window, selected) in zip(attentions, ways, strict=True):
                 layer.window, layer.selected = window, selected
 
-    def is_fused(self) -> bool:
-        """Does the optimizer itself say that it runs the fused kernel?"""
-        return all(bool(group["fused"]) for group in self.optimizer.param_groups)
-
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""
         dtype = _AUTOCAST.get(self.plan.config.runtime.precision)
@@ -355,11 +280,6 @@ class Engine:
             self.optimizer.zero_grad(set_to_none=True)
         return rate
 
-    def updates(self) -> list[int]:
-        """Fewest and most updates of a parameter, as the optimizer itself counts them."""
-        counts = [int(entry["step"]) for entry in self.optimizer.state.values()]
-        return [min(counts), max(counts)] if counts else [0, 0]
-
     def rate(self, step: int) -> float:
         """Learning rate of an optimizer step."""
         train = self.plan.config.train
@@ -378,38 +298,3 @@ class Engine:
         parameters = list(self.model.parameters())
         norm: Tensor = torch.nn.utils.clip_grad_norm_(parameters, limit)
         return norm
-
-    def _new_optimizer(self, *, fused: bool) -> torch.optim.AdamW:
-        # fused=None, not False: with False torch would also drop its multi-tensor kernels, and
-        # the comparison would be against a loop over parameters.
-        train = self.plan.config.train
-        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
-        rest = [p for p in self.model.parameters() if p.dim() < 2]
-        groups = [
-            {"params": matrices, "weight_decay": train.weight_decay},
-            {"params": rest, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=fused or None)
-
-    def _switch_optimizer(self, *, fused: bool) -> None:
-        state = self.optimizer.state_dict()
-        for group in state["param_groups"]:
-            group["fused"] = fused or None
-        for entry in state["state"].values():
-            # The fused kernel keeps its step count on the device, the others on the host.
-            entry["step"] = entry["step"].to(self.device if fused else "cpu")
-        self.optimizer = self._new_optimizer(fused=fused)
-        self.optimizer.load_state_dict(state)
-
-
-def named_window(value: str) -> Window:
-    """The way that a choice names; whatever runs on a CPU instead is no way of SDPA's."""
-    for name in ("varlen", "triton"):
-        if value == name:
-            return name
-    return "masked"
-
-
-def forces_sdpa(toggles: ToggleSet) -> bool:
-    """A restriction of SDPA's kernels is about the SDPA path, on any device."""
-    return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")

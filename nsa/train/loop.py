@@ -31,6 +31,7 @@ from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.launch import LaunchPlan
+from nsa.train.optimizer import updates
 from nsa.train.output import say
 from nsa.train.process import Termination
 from nsa.train.profiling import StepProfiler
@@ -170,7 +171,7 @@ class Loop:
             **self.meter.sums(),
             "moved": moved,
             "largest_lr": self.largest_lr,
-            "updates": self.engine.updates(),
+            "updates": updates(self.engine.optimizer),
             "first_update": self.first_update,
             "shadow": self.shadow.told(),
             "recomputed": self.shadow.told_again(),

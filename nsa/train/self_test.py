@@ -19,9 +19,10 @@ from nsa.attention.self_test import Agreement, Bound, measure
 from nsa.contract import ELSEWHERE, NSAError
 from nsa.settings import refusal
 from nsa.toggles import ToggleSet
-from nsa.train.engine import Engine, forces_sdpa, named_window
+from nsa.train.engine import Engine
 from nsa.train.kernels import triton_asked
 from nsa.train.output import say
+from nsa.train.ways import allow_kernels, forces_sdpa, named_window
 
 _TRITON = "triton"
 
@@ -96,12 +97,12 @@ def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:
 def self_test(engine: Engine) -> SelfTest:
     """Test the ways to run attention that this launch's blocks want. A collective of all ranks.
 
-    Afterwards `engine.barred` holds the ways that may not be used. Leaves random numbers, memory
+    Afterwards `engine.ways.barred` holds those that may not be used. Leaves random numbers, memory
     statistics and gradients as they were. Raises SelfTestError if masked SDPA does not agree, and
     ConfigError where a way is asked for by name that cannot run, or cannot be tested.
     """
     plan = engine.plan
-    engine.allow_kernels(plan.toggles)
+    allow_kernels(plan.toggles)
     run, reason = wanted(engine, plan.toggles)
     todo = _ways(engine, run, reason)
     found = SelfTest(
@@ -111,14 +112,14 @@ def self_test(engine: Engine) -> SelfTest:
         bound=Bound.of(engine.dtype),
     )
     if not run:
-        engine.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
+        engine.ways.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
         return found
     # Last, beside the window that was found to agree.
     todo = [name for name in todo if name != _TRITON] + [_TRITON] * _wants_triton(engine)
     rejected = [name for name in todo if not _agrees(engine, found, name)]
     if rejected and "masked" not in todo:
         _agrees(engine, found, "masked")
-    engine.tested = tuple(found.paths)
+    engine.ways.tested = tuple(found.paths)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()  # the test is no part of the training
@@ -130,7 +131,7 @@ def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
     ways, problems = set(), []
     for block in engine.plan.blocks:
         try:
-            ways.add(engine.window(block.toggles, tested=False).value)
+            ways.add(engine.ways.window(block.toggles, tested=False).value)
         except NSAError as error:
             problems.append(f"NSA_WINDOW: {error}")
         else:
@@ -145,7 +146,7 @@ def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
 def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: str) -> list[str]:
     """Why the kernels that are asked for by name cannot run; an arm of its own says so itself."""
     try:
-        choice = engine.selected(toggles, tested=False)
+        choice = engine.ways.selected(toggles, tested=False)
     except NSAError as error:
         return [str(error)] if engine.plan.schedule is None else []
     asked = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
@@ -156,7 +157,7 @@ def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: st
 
 def _wants_triton(engine: Engine, branch: str = "") -> bool:
     """Does a block want the Triton kernels (of a branch, "" for any), and could they run?"""
-    ways = {"window": engine.window, "selected": engine.selected}
+    ways = {"window": engine.ways.window, "selected": engine.ways.selected}
     for block in engine.plan.blocks:
         for name, way in ways.items():
             try:
@@ -177,7 +178,7 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
     outcome = "; ".join(here.problems) or f"agrees, off by at most {worst:.2g} of itself"
     say(f"[self-test] {label}: {outcome} ({here.seconds:.1f} s)", rank=engine.ranks.rank)
     if not wrong:
-        engine.barred.pop(name, None)
+        engine.ways.barred.pop(name, None)
         return True
     why = "; ".join(here.problems)
     if not why:
@@ -188,7 +189,7 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
             f"({engine.device}, {found.dtype}, S={found.seq_len}): {why}. Nothing was trained. Run "
             "`pytest --pyargs nsa.tests`, and check the driver, torch's build and the memory"
         )
-    engine.barred[name] = f"the self-test rejected {name}: {why}"
+    engine.ways.barred[name] = f"the self-test rejected {name}: {why}"
     return False
 
 
@@ -204,7 +205,7 @@ def _measure(engine: Engine, name: str) -> Agreement:
     window, selected = name, "sdpa"
     if name == _TRITON:
         # The other branch runs as it was found to agree.
-        window = _TRITON if _wants_triton(engine, "window") else engine.window(toggles).value
+        window = _TRITON if _wants_triton(engine, "window") else engine.ways.window(toggles).value
         selected = _TRITON if _wants_triton(engine, "selected") else "sdpa"
     run = partial(
         attend,

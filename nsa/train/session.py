@@ -293,8 +293,8 @@ class _Session:
         )
         facts["dataset"] = self.dataset_used
         attention = {
-            "window": vars(engine.window(plan.toggles)),
-            "selected": vars(engine.selected(plan.toggles)),
+            "window": vars(engine.ways.window(plan.toggles)),
+            "selected": vars(engine.ways.selected(plan.toggles)),
             "self_test": tested.describe(),
         }
         write_env(

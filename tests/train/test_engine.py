@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nsa.train.engine import learning_rate
+from nsa.train.optimizer import learning_rate
 from nsa.train.trial import is_out_of_memory
 
 

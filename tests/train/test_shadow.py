@@ -18,6 +18,7 @@ from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
+from nsa.train.optimizer import is_fused, switched, updates
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.recompute import Bias, Recomputed, branch_use
 from nsa.train.shadow import Shadow
@@ -276,7 +277,7 @@ def test_a_gradient_of_something_else_than_the_loss_fails_the_account(
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_healthy_optimizer_agrees_with_its_shadow(fused: str, precision: str) -> None:
     made = engine("--precision", precision, NSA_OPT_FUSED=fused)
-    assert made.is_fused() is (fused == "1")
+    assert is_fused(made.optimizer) is (fused == "1")
     told = trained(made)
     assert problems(told) == []
     assert 0 < max(told[name] for name in ("weight", "first_moment", "second_moment")) < 16
@@ -292,14 +293,14 @@ def test_one_parameter_after_the_other_agrees_too() -> None:
 def test_a_step_that_the_scaler_leaves_out_moves_nothing() -> None:
     made = engine("--precision", "fp16", NSA_SCALER_INIT_SCALE="1e30")
     told = trained(made, last=2)
-    assert made.updates() == [0, 0]
+    assert updates(made.optimizer) == [0, 0]
     assert problems(told, last=2) == []
 
 
 def test_a_run_that_goes_on_begins_with_the_state_that_it_has() -> None:
     made = engine(NSA_OPT_FUSED="1")
     trained(made, last=4)
-    made._switch_optimizer(fused=False)
+    made.optimizer = switched(made.optimizer, made.model, made.plan.config.train, fused=False)
     assert problems(trained(made, first=5, last=8), first=5) == []
 
 
