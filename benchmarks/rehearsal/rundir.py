@@ -1,36 +1,21 @@
-"""The other files of a run directory: tables, env.json, audit, profile, samples, console, tests."""
+"""What the trainer and the tests write of their own: tables, env.json, audit, console, JUnit."""
 
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-import numpy as np
-
 from benchmarks.rehearsal.beats import Rank, typed
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.roofline import HOST_S, OPERATORS
-from benchmarks.rehearsal.steps import (
-    PROFILED_HOST,
-    Job,
-    Steps,
-    floor_of,
-    gate_health,
-    seed_of,
-)
+from benchmarks.rehearsal.steps import Job, Steps, floor_of, gate_health
 from nsa.contract import (
     GATES_COLUMNS,
     GATES_CSV,
-    PROFILE_JSON,
-    TRACE_FILE,
     TRAINING_COLUMNS,
     TRAINING_CSV,
     VAL_COLUMNS,
@@ -41,10 +26,6 @@ from nsa.contract import (
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 NCCL = "2.27.7"
 LOG_EVERY = 20
-# The context of CUDA, NCCL and libraries, which no tensor shows, MiB.
-CONTEXT_MIB = 620
-SAMPLE_EVERY_S = 0.2
-
 # The first block and the last two are always among those that a query attends to.
 _FORCED_BLOCKS = 3
 
@@ -216,183 +197,6 @@ def audit_document(machine: Machine, job: Job) -> Any:
 
     branches = {name: branch(kernel) for name, kernel in machine.kernels.items()}
     return {"arms": {block.arm: {"branches": branches} for block in job.blocks}}
-
-
-# -- the profiler ----------------------------------------------------------------------------------
-
-# Operators of the trace that stand for the 2,400 of a micro-batch, and what a layer's ranges are.
-_SHOWN = 60
-_RANGES = (
-    "nsa.cmp",
-    "nsa.sel.scores",
-    "nsa.sel.ranges_v2",
-    "nsa.sel.attend",
-    "nsa.win",
-    "nsa.gate",
-)
-# Of the host's time in a micro-batch: outside every operator, so in Python.
-_PYTHON = 0.38
-_TOP = (
-    ("layer.py:88:forward", 0.046),
-    ("api.py:131:attend", 0.041),
-    ("module.py:1747:_call", 0.038),
-)
-
-
-def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> None:
-    """trace_rank0.json.gz as Kineto writes it, and profile_rank0.json computed from its events."""
-    first = 5
-    device = float(np.mean(steps.busy[20:, 0] * steps.dt_s[20:])) / job.accumulation
-    host = HOST_S * machine.trains(0).host * PROFILED_HOST
-    events: list[dict[str, Any]] = []
-    now = 0.0
-    for _ in range(job.profiled * job.accumulation):
-        events += _micro_batch(now, host * 1e6, device * 1e6)
-        now += max(host, device) * 1e6 + 5.0
-    trace = {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": machine.card.name}],
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-    }
-    with gzip.open(folder / TRACE_FILE, "wt", compresslevel=1, encoding="utf-8") as out:
-        json.dump(trace, out)
-    summary = _summary(events, job.profiled)
-    summary["first_step"] = first + 1
-    (folder / PROFILE_JSON).write_text(json.dumps(summary), encoding="utf-8")
-
-
-def _micro_batch(begin: float, host_us: float, device_us: float) -> list[dict[str, Any]]:
-    """Operators on the host, kernels that follow them on stream 7; the kernels queue up."""
-    events = []
-    each, kernel = host_us / _SHOWN, device_us / _SHOWN
-    free = begin
-    for number in range(_SHOWN):
-        start = begin + number * each
-        name = f"aten::mm.{number % 7}" if number % 5 else "aten::_fused_sdp_choice"
-        events.append(_event("cpu_op", name, start, each * (1 - _PYTHON), pid=1, tid=1))
-        launch = start + each * 0.3
-        events.append(_event("cuda_runtime", "cudaLaunchKernel", launch, 4.0, pid=1, tid=1,
-                             args={"correlation": number}))  # fmt: skip
-        free = max(free, launch + 6.0)
-        events.append(_event("kernel", f"ampere_bf16_s16816gemm_{number % 7}", free, kernel,
-                             pid=0, tid=7, args={"correlation": number, "stream": 7}))  # fmt: skip
-        free += kernel
-        if number % 10 == 0:
-            name = _RANGES[number // 10 % len(_RANGES)]
-            events.append(_event("user_annotation", name, start, each, pid=1, tid=1))
-            events.append(_event("gpu_user_annotation", name, free - kernel, kernel, pid=0, tid=7))
-    return events
-
-
-def _event(kind: str, name: str, ts: float, dur: float, **more: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": kind, "name": name, "ts": round(ts, 3), "dur": round(dur, 3), **more}
-
-
-def _summary(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
-    """What the trainer's summary says of such a trace: unions of intervals, by kind."""
-    spans: dict[str, list[tuple[float, float]]] = {}
-    ranges: dict[str, dict[str, float]] = {}
-    for event in events:
-        span = (event["ts"], event["ts"] + event["dur"])
-        spans.setdefault(event["cat"], []).append(span)
-        if event["name"].startswith("nsa."):
-            row = ranges.setdefault(event["name"], {"count": 0, "cpu_us": 0.0, "cuda_us": 0.0})
-            on_gpu = event["cat"] == "gpu_user_annotation"
-            row["count"] += not on_gpu
-            row["cuda_us" if on_gpu else "cpu_us"] += round(event["dur"], 1)
-    kernels, host = spans["kernel"], [*spans["cpu_op"], *spans["cuda_runtime"]]
-    window = max(end for _, end in kernels) - kernels[0][0]
-    wall = max(end for _, end in host) - host[0][0]
-    inside = [(max(a, kernels[0][0]), b) for a, b in host if b > kernels[0][0]]
-    busy = _union(kernels)
-    return {
-        "ranges": ranges,
-        "python_share": round(1 - _union(host) / wall, 4),
-        "top_python": [{"name": name, "share": share} for name, share in _TOP],
-        "steps": steps,
-        "wall_us": round(wall, 1),
-        "gpu": {
-            "window_us": round(window, 1),
-            "busy_us": round(busy, 1),
-            "idle_us": round(window - busy, 1),
-            "python_wait_us": round(max(0.0, window - _union([*kernels, *inside])), 1),
-        },
-        "operators_shown": f"{_SHOWN} stand for {OPERATORS}",
-    }
-
-
-def _union(spans: Sequence[tuple[float, float]]) -> float:
-    total, reached = 0.0, -math.inf
-    for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
-
-
-# -- samples, console, tests -----------------------------------------------------------------------
-
-
-def write_samples(
-    path: Path, columns: Sequence[str], rank: Rank, stop: int, machine: Machine
-) -> None:
-    """Five samples a second of every GPU of the machine, from the launch's start to its end."""
-    steps, job = rank.steps, rank.job
-    ends = steps.device_end_s[:stop]
-    over = float(ends[-1]) if stop else 0.0
-    random = np.random.default_rng(seed_of(job.where, rank.token, "samples"))
-    at = np.arange(-12.0, over + 1.2, SAMPLE_EVERY_S)
-    place = np.searchsorted(ends, at)
-    rows = [",".join(columns)]
-    for when, number in zip(at, place, strict=True):
-        then = rank.began_s + rank.wall_s + when + 86_400.0 * machine.samples_days
-        stamp = datetime.fromtimestamp(then, tz=UTC)
-        text = f"{stamp:%Y/%m/%d %H:%M:%S}.{stamp.microsecond // 1000:03d}"
-        trains = 0.0 <= when <= over and number < stop
-        for index in range(machine.gpus):
-            used = trains and index < job.ranks
-            share = float(steps.busy[number, index]) if used else 0.0
-            told = _sample(machine, rank, index, text, share, number, random)
-            # What only NVML could tell stays empty.
-            rows.append(",".join(told.get(name, "") for name in columns))
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-
-
-def _sample(
-    machine: Machine,
-    rank: Rank,
-    index: int,
-    stamp: str,
-    share: float,
-    step: int,
-    random: np.random.Generator,
-) -> dict[str, str]:
-    """One line, as the sampler keeps it: utilization is the share of time with a kernel running."""
-    card, pace = machine.card, machine.trains(index)
-    busy = min(100, max(0, round(100 * share + random.normal(0, 1.2)))) if share else 0
-    taken = index < rank.job.ranks and step >= 0
-    used = CONTEXT_MIB + rank.memory(max(1, step))[2] if taken else 4
-    gpu = machine.at_rest(index)
-    slow = pace.clock < 0.95 and share > 0
-    told = 0x4 if gpu.power_limit_w else 0x0 if index in machine.held_mhz else 0x40
-    reason = told if slow else 0x0 if share else 0x1
-    clock = card.sm_mhz * pace.clock if share else 210
-    loaded = machine.loaded_generation or gpu.pcie_gen_max
-    return {
-        "timestamp": stamp,
-        "index": str(index),
-        "utilization_percent": str(busy),
-        "memory_used_mib": f"{used:.0f}",
-        "memory_total_mib": str(card.memory_mib),
-        "power_w": f"{card.power_w * (0.2 + 0.6 * share * pace.clock):.2f}",
-        "temperature_c": str(round(34 + 30 * share)),
-        "sm_clock_mhz": f"{clock:.0f}",
-        "throttle_reasons": f"0x{reason:016X}",
-        "pcie_gen": str(loaded if share else gpu.pcie_gen),
-        "pcie_width": str(gpu.pcie_width),
-        "uuid": gpu.uuid,
-        "source": "nvidia-smi",
-    }
 
 
 def console(job: Job, steps: Steps, stop: int) -> list[str]:

@@ -12,7 +12,9 @@ from benchmarks.rehearsal.beats import STARTED_S, Rank
 from benchmarks.rehearsal.ceilings import write_ceilings
 from benchmarks.rehearsal.job import read_job
 from benchmarks.rehearsal.machine import Ending, Machine
+from benchmarks.rehearsal.samples import write_samples
 from benchmarks.rehearsal.steps import Job, Steps, seed_of, simulate
+from benchmarks.rehearsal.trace import write_profile
 from nsa.contract import (
     ARMS_JSON,
     ENV_JSON,
@@ -135,7 +137,7 @@ class Trainer:
             audit = rundir.audit_document(self.machine, job)
             (order.folder / SDPA_AUDIT_JSON).write_text(json.dumps(audit), encoding="utf-8")
         if job.profiled:
-            rundir.write_profile(order.folder, self.machine, job, steps)
+            write_profile(order.folder, self.machine, job, steps)
         self._samples(order, first, stop)
         code, reason = self._said(job, stopped)
         lines = rundir.console(job, steps, stop)
@@ -173,7 +175,7 @@ class Trainer:
     def _samples(self, order: Order, first: Rank, stop: int) -> None:
         if self.machine.sampled:
             path = order.folder / "gpu_samples.csv"
-            rundir.write_samples(path, order.samples, first, stop, self.machine)
+            write_samples(path, order.samples, first, stop, self.machine)
 
     # -- launches that do not ----------------------------------------------------------------------
 
