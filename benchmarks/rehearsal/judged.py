@@ -231,7 +231,7 @@ class _Stage:
                 child: Any = self.place._host.child
                 child.returncode = self._ended_with = stage.run(self, child)
                 self.watch.update()
-                self._tell()
+                self.lookout.tell_step(self.watch.ranks)
 
         return Rehearsed
 

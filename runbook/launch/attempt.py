@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ENOUGH_FILE, TRAINING_CSV, ExitCode
+from nsa.contract import ExitCode
 from runbook.files import utc_text, write_atomic
 from runbook.launch.classify import (
     End,
@@ -22,7 +22,6 @@ from runbook.launch.classify import (
     rank_exits,
 )
 from runbook.launch.command import Command
-from runbook.launch.detectors import Monitor
 from runbook.launch.incident import (
     bundle,
     collect_stacks,
@@ -32,13 +31,12 @@ from runbook.launch.incident import (
 )
 from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.local import LocalLauncher
+from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.own import OwnWatch, classify_own
 from runbook.launch.place import Aftermath, Launcher, Running, Start
 from runbook.launch.processes import build_environment
-from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankWatch
-from runbook.launch.resources import ResourceLog
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.read.documents import (
     CONSOLE_LOG,
@@ -56,7 +54,6 @@ _TERM_GRACE_S = 2.0
 # After one rank has failed, what the others and torchrun may still take before they are ended.
 _FAILED_GRACE_S = 1.0
 _AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
-_LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +86,19 @@ class Attempt:
         self.started_at = utc_text()
         self.began = time.monotonic()
         self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
-        self.monitor = Monitor(self.run_dir, options.watch) if options.watch else None
-        looks = launch.watched and launch.has_ranks
-        self.resources = ResourceLog(self.run_dir) if looks else None
-        self.notes: list[str] = []
+        self.lookout = Lookout(
+            launch,
+            self.run_dir,
+            steps=command.steps,
+            observer=options.observer,
+            watch=options.watch,
+            enough=options.enough,
+        )
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._failed_at: float | None = None
         self._ended_at = self.began
         self._ended_with: int | None = None  # stays None if the command is ended from here
-        self._reported_step = -1
-        self._looked_at, self._blocks_seen = 0.0, 0
 
     def _watch_of(self, launch: Launch) -> RankWatch:
         if launch.own is not None:
@@ -182,7 +181,7 @@ class Attempt:
         """Returns None if the command ended by itself, else why it is being ended."""
         while True:
             self.place.wait(_POLL_S)
-            self._tell()
+            self.lookout.tell_step(self.watch.ranks)
             self._ended_with = self.place.poll()
             if self._ended_with is not None:
                 return None
@@ -193,7 +192,7 @@ class Attempt:
                 return end
             if self._has_failed(time.monotonic()):
                 return self.place.trouble(suspected=True) or self._stuck_at_exit()
-            self._look()
+            self.lookout.look(self.watch.ranks, now=time.monotonic())
 
     def _lost(self) -> End | None:
         """The place itself failed: its ranks are not to blame."""
@@ -299,42 +298,6 @@ class Attempt:
         cause = f"interrupted by {self.options.stop.requested}"
         return End(status=LaunchStatus.INTERRUPTED, cause=cause)
 
-    def _tell(self) -> None:
-        first = self.watch.ranks.get(0)
-        if first is not None and first.step != self._reported_step:
-            self._reported_step = first.step
-            self.options.observer.launch_progress(
-                self.launch, first.step, self.command.steps, first.toks_per_s
-            )
-
-    def _look(self) -> None:
-        """Twice a second: the pulse, the numbers, what is held; after a block, is it enough?"""
-        now = time.monotonic()
-        if now < self._looked_at + _LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        wanted = self.launch.voices
-        pulse = pulse_of(list(self.watch.ranks.values()), wanted=wanted, now=now)
-        self.options.observer.launch_ranks(self.launch, pulse)
-        self._watch_numbers()
-        if self.resources is not None:
-            self.resources.look(self.watch.ranks.values())
-        schedule = self.launch.schedule
-        if self.options.enough is None or schedule is None:
-            return
-        first = self.watch.ranks.get(0)
-        per_round = (schedule.steps + schedule.warmup_steps) * max(map(len, schedule.rounds))
-        blocks = first.step // per_round if first else 0
-        if blocks > self._blocks_seen:
-            self._blocks_seen = blocks
-            if self.options.enough(self.run_dir / TRAINING_CSV):
-                (self.run_dir / ENOUGH_FILE).touch()
-
-    def _watch_numbers(self) -> None:
-        for anomaly in self.monitor.look_and_record() if self.monitor else ():
-            self.notes.append(anomaly.line())
-            self.options.observer.note(f"{self.launch.name}: {anomaly.line()}")
-
     def _with_node(self, end: End) -> End:
         """The end with the node of the rank that caused it, where there are several."""
         node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
@@ -343,7 +306,7 @@ class Attempt:
         return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
 
     def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
-        self._watch_numbers()
+        self.lookout.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
         states = [state for _, state in sorted(self.watch.ranks.items())]
@@ -401,6 +364,6 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
-            notes=(*self.notes, *notes),
+            notes=(*self.lookout.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
         )
