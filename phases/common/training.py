@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from phases.common.as_planned import as_planned
 from phases.common.balance import as_written, balanced, learned_from
 from phases.common.case import (
     Case,
@@ -18,26 +18,21 @@ from phases.common.case import (
     inconclusive,
     invalid,
     lost_heartbeats,
-    once,
     passed,
     warned,
 )
 from phases.common.device_changes import device_changes
 from phases.common.launches import first_problem
-from phases.common.measure import in_file, log_value, rank_value
-from phases.common.nodes import other_nodes
+from phases.common.measure import log_value, rank_value
 from phases.common.other_work import other_work
 from phases.common.own import own_accounts, own_plausible, own_ranks
-from phases.common.plausible import alike, check_plausible, mfu_of, other_checkpoint
+from phases.common.plausible import alike, check_plausible, mfu_of
 from phases.common.proofs import effect_problem, toggles_in_force
 from phases.common.rows import Row
-from phases.common.software import other_software
 from phases.limits import FLAKY_LAUNCHES
 from runbook.config.limits import IDLE_MFU
-from runbook.config.plan import stands_on_go
 from runbook.records import LaunchStatus, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.launch import DATASET_FLAG, option
+from runbook.records.evidence import TrainingLog
 
 Names = Callable[[Case], Sequence[str]]
 
@@ -66,7 +61,7 @@ def training_rows(names: Names) -> tuple[Row, ...]:
         Row(
             "as_planned",
             "Did the planned config, toggles, device and software really run?",
-            over(_as_planned),
+            over(as_planned),
             topic="plausible",
         ),
         Row(
@@ -170,7 +165,7 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
 
 def _sound(case: Case, names: Sequence[str], but: Sequence[str]) -> dict[str, Finding]:
     return {
-        "as_planned": first_problem(_as_planned, case, names),
+        "as_planned": first_problem(as_planned, case, names),
         "plausible": first_problem(check_plausible, case, names),
         "accounts": first_problem(balanced, case, names),
         "comparable": alike(case, names, but=but),
@@ -256,95 +251,6 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     reason = f"{wanted} rank(s) to step {last.pop()}, parameters equal"
     value = rank_value(launch.ranks[0], "ranks_alive", float(wanted), "ranks")
     return passed(reason, measurement=value, evidence=paths)
-
-
-@once
-def _as_planned(case: Case, name: str) -> Finding:
-    launch, env = case.launch(name), case.env(name)
-    if other := other_checkpoint(launch, env):
-        paths = (launch.env_path,)
-        return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
-    workload = _workload_problems(case, env)
-    problems = [
-        *_plan_problems(launch, env),
-        *workload,
-        *data_problems(launch, env),
-        *_model_problems(case, env),
-        *other_software(case, launch, env),
-    ]
-    if problems:
-        reason = f"{name}: {'; '.join(problems)}"
-        topic = "workload" if problems == workload else ""
-        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
-    work = case.profile.workload
-    batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
-    reason = f"S={work.seq_len}, {batch}, {work.dtype}"
-    digest = str(env.get("config_sha256"))
-    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
-    return passed(reason, measurement=value)
-
-
-def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
-    problems = []
-    token, expected = env.get("run_token"), launch.result.run_token
-    if expected and token != expected:
-        problems.append("env.json is of another launch")
-    if env.get("world_size") != launch.launch.nproc:
-        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
-    problems += other_nodes(launch, env)
-    from nsa.toggles import TOGGLES
-
-    got = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
-    for key, text in launch.launch.env.items():
-        if (
-            key in TOGGLES
-            and TOGGLES[key].reader == "trainer"
-            and got.get(key) != TOGGLES[key].parse(text)
-        ):
-            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
-    return problems
-
-
-def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
-    work, effective = case.profile.workload, env.get("effective") or {}
-    wanted = {
-        "seq_len": work.seq_len,
-        "global_batch": work.global_batch,
-        "accumulation": work.accumulation,
-        "dtype": work.dtype,
-        "tokens_per_step": work.tokens_per_step,
-    }
-    problems = [
-        f"{key}: wanted {value}, got {effective.get(key)}"
-        for key, value in wanted.items()
-        if effective.get(key) != value
-    ]
-    device = (env.get("device") or {}).get("type")
-    if device != case.profile.hardware.device:
-        problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
-    return problems
-
-
-def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
-    """The launch trained on another data set than its command names, and why if it says so."""
-    asked = option(launch.launch.argv, DATASET_FLAG)
-    got = (env.get("effective") or {}).get("dataset")
-    if not asked or got == asked:
-        return []
-    said = [str(note) for note in env.get("notes") or () if asked in str(note)]
-    why = f" ({said[0]})" if said else ""
-    return [f"dataset: wanted {asked}, got {got}{why}"]
-
-
-def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
-    """A plan behind a GO trains the model of that run, by its number of parameters."""
-    plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
-    if plan is None or plan.parameters in (0, count):
-        return []
-    if not stands_on_go(case.profile, case.phase):
-        return []
-    behind = plan.go.partition(":")[0]
-    return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
 
 
 def _loss_finite(case: Case, name: str) -> Finding:

@@ -1,0 +1,104 @@
+"""Did what a launch was planned with really run? Its env.json against the plan and the profile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsa.toggles import TOGGLES
+from phases.common.case import Case, Finding, invalid, once, passed
+from phases.common.measure import in_file
+from phases.common.nodes import other_nodes
+from phases.common.plausible import other_checkpoint
+from phases.common.software import other_software
+from runbook.config.plan import stands_on_go
+from runbook.records import Reason
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.launch import DATASET_FLAG, option
+
+
+@once
+def as_planned(case: Case, name: str) -> Finding:
+    """INVALID where checkpoint, config, toggles, data, model, nodes or software are others."""
+    launch, env = case.launch(name), case.env(name)
+    if other := other_checkpoint(launch, env):
+        paths = (launch.env_path,)
+        return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
+    workload = _workload_problems(case, env)
+    problems = [
+        *_plan_problems(launch, env),
+        *workload,
+        *data_problems(launch, env),
+        *_model_problems(case, env),
+        *other_software(case, launch, env),
+    ]
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        topic = "workload" if problems == workload else ""
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
+    work = case.profile.workload
+    batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
+    reason = f"S={work.seq_len}, {batch}, {work.dtype}"
+    digest = str(env.get("config_sha256"))
+    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    return passed(reason, measurement=value)
+
+
+def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    problems = []
+    token, expected = env.get("run_token"), launch.result.run_token
+    if expected and token != expected:
+        problems.append("env.json is of another launch")
+    if env.get("world_size") != launch.launch.nproc:
+        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
+    problems += other_nodes(launch, env)
+    got = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    for key, text in launch.launch.env.items():
+        if (
+            key in TOGGLES
+            and TOGGLES[key].reader == "trainer"
+            and got.get(key) != TOGGLES[key].parse(text)
+        ):
+            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
+    return problems
+
+
+def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    work, effective = case.profile.workload, env.get("effective") or {}
+    wanted = {
+        "seq_len": work.seq_len,
+        "global_batch": work.global_batch,
+        "accumulation": work.accumulation,
+        "dtype": work.dtype,
+        "tokens_per_step": work.tokens_per_step,
+    }
+    problems = [
+        f"{key}: wanted {value}, got {effective.get(key)}"
+        for key, value in wanted.items()
+        if effective.get(key) != value
+    ]
+    device = (env.get("device") or {}).get("type")
+    if device != case.profile.hardware.device:
+        problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
+    return problems
+
+
+def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    """The launch trained on another data set than its command names, and why if it says so."""
+    asked = option(launch.launch.argv, DATASET_FLAG)
+    got = (env.get("effective") or {}).get("dataset")
+    if not asked or got == asked:
+        return []
+    said = [str(note) for note in env.get("notes") or () if asked in str(note)]
+    why = f" ({said[0]})" if said else ""
+    return [f"dataset: wanted {asked}, got {got}{why}"]
+
+
+def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    """A plan behind a GO trains the model of that run, by its number of parameters."""
+    plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
+    if plan is None or plan.parameters in (0, count):
+        return []
+    if not stands_on_go(case.profile, case.phase):
+        return []
+    behind = plan.go.partition(":")[0]
+    return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
