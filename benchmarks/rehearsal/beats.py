@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from benchmarks.rehearsal.effects import ALWAYS, MIB, buckets, effect, typed
 from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.proof import GROUPS, proof
 from benchmarks.rehearsal.steps import (
     EVAL_S,
     PROFILE_FROM,
@@ -26,40 +25,9 @@ from nsa.contract import Event, Phase
 from nsa.drawn import drawn_batch, recomputed_steps, watched_steps
 
 Record = dict[str, Any]
-MIB = 2**20
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
 STARTED_S = 12.4
-GROUPS = (
-    "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",
-    "attention.k_sel", "attention.k_win", "attention.v_cmp", "attention.v_sel", "attention.v_win",
-    "attention.gates", "attention.out_proj", "mlp_norm", "mlp.gate_up", "mlp.down", "norm",
-)  # fmt: skip
-# Fine details that every rank sends in the place of its gradients.
-_FINE = (0.0, 2.0**-5, 2.0**-9, 2.0**-14)
-_BOOLEANS = frozenset({
-    "NSA_PREFILL_BATCHED", "NSA_SEL_RANGES_V2", "NSA_OPT_FUSED", "NSA_SDPA_AUDIT", "NSA_NVTX",
-    "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_TB_DISABLE",
-    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS", "NSA_CUDA_GRAPHS", "NSA_DDP_STATIC_GRAPH",
-    "NSA_DDP_FIND_UNUSED", "NSA_DDP_DISABLE_GC",
-})  # fmt: skip
-_ALWAYS = {
-    "NSA_PREFILL_BATCHED": "0",
-    "NSA_SEL_RANGES_V2": "1",
-    "NSA_OPT_FUSED": "0",
-    "NSA_DDP_BUCKET_MB": "25",
-    "NSA_DDP_COMPRESS": "off",
-}
-
-
-def typed(name: str, text: str) -> bool | float | str:
-    """A toggle's value as env.json and the heartbeats tell it."""
-    if name in _BOOLEANS:
-        return text == "1"
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +87,7 @@ class Rank:
         yield self.record(Event.DATA_START, GROUP_S - STARTED_S, step=0, phase=Phase.DATA)
         yield self.record(Event.INIT_DONE, GROUP_S + 0.1 - STARTED_S, step=0, phase=Phase.INIT)
         yield self.record(
-            Event.PROOF, PROOF_S - STARTED_S, step=0, phase=Phase.FIRST_STEP, **self.proof(0)
+            Event.PROOF, PROOF_S - STARTED_S, step=0, phase=Phase.FIRST_STEP, **self._proof(0)
         )
         digests = data_digests(self.job, stop, self.rank)
         last = 0.0
@@ -225,58 +193,19 @@ class Rank:
         if self.job.ddp:
             yield self.record(
                 Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
-                sizes_mib=self.buckets(block),
+                sizes_mib=buckets(self.job, block),
             )  # fmt: skip
         settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
-        for number, (name, text) in enumerate({**_ALWAYS, **settings}.items()):
+        for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):
             if name == "NSA_NVTX" and self.job.profiled:
                 continue
-            took, evidence = self._effect(name, text, block)
+            took, evidence = effect(
+                name, text, block, job=self.job, machine=self.machine, first=self.rank == 0
+            )
             yield self.record(
                 Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
                 toggle=name, value=typed(name, text), took_effect=took, evidence=evidence, **own,
             )  # fmt: skip
-
-    def buckets(self, block: Block) -> list[float]:
-        """DDP fills buckets in the order in which gradients come, each to about its cap."""
-        cap = float(block.settings.get("NSA_DDP_BUCKET_MB", "25"))
-        left = self.job.shape.parameters * 4 / MIB
-        sizes: list[float] = []
-        while left > cap * 1.15:
-            size = cap * (1.0 + 0.02 * (len(sizes) % 3))
-            sizes.append(round(size, 4))
-            left -= size
-        return [*sizes, round(left, 4)]
-
-    def _effect(self, name: str, text: str, block: Block) -> tuple[bool | None, Any]:
-        ddp, first = self.job.ddp, self.rank == 0
-        size = self.job.shape.parameters * 4
-        if name == "NSA_PREFILL_BATCHED":
-            return True, {"path": "batched", "range_calls_per_layer": 1.0}
-        if name == "NSA_SEL_RANGES_V2":
-            return True, {"ranges": ["nsa.sel.ranges_v2"], "operators_per_call": [24.0]}
-        if name == "NSA_OPT_FUSED":
-            kernels = ["_fused_adamw_"] if text == "1" else ["_foreach_add_", "_foreach_mul_"]
-            return True, {"optimizer": "AdamW", "kernels": kernels, "fused": [text == "1"] * 2}
-        if name == "NSA_DDP_COMPRESS":
-            if text == "off":
-                return True, {"hook": None}
-            told = {"hook": text, "bytes_before": 2 * size, "bytes_after": size}
-            return (True, told) if ddp else (False, "no DDP in this launch")
-        if name == "NSA_DDP_BUCKET_MB":
-            built = {"cap_mib": float(text), "sizes_mib": self.buckets(block)}
-            return (True, built) if ddp else (False, "no DDP in this launch")
-        if name in ("NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED"):
-            return (True, {"asked": text == "1"}) if ddp else (False, "no DDP in this launch")
-        if name == "NSA_DDP_DISABLE_GC":
-            return True, {"asked": True, "running": False}
-        if name == "NSA_CUDA_GRAPHS":
-            layers = self.job.shape.layers * (text == "1")
-            return True, {"replayed_layers": layers, "wanted": layers}
-        if name.startswith("NSA_SDPA") or name == "NSA_USE_TRITON_SEL":
-            ran = {"kernels": dict(self.machine.kernels)}
-            return (True if first or name == "NSA_USE_TRITON_SEL" else None), ran
-        return (True, {"in_force": typed(name, text)}) if first else (None, "rank 0 writes")
 
     def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
         if self.rank == 0 and block.settings.get("NSA_NVTX") == "1":
@@ -288,61 +217,9 @@ class Rank:
 
     # -- proofs and the end ------------------------------------------------------------------------
 
-    def proof(self, step: int) -> Mapping[str, Any]:
-        """What the known numbers came out as, and the model against its equations."""
-        ranks, job = self.job.ranks, self.job
-        compressed = job.ddp and job.blocks[0].settings.get("NSA_DDP_COMPRESS", "off") == "bf16"
-        sent = np.array([1.0 + fine for fine in _FINE], dtype=np.float32)
-        arrived = self._reduced(sent, compressed)
-        wanted = float(np.mean(np.arange(1, ranks + 1)))
-        error = arrived / wanted - sent
-        count = job.shape.parameters
-        norm = math.sqrt(count * float(np.mean(arrived.astype(float) ** 2)))
-        loss = float(self.steps.loss[max(0, step - 1)]) + 0.004 * (self.rank - (ranks - 1) / 2)
-        sizes = {g: 1e-3 / (1 + seed_of(g) % 90) * (1 + 0.1 * self.rank) for g in GROUPS}
-        return {
-            "loss": round(loss, 7),
-            "loss_again": round(loss + 3e-7, 7),
-            "positions": job.per_rank * job.shape.seq_len,
-            "own_gradient": sizes,
-            "mean_low": 1.0 + float(error.min()),
-            "mean_high": 1.0 + float(error.max()),
-            "wire": "bf16" if compressed else "fp32",
-            "missing": [],
-            "norm_told": round(norm * (1 - 1e-5), 4),
-            "norm_before": round(norm, 4),
-            "norm_after": 1.0,
-            "logit_gradient": 2e-3,
-            "oracle": self._oracle(),
-        }
-
-    def _reduced(self, sent: np.ndarray, compressed: bool) -> np.ndarray:
-        """The mean over the ranks of (rank + 1) times these numbers, in the wire's type."""
-        parts = [sent * (rank + 1) / self.job.ranks for rank in range(self.job.ranks)]
-        if self.machine.gradient == "own" and self.job.ranks > 1:
-            parts = [sent * (self.rank + 1)]
-        if compressed:
-            parts = [_bf16(part) for part in parts]
-        total: np.ndarray = np.sum(np.stack(parts), axis=0, dtype=np.float32)
-        if self.machine.gradient == "sum":
-            total = total * self.job.ranks
-        return _bf16(total) if compressed else total
-
-    def _oracle(self) -> Mapping[str, Any]:
-        job, off = self.job, self.machine.attention_error
-        last = job.shape.seq_len - 1
-        return {
-            "positions": [round(last * part / 7) for part in range(8)],
-            "embedding": 0.0,
-            "attention": off,
-            "gates": off * 0.5,
-            "layer": off * 0.8,
-            "logits": off * 1.1,
-            "blocks_illegal": 0.0,
-            "blocks_shortfall": 0.0,
-            "layers": float(job.shape.layers),
-            "seams": 0.0,
-        }
+    def _proof(self, step: int) -> Mapping[str, Any]:
+        mean_loss = float(self.steps.loss[max(0, step - 1)])
+        return proof(self.machine, self.job, self.rank, mean_loss)
 
     def end(self, at_s: float, code: int, reason: str, done: int) -> Record:
         """The exit event, with what happened to tokens and parameters."""
@@ -374,7 +251,7 @@ class Rank:
             "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
             "shadow": self._shadow(done),
             "recomputed": self._recomputed(done),
-            "proof": self.proof(done),
+            "proof": self._proof(done),
         }
 
     def _shadow(self, done: int) -> Mapping[str, Any]:
@@ -394,10 +271,3 @@ class Rank:
     def _twice(self) -> tuple[int, ...]:
         profiled = self.job.profiled > 0
         return recomputed_steps(self.token, 1, self.job.last_step, profiled=profiled)
-
-
-def _bf16(numbers: np.ndarray) -> np.ndarray:
-    """Rounded to bfloat16: the upper half of a float32, to the nearest even."""
-    bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
-    up = ((bits >> 16) & 1) + np.uint32(0x7FFF)
-    return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)

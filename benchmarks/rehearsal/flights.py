@@ -11,7 +11,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal.beats import MIB, Rank
+from benchmarks.rehearsal.beats import Rank
+from benchmarks.rehearsal.effects import MIB, buckets
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
 
 _SHOWN_STEPS = 40
@@ -23,7 +24,7 @@ def _collectives(rank: Rank, steps: int, missing: int) -> list[dict[str, Any]]:
     job, entries = rank.job, []
     block = job.blocks[0]
     kind = "BFloat16" if block.settings.get("NSA_DDP_COMPRESS") == "bf16" else "Float"
-    sizes = [[round(mib * MIB / 4)] for mib in rank.buckets(block)]
+    sizes = [[round(mib * MIB / 4)] for mib in buckets(rank.job, block)]
     first = max(0, steps - _SHOWN_STEPS)
     number = 6 + first * (len(sizes) + 1)
     late = 0.0

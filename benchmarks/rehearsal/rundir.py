@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from benchmarks.rehearsal.beats import Rank, typed
+from benchmarks.rehearsal.beats import Rank
+from benchmarks.rehearsal.effects import typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.steps import Job, Steps, floor_of, gate_health
 from nsa.contract import (
