@@ -6,9 +6,9 @@
     --json             results as JSON instead of the table
     --results DIR      finished results are kept here and not run again (default artifacts/planted)
 
-A defect is noticed if each of its rows does not pass and gives the expected reason, in a run with
-the cpu profile in which the unchanged copy passes every required row. The exit code is 1 where a
-defect was not noticed, or the unchanged copy did not pass.
+A defect is noticed if each of its rows does not pass and gives the expected reason (and, where it
+names a remedy, that one), in a run with the cpu profile in which the unchanged copy passes every
+required row. The exit code is 1 where a defect was not noticed, or the unchanged copy did not pass.
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ def not_passed(record: dict[str, Any], phases: Sequence[str]) -> tuple[Noticed, 
     )
 
 
+def remedies(record: dict[str, Any], rows: Sequence[str]) -> str:
+    """What these rows tell to do."""
+    checks = [row for phase in record["phases"] for row in phase["checks"]]
+    return " ".join(row.get("remedy") or "" for row in checks if row["id"] in rows)
+
+
 def judge(defect: Defect, record: dict[str, Any]) -> tuple[tuple[Noticed, ...], list[str], bool]:
     """Rows that did not pass, the expected reasons found in them, and: is that as it should be?"""
     rows = not_passed(record, defect.phases)
@@ -104,6 +110,8 @@ def judge(defect: Defect, record: dict[str, Any]) -> tuple[tuple[Noticed, ...], 
     if defect is EIGHT:
         return rows, named, record["verdict"] == "NO-GO" and len(named) >= AT_LEAST_NAMED
     missing = set(defect.rows) - {row.row for row in rows}
+    if defect.remedy and not re.search(defect.remedy, remedies(record, defect.rows)):
+        return rows, named, False
     # A run that only crashed, or was not run, says nothing about what was to be noticed.
     return rows, named, not missing and len(named) == len(defect.says)
 

@@ -43,7 +43,8 @@ class Edit:
 class Defect:
     """What is injected, the phases to run, the rows that must not pass, patterns of their reasons.
 
-    A defect of several edits in one file has them applied in order.
+    remedy: pattern of the remedy that one of these rows has to give; none where it is empty. A
+    defect of several edits in one file has them applied in order.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Defect:
     phases: tuple[str, ...]
     rows: tuple[str, ...] = ()
     says: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 def load(name: str) -> tuple[Defect, ...]:

@@ -264,6 +264,8 @@ GATES_COLUMNS = (
     _column("step", "optimizer step", kind=int, filled=True),
     _column("entropy", "of the gates' shares, over ln 3, of the layer where it is lowest"),
     _column("max_gate", "largest share of a branch, of the layer where it is largest"),
+    _column("entropy_mean", "the entropy as a mean over the layers"),
+    _column("max_gate_mean", "the largest share as a mean over the layers"),
     _column("share_cmp", "mean share of the compressed branch"),
     _column("share_sel", "mean share of the selected branch"),
     _column("share_win", "mean share of the window"),

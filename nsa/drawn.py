@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import hashlib
 
-# Pairs of steps, beside the first and the last one, in which the optimizer is watched.
-_DRAWN_PAIRS = 3
-# So many steps of a launch for each pair whose gradient is computed a second time.
-_STEPS_A_PAIR = 10
+# Pairs of steps, beside the first and the last one, in which the optimizer is watched: so many,
+# and in a long launch one for so many steps, up to what is kept in memory until the end.
+_FEWEST_PAIRS, _STEPS_A_PAIR, _MOST_PAIRS = 3, 240, 25
+# A short launch has one pair for so many steps whose gradient is computed a second time.
+_SHORT_STEPS_A_PAIR = 10
+
+
+def _drawn_pairs(steps: int) -> int:
+    """In how many pairs of its steps a launch is looked at: of a long one, 1 step in 120."""
+    return min(_MOST_PAIRS, max(_FEWEST_PAIRS, steps // _STEPS_A_PAIR))
 
 
 def _drawn_step(token: str, number: int, first: int, last: int) -> int:
@@ -23,8 +29,8 @@ def watched_steps(token: str, first: int, last: int) -> tuple[int, ...]:
 
     The first two, the last two, and pairs between that nobody knows before there is a token.
     """
-    begins = {first, max(first, last - 1)}
-    begins |= {_drawn_step(token, number, first, last) for number in range(_DRAWN_PAIRS)}
+    begins, pairs = {first, max(first, last - 1)}, _drawn_pairs(last - first + 1)
+    begins |= {_drawn_step(token, number, first, last) for number in range(pairs)}
     return tuple(sorted({step for begin in begins for step in (begin, begin + 1) if step <= last}))
 
 
@@ -36,7 +42,8 @@ def recomputed_steps(
     The first, and of a launch of some length drawn pairs: time that counts for no step has to stay
     rare. `profiled`: a trace shows steps as they are, so it is the first alone.
     """
-    pairs = 0 if profiled else min(_DRAWN_PAIRS, (last - first + 1) // _STEPS_A_PAIR)
+    steps = last - first + 1
+    pairs = 0 if profiled else min(_drawn_pairs(steps), steps // _SHORT_STEPS_A_PAIR)
     begins = [_drawn_step(token, number, first, last) for number in range(pairs)]
     return tuple(sorted({first, *(step for begin in begins for step in (begin, begin + 1))}))
 

@@ -30,13 +30,15 @@ class GateStats:
 
     entropy: of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed), of the
     layer where it is lowest. max_gate: largest share, of the layer where it is largest; a mean over
-    layers would hide one that has collapsed. Averaged over the layers are share_*: mean share of a
-    branch, sel_blocks_mean: blocks attended to, and sel_forced_share: part of them that are forced
-    (initial and local).
+    layers would hide one that has collapsed. Averaged over the layers are entropy_mean and
+    max_gate_mean: the same two; share_*: mean share of a branch, sel_blocks_mean: blocks attended
+    to, and sel_forced_share: part of them that are forced (initial and local).
     """
 
     entropy: float
     max_gate: float
+    entropy_mean: float
+    max_gate_mean: float
     share_cmp: float
     share_sel: float
     share_win: float
@@ -48,7 +50,7 @@ class GateStats:
         """From the `gate_numbers` of every layer [n_layers, 7]. One synchronization."""
         entropy, largest, *_ = numbers.unbind(1)
         found = torch.cat((entropy.amin(0, keepdim=True), largest.amax(0, keepdim=True)))
-        told = torch.cat((found, numbers[:, 2:].mean(0))).tolist()
+        told = torch.cat((found, numbers.mean(0))).tolist()
         return cls(**dict(zip(cls.__dataclass_fields__, told, strict=True)))
 
 

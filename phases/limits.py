@@ -70,19 +70,19 @@ STALL_SHARE = _gate(
 LEARNED_SHARE = _gate(
     "learned_share", ">=", "", "of the way from ln(V) to the entropy rate of the long run's data"
 )
-# What the watchdog halts on while a launch runs is what its gates are judged by afterwards.
+# The watchdog halts where the mean over the layers is beyond them; the row asks it of every layer.
 GATE_ENTROPY_MIN = _gate(
     "gate_entropy_min",
     ">=",
     "",
-    "entropy of the branch gates over ln 3",
+    "entropy of the branch gates over ln 3, of every layer",
     toggle="NSA_WATCH_GATE_ENTROPY_MIN",
 )
 GATE_MAX_SHARE = _gate(
     "gate_max_share",
     "<=",
     "",
-    "largest share of one branch",
+    "largest share of one branch, of every layer",
     toggle="NSA_WATCH_GATE_MAX_THRESHOLD",
 )
 GATE_COLLAPSE_READINGS = _gate(

@@ -244,6 +244,10 @@ _TRAINING: dict[str, Remedy] = {
         "the row names the rank, the parameters or the type: look at how the trainer wraps the "
         "model, registers its hook and steps the optimizer, and at the learning rate"
     ),
+    "left_over": (
+        "clear the gradients after every update (`optimizer.zero_grad(set_to_none=True)`), and "
+        "leave none between two steps: each step follows the sum of all earlier gradients now"
+    ),
     "learns": (
         "look at train.lr and its warm-up in env.json, at the row `gradients`, and at the loss in "
         "the report's curve: a flat one means that nothing is learned, whatever the throughput"
@@ -251,6 +255,16 @@ _TRAINING: dict[str, Remedy] = {
     "oracle": (
         "run `pytest --pyargs nsa.tests.test_whole_model` to see which part differs from the "
         "equations; do not train until it agrees"
+    ),
+    "beginning": (
+        "let every rank call `torch.manual_seed` with train.seed before it builds the model, and "
+        "draw nothing in between; then see how weights, norms, gates and the schedule begin (the "
+        "failing assertion is in junit.xml). No run can be repeated now"
+    ),
+    "safeguards": (
+        "read the failing assertion in junit.xml: it tells what the trainer did with a number that "
+        "is not finite, or which checkpoints it kept. Start no long run until it passes: it would "
+        "train on NaN, or lose its best checkpoint"
     ),
     "self_test": (
         "attention.self_test in env.json has the errors by tensor",

@@ -257,7 +257,7 @@ class Rank:
     def _shadow(self, done: int) -> Mapping[str, Any]:
         steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
         off = {"weight": 1.8, "first_moment": 3.1, "second_moment": 4.7, "norm": 5e-7}
-        return {"steps": steps, **off, "rate": 0.0, "jumps": 0}
+        return {"steps": steps, **off, "rate": 0.0, "jumps": 0, "left": 0}
 
     def _recomputed(self, done: int) -> Mapping[str, Any]:
         steps = [step for step in self._twice() if step <= done]

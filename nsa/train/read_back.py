@@ -1,4 +1,4 @@
-"""Is what lies on the disk what the run held when the save began?
+"""Is what lies on the disk what the run held when the save began, and which steps lie there?
 
 Of a few tensors that the run's token draws, some elements are noted as a save begins. When the
 launch is over, rank 0 reads these tensors of its newest checkpoint back and compares, bit by bit.
@@ -17,6 +17,7 @@ from nsa.contract import checkpoint_name
 from nsa.train.checkpoint import shared_state
 from nsa.train.engine import Engine
 from nsa.train.restore import read
+from nsa.train.retention import numbered
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
@@ -46,10 +47,11 @@ class ReadBack:
         }
 
     def told(self, folder: Path) -> dict[str, Any] | None:
-        """`step`, `tensors`, `elements` compared, and how many of them are `other` ones.
+        """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
 
-        folder: of the checkpoints, all of which are written. None on other ranks, and where none
-        was saved. Raises CheckpointError where the newest cannot be read.
+        folder: of the checkpoints, all of which are written; `kept` are the steps that lie there.
+        None on other ranks, and where none was saved. Raises CheckpointError where the newest
+        cannot be read.
         """
         if self._step is None:
             return None
@@ -63,6 +65,7 @@ class ReadBack:
             "tensors": sorted(self._places),
             "elements": sum(len(places) for places in self._places.values()),
             "other": other,
+            "kept": sorted(numbered(folder)),
         }
 
     def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nsa.layer import GateStats
 
 _TRAINING_NAMES = contract.names(contract.TRAINING_COLUMNS)
+# Of gates.csv, whatever NSA_DISABLE_AUX_STATS says.
+_ALWAYS = frozenset(("entropy", "max_gate", "entropy_mean", "max_gate_mean"))
 
 
 class Tables:
@@ -59,7 +61,7 @@ class Tables:
         """One reading of the gates."""
         numbers: dict[str, float] = asdict(stats)
         if self._gates is not None:
-            shown = {n: v for n, v in numbers.items() if self.aux or n in ("entropy", "max_gate")}
+            shown = {n: v for n, v in numbers.items() if self.aux or n in _ALWAYS}
             cells = [_cell(shown.get(name, "")) for name in numbers]
             self._gates.append(f"{step}," + ",".join(cells))
         self._scalars(step, {"gate_entropy": stats.entropy, "max_gate": stats.max_gate})

@@ -88,6 +88,7 @@ class Shadow:
         self._begun: dict[int, _Begun] = {}
         self._seen: dict[int, _Seen] = {}
         self._moved: list[Tensor] = []
+        self._left: list[Tensor] = []
 
     @contextmanager
     def rests(self) -> Iterator[None]:
@@ -119,8 +120,13 @@ class Shadow:
         )
 
     def watch(self, step: int) -> None:
-        """A step begins: note its gradient before it is clipped, if the step is a drawn one."""
+        """A step begins: note its gradient before it is clipped, if the step is a drawn one.
+
+        Then no gradient may be there yet: the step's own would be added to it.
+        """
         watched = step in self._watched
+        if watched:
+            self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
         note: Callable[[], None] | None = (lambda: self._note(step)) if watched else None
         self._engine.before_clipping = note
 
@@ -142,7 +148,8 @@ class Shadow:
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
         `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
         that were not before a step what they were after the one before, that an evaluation or a
-        save changed, or counts that did not go up by one.
+        save changed, or counts that did not go up by one; `left`: elements that had a gradient
+        before the step's first backward pass.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
         jumps = sum(int(moved) for moved in self._moved)
@@ -154,7 +161,8 @@ class Shadow:
             earlier = self._seen.get(step - 1)
             if earlier is not None:
                 jumps += int((earlier.state.values != seen.begun.state.values).sum())
-        return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps}
+        left = sum(int(found) for found in self._left)
+        return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps, "left": left}
 
     def told_again(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.

@@ -26,6 +26,7 @@ from runbook.read.accounts import Workload
 from runbook.read.beside import beside_words
 from runbook.read.clocks import FEW_CLOCKED
 from runbook.read.learning import oracle_account, oracle_tolerance
+from runbook.read.shadow_account import left_over_account
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
@@ -72,7 +73,9 @@ def learned_from(case: Case, name: str) -> Finding:
     paths = [rank.path for rank in launch.ranks]
     if problems:
         reason = f"{name}: {listed(problems)}"
-        return failed(Reason.NOT_LEARNING, reason, evidence=paths)
+        # Whatever else is wrong with sums of several steps' gradients, this is why.
+        topic = "left_over" if left_over_account(launch.ranks) else ""
+        return failed(Reason.NOT_LEARNING, reason, evidence=paths, topic=topic)
     proof = launch.ranks[0].proof or {}
     groups = len(proof.get("own_gradient") or ())
     value = rank_value(launch.ranks[0], "gradient_mean", float(proof["mean_high"]), "of the mean")

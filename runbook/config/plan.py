@@ -37,6 +37,7 @@ FREE_KEYS = frozenset(
         *("data.dataset", "data.local_path", "data.text_field", "data.loader_timeout_s"),
         *("train.steps", "train.out_dir", "train.log_every"),
         *("train.eval_every", "train.eval_batches", "train.save_every"),
+        *("train.keep_last", "train.keep_every", "train.keep_best"),
     }
 )
 

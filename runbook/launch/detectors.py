@@ -27,13 +27,17 @@ _ALMOST_NOTHING = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Anomaly:
-    """One finding: `kind` is a fixed word, `text` one line for a person."""
+    """One finding: `kind` is a fixed word, `text` one line for a person.
+
+    halts: a watcher that may halt a run halts it for this.
+    """
 
     kind: str
     text: str
     step: int | None = None
     rank: int | None = None
     path: str = ""
+    halts: bool = True
 
     def line(self) -> str:
         """`kind: text`."""
@@ -43,12 +47,14 @@ class Anomaly:
 def record_anomaly(run_dir: Path, anomaly: Anomaly, *, halt: bool) -> None:
     """Append to `anomalies.jsonl`; the first one becomes `.anomaly_type` and, if asked, `.HALT`.
 
-    An existing `.anomaly_type` or `.HALT` is never replaced: the first reason is the reason.
-    Raises `OSError` if the disk refuses.
+    One that halts nothing becomes neither. An existing `.anomaly_type` or `.HALT` is never
+    replaced: the first reason is the reason. Raises `OSError` if the disk refuses.
     """
     entry = {"ts": utc_text(), **asdict(anomaly)}
     with (run_dir / ANOMALIES_JSONL).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")
+    if not anomaly.halts:
+        return
     if not (run_dir / ANOMALY_TYPE).exists():
         write_atomic(run_dir / ANOMALY_TYPE, anomaly.line() + "\n")
     if halt and not (run_dir / HALT_FILE).exists():
@@ -202,28 +208,58 @@ class _Growth:
 
 
 class GateDetector:
-    """Gates that have settled on one branch, from the readings of gates.csv."""
+    """Gates that have settled on one branch, from the readings of gates.csv.
+
+    In the mean over the layers: a collapse of the model, which halts. In the layer that is worst
+    off alone: that is told and halts nothing, because a layer may specialize late in a long run,
+    and whether it did is for the row `gates` and a person to say. A table without the means has
+    none but a collapse of the model.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._model, self._layer = _BadReadings(limits), _BadReadings(limits)
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomaly whose run of bad readings this one completes; of the model, if both."""
+        worst = number(row, "entropy"), number(row, "max_gate")
+        mean = number(row, "entropy_mean"), number(row, "max_gate_mean")
+        step = number(row, "step")
+        if step is None or not math.isfinite(step):
+            return
+        has_means = mean != (None, None)
+        whole = mean if has_means else worst
+        model, layer = self._model.completed(*whole), self._layer.completed(*worst)
+        if model:
+            text = self._text(step, *whole)
+            yield Anomaly(kind="gate_collapse", text=text, step=int(step))
+        elif layer and has_means:
+            text = f"in one layer, nothing is halted: {self._text(step, *worst)}"
+            yield Anomaly(kind="layer_collapse", text=text, step=int(step), halts=False)
+
+    def _text(self, step: float, entropy: float | None, largest: float | None) -> str:
+        limits = self._limits
+        return (
+            f"{limits.gate_collapse_n} readings in a row up to step {int(step)}: entropy {entropy} "
+            f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
+            f"(at most {limits.gate_max:g})"
+        )
+
+
+class _BadReadings:
+    """Counts the readings of gates, one after the other, that are beyond a limit."""
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
         self._bad = 0
 
-    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
-        """The anomaly, when the reading completes a run of bad ones."""
-        entropy, largest = number(row, "entropy"), number(row, "max_gate")
-        step, limits = number(row, "step"), self._limits
-        if step is None or not math.isfinite(step):
-            return
+    def completed(self, entropy: float | None, largest: float | None) -> bool:
+        """Does this reading complete a run of bad ones?"""
+        limits = self._limits
         low = entropy is not None and not entropy >= limits.gate_entropy_min
         high = largest is not None and not largest <= limits.gate_max
         self._bad = self._bad + 1 if low or high else 0
-        if limits.gate_collapse_n and self._bad == limits.gate_collapse_n:
-            text = (
-                f"{self._bad} readings in a row up to step {int(step)}: entropy {entropy} "
-                f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
-                f"(at most {limits.gate_max:g})"
-            )
-            yield Anomaly(kind="gate_collapse", text=text, step=int(step))
+        return bool(limits.gate_collapse_n) and self._bad == limits.gate_collapse_n
 
 
 class Monitor:

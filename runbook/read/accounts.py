@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.clocks import joined, time_account
 from runbook.read.data_account import data_account
 from runbook.read.fetch_account import fetch_account
 from runbook.read.generated import GeneratedData
+from runbook.read.saved_account import Keeping
 from runbook.read.shapes import ENV, is_count, shaped
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -56,6 +57,7 @@ class Workload:
     profiled: bool = False
     eval_every: int = 0
     eval_batches: int = 0
+    keeping: Keeping = field(default_factory=Keeping)
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
@@ -88,6 +90,7 @@ class Workload:
             profiled=any(str(word).startswith(PROFILE_FLAG) for word in env.get("argv") or ()),
             eval_every=train.get("eval_every") or 0,
             eval_batches=train.get("eval_batches") or 0,
+            keeping=Keeping.of(train),
         )
 
 

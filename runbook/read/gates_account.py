@@ -25,13 +25,16 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-# What a column makes of the layers, in the order in which a layer's numbers are told.
-_OVER_LAYERS: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "entropy": min,
-    "max_gate": max,
-    "share_cmp": _mean,
-    "share_sel": _mean,
-    "share_win": _mean,
+# So many numbers are told of a layer; of which a column is, and what it makes of the layers.
+_TOLD = 5
+_OVER_LAYERS: Mapping[str, tuple[int, Callable[[Sequence[float]], float]]] = {
+    "entropy": (0, min),
+    "max_gate": (1, max),
+    "entropy_mean": (0, _mean),
+    "max_gate_mean": (1, _mean),
+    "share_cmp": (2, _mean),
+    "share_sel": (3, _mean),
+    "share_win": (4, _mean),
 }
 
 
@@ -61,13 +64,13 @@ def _again_problems(gates: pd.DataFrame, ranks: Sequence[RankLog], work: Workloa
         yield "no reading of the gates is of a step that was computed a second time"
     for row in both.to_dict("records"):
         found = by_step[int(row["step"])]
-        if work.layers not in (None, len(found)) or any(len(o) != len(_OVER_LAYERS) for o in found):
+        if work.layers not in (None, len(found)) or any(len(o) != _TOLD for o in found):
             yield f"step {row['step']:.0f} tells the gates of {len(found)} layers"
             continue
-        for place, (name, over) in enumerate(_OVER_LAYERS.items()):
+        for name, (place, over) in _OVER_LAYERS.items():
             wanted, read = over([layer[place] for layer in found]), row.get(name, math.nan)
             # Shares are empty where auxiliary statistics are switched off.
-            empty = name not in ("entropy", "max_gate") and math.isnan(read)
+            empty = name.startswith("share_") and math.isnan(read)
             if not empty and not abs(read - wanted) <= GATES_TOLERANCE:
                 yield (
                     f"{name} of the gates in step {row['step']:.0f} is {read:.5f} in gates.csv, "

@@ -1,8 +1,10 @@
-"""The account of checkpoints: the newest one holds what the run held when its save began."""
+"""Accounts of checkpoints: the newest one holds what the run held, and the right ones were kept."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -10,8 +12,40 @@ from nsa.contract import checkpoint_step
 from runbook.records.evidence import RankLog
 
 
-def saved_account(ranks: Sequence[RankLog]) -> list[str]:
-    """Rank 0 has read some tensors of its newest checkpoint back, where it wrote one at all."""
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """Which checkpoints a config keeps: the `last` newest (0: all), every `every` steps, `best`."""
+
+    last: int = 0
+    every: int = 0
+    best: bool = False
+
+    @classmethod
+    def of(cls, train: Mapping[str, Any]) -> Keeping:
+        """From section `train` of a config."""
+        return cls(
+            last=train.get("keep_last") or 0,
+            every=train.get("keep_every") or 0,
+            best=bool(train.get("keep_best")),
+        )
+
+    def stay(self, written: Sequence[int], losses: Mapping[int, float]) -> list[int]:
+        """Of these steps those that stay; `losses` by step, of those that were evaluated.
+
+        One that was the best only for a while is gone: the last save left the best of all.
+        """
+        steps = sorted(written)
+        if not self.last:
+            return steps
+        known = [(loss, step) for step, loss in losses.items() if step in steps]
+        finite = [one for one in known if math.isfinite(one[0])]
+        best = {min(finite)[1]} if self.best and finite else set()
+        regular = {step for step in steps if self.every and step % self.every == 0}
+        return sorted({*steps[-self.last :], *regular, *best})
+
+
+def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+    """Rank 0 has read some tensors of its newest checkpoint back, and others went as configured."""
     if not ranks or not ranks[0].checkpoints:
         return []
     newest = PurePath(str(ranks[0].checkpoints[-1].get("path"))).name
@@ -25,4 +59,30 @@ def saved_account(ranks: Sequence[RankLog]) -> list[str]:
             f"{newest}: {told.get('other')} of {told['elements']} elements read back are not what "
             f"the run held when the save began ({', '.join(map(str, told.get('tensors') or ()))})"
         ]
-    return []
+    return _other_ones_kept(ranks[0], told.get("kept"), keeping)
+
+
+def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]:
+    """Checkpoints on the disk that are not those which config and evaluations leave."""
+    names = [PurePath(str(one.get("path"))).name for one in rank.checkpoints]
+    written = [step for step in map(checkpoint_step, names) if step is not None]
+    losses = {
+        step: float(loss)
+        for told in rank.evaluations
+        if isinstance(step := told.get("step"), int)
+        and isinstance(loss := told.get("loss"), int | float)
+    }
+    wanted = keeping.stay(written, losses)
+    if kept == wanted:
+        return []
+    evaluated = [f"{losses[step]:.4f} at {step}" for step in sorted(written) if step in losses]
+    of = f"; validation loss {', '.join(evaluated)}" if keeping.best and evaluated else ""
+    return [
+        f"checkpoints of the steps {_listed(kept)} were kept, train.keep_last={keeping.last}, "
+        f"keep_every={keeping.every} and keep_best={str(keeping.best).lower()} keep "
+        f"{_listed(wanted)}{of}"
+    ]
+
+
+def _listed(steps: object) -> str:
+    return ", ".join(map(str, steps)) if isinstance(steps, list) and steps else str(steps)

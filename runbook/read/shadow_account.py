@@ -48,6 +48,17 @@ def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return own + _ranks_problems(ranks, work)
 
 
+def left_over_account(ranks: Sequence[RankLog]) -> list[str]:
+    """No watched step began with a gradient, to which its own would have been added."""
+    told = {rank.rank: rank.ending.get("shadow") or {"left": 0} for rank in ranks}
+    return [
+        f"rank {number}: gradients of the step before are still there when a step begins: "
+        f"{shadow.get('left')} of the elements watched"
+        for number, shadow in told.items()
+        if shadow.get("left") != 0
+    ]
+
+
 def gradient_tolerance(work: Workload) -> float:
     """What a step's gradient may be off by from the same without DDP, as a share of itself.
 

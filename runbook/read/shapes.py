@@ -169,6 +169,8 @@ ENV = Fields(
                         **dict.fromkeys(
                             ("warmup_steps", "seed", "eval_every", "eval_batches"), is_count
                         ),
+                        **dict.fromkeys(("keep_last", "keep_every"), is_count),
+                        "keep_best": is_truth,
                         "lr_schedule": is_text,
                     }
                 ),
@@ -332,7 +334,7 @@ _PROOF = Fields(
         "oracle": Fields({"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}),
     }
 )
-_SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps")
+_SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "left")
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
@@ -378,6 +380,7 @@ EVENTS: Mapping[str, Fields] = {
                     "tensors": Items(is_text),
                     "elements": is_count,
                     "other": is_count,
+                    "kept": Items(is_count),
                 }
             ),
         }

@@ -15,7 +15,7 @@ from runbook.read.evaluation_account import evaluation_account
 from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
 from runbook.read.saved_account import saved_account
-from runbook.read.shadow_account import NORM_TOLERANCE, shadow_account
+from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -49,19 +49,36 @@ def book_problems(
         *memory_account(ranks, work),
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
-        *saved_account(ranks),
+        *saved_account(ranks, work.keeping),
     ]
 
 
 def learning_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Everything between the gradients and the parameters that does not balance."""
     return [
+        *left_over_account(ranks),
         *gradient_account(ranks, work),
+        *norm_account(ranks),
         *clip_account(ranks, work),
         *update_account(ranks, work),
         *shadow_account(ranks, work),
         *movement_account(ranks),
     ]
+
+
+def norm_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Every step that reported one had a gradient at all: in no step is its norm 0."""
+    problems = []
+    for rank in ranks:
+        if rank.steps is None or "grad_norm" not in rank.steps:
+            continue
+        none = rank.steps["step"][rank.steps["grad_norm"] == 0]
+        if len(none):
+            problems.append(
+                f"rank {rank.rank}: the gradient norm is 0 in {len(none)} steps, first "
+                f"{none.iloc[0]:.0f}"
+            )
+    return problems
 
 
 def clip_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:

@@ -163,6 +163,8 @@ def test_one_layer_whose_gates_have_collapsed_is_not_hidden_by_the_other(number:
     stats = _stats(made)
     assert stats.entropy == pytest.approx(0.0, abs=1e-9) and stats.max_gate == pytest.approx(1.0)
     assert stats.share_sel == pytest.approx((1 + 1 / 3) / 2)
+    assert stats.entropy_mean == pytest.approx(1 / 2)
+    assert stats.max_gate_mean == pytest.approx((1 + 1 / 3) / 2)
 
 
 def test_autocast_keeps_scores_wide() -> None:

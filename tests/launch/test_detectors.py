@@ -99,6 +99,28 @@ def test_gates_collapse_after_three_bad_readings_in_a_row() -> None:
     assert gates(low, low, limits=Thresholds(gate_collapse_n=2)) == ["gate_collapse"]
 
 
+def by_layers(*readings: tuple[object, object, object, object]) -> list[tuple[str, bool]]:
+    names = ("entropy", "max_gate", "entropy_mean", "max_gate_mean")
+    detector = GateDetector(Thresholds())
+    rows = ({"step": "7", **dict(zip(names, map(str, r), strict=True))} for r in readings)
+    return [(found.kind, found.halts) for row in rows for found in detector.feed(row)]
+
+
+def test_a_collapse_in_the_mean_over_the_layers_halts_and_one_layer_alone_does_not() -> None:
+    layer, model, good = (0.01, 0.99, 0.9, 0.4), (0.01, 0.99, 0.1, 0.4), (0.9, 0.4, 0.9, 0.4)
+    assert by_layers(layer, layer, good, layer, layer) == []
+    assert by_layers(*[layer] * 9) == [("layer_collapse", False)]
+    assert by_layers(*[model] * 9) == [("gate_collapse", True)]
+    high = (0.01, 0.99, 0.5, 0.95)
+    assert by_layers(*[high] * 3) == [("gate_collapse", True)]
+    assert by_layers(layer, layer, layer, model, model, model) == [
+        ("layer_collapse", False),
+        ("gate_collapse", True),
+    ]
+    unknown = (0.01, 0.99, "nan", "nan")
+    assert by_layers(*[unknown] * 3) == [("gate_collapse", True)]
+
+
 def test_thresholds_come_from_the_toggles() -> None:
     given_limits = Thresholds.from_variables(
         {"NSA_WATCH_HEARTBEAT_STALL_S": "7.5", "NSA_WATCH_HALT": "0", "NSA_WATCH_FLATLINE_N": "9"}

@@ -44,11 +44,34 @@ def test_halt_0_only_tells(tmp_path: Path) -> None:
 
 
 def test_gates_csv_is_watched(tmp_path: Path) -> None:
-    head = "step,entropy,max_gate,share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share\n"
-    bad = "".join(f"{step},0.01,0.99,,,,,\n" for step in (5, 10, 15))
-    (tmp_path / "gates.csv").write_text(head + bad)
+    bad = "".join(f"{step},0.01,0.99,0.05,0.97,,,,,\n" for step in (5, 10, 15))
+    (tmp_path / "gates.csv").write_text(_GATES + bad)
     (anomaly,) = Monitor(tmp_path, Thresholds()).look()
     assert (anomaly.kind, anomaly.step, anomaly.path) == ("gate_collapse", 15, "gates.csv")
+
+
+_GATES = (
+    "step,entropy,max_gate,entropy_mean,max_gate_mean,"
+    "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share\n"
+)
+
+
+def test_one_layer_that_has_settled_on_a_branch_is_written_down_and_halts_nothing(
+    tmp_path: Path,
+) -> None:
+    alone = "".join(f"{step},0.01,0.99,0.8,0.45,,,,,\n" for step in (5, 10, 15, 20))
+    (tmp_path / "gates.csv").write_text(_GATES + alone)
+    monitor = Monitor(tmp_path, Thresholds())
+    (anomaly,) = monitor.look_and_record()
+    assert (anomaly.kind, anomaly.step, anomaly.halts) == ("layer_collapse", 15, False)
+    assert "layer_collapse" in (tmp_path / "anomalies.jsonl").read_text()
+    assert not (tmp_path / ".HALT").exists() and not (tmp_path / ".anomaly_type").exists()
+    all_of_them = "".join(f"{step},0.01,0.99,0.1,0.95,,,,,\n" for step in (25, 30, 35))
+    with (tmp_path / "gates.csv").open("a") as table:
+        table.write(all_of_them)
+    assert [found.kind for found in monitor.look_and_record()] == ["gate_collapse"]
+    assert (tmp_path / ".HALT").read_text().startswith("gate_collapse: 3 readings in a row")
+    assert (tmp_path / ".anomaly_type").read_text() == (tmp_path / ".HALT").read_text()
 
 
 def test_the_older_headerless_form_is_watched(tmp_path: Path) -> None:

@@ -191,11 +191,19 @@ def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
 
 
 def _read_back(launch: Launch) -> Mapping[str, Any] | None:
-    """The newest of these checkpoints, read back as it was written."""
+    """The newest of these checkpoints, read back as it was written, and those that were kept."""
     if not (saved := _saved(launch)):
         return None
     step = int(str(saved[-1]["path"]).rpartition("_")[2])
-    return {"step": step, "tensors": ["model.norm.weight"], "elements": 64, "other": 0}
+    kept = [int(str(one["path"]).rpartition("_")[2]) for one in saved]
+    kept = kept[-int(launch.config_overrides.get("train.keep_last", 0)) :]
+    return {
+        "step": step,
+        "tensors": ["model.norm.weight"],
+        "elements": 64,
+        "other": 0,
+        "kept": kept,
+    }
 
 
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:

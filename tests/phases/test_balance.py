@@ -301,6 +301,21 @@ def test_a_warning_of_one_launch_does_not_vanish_behind_the_others() -> None:
     assert check.code is Reason.WARNING and f"{names[-1]}: the self-test" in check.reason
 
 
+def test_gradients_that_were_left_over_have_a_remedy_of_their_own() -> None:
+    def left(made: LaunchEvidence) -> LaunchEvidence:
+        ending = made.ranks[1].ending
+        shadow = {**ending["shadow"], "left": 640, "jumps": 3}
+        return spoil.rank(1, ending={**ending, "shadow": shadow})(made)
+
+    where = builder.context()
+    check = builder.row(
+        "baseline", "gradients", builder.evidence("baseline", where, change=left), where
+    )
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
+    assert "640 of the elements watched" in check.reason
+    assert check.remedy.startswith("clear the gradients after every update")
+
+
 def _learns(change: spoil.Change, **context: Any) -> Any:
     where = builder.context(**context)
     spoiled = builder.evidence("long_run", where, change=change)

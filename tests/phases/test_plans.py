@@ -140,11 +140,12 @@ def test_parity_runs_the_two_documented_test_commands() -> None:
 
 def test_preflight_runs_the_sanity_tests() -> None:
     sanity, _ = plan("preflight")
-    assert sanity.argv[-4:] == (
+    assert sanity.argv[-5:] == (
         "nsa.tests.test_equiv_small",
         "nsa.tests.test_group_consistency",
         "nsa.tests.test_whole_model",
         "nsa.tests.test_documents",
+        "nsa.tests.test_safeguards",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,37 @@ def test_sequential_prefill_of_long_sequences_is_warned_of(
 def test_every_fact_is_in_the_table() -> None:
     (table,) = builder.judge("preflight", builder.evidence("preflight", WHERE), WHERE).tables
     assert {line[0] for line in table.rows} == set(builder.facts())
+
+
+@pytest.mark.parametrize(
+    ("failed", "advice"),
+    [
+        (("test_the_seed_decides_the_weights",), "torch.manual_seed"),
+        (("test_a_short_launch_has_the_schedule_of_the_whole_run[words0-1000]",), "schedule"),
+        (("test_logits", "test_the_seed_decides_the_weights"), "equations"),
+        (("test_logits",), "equations"),
+    ],
+)
+def test_a_model_that_begins_otherwise_has_a_remedy_of_its_own(
+    failed: tuple[str, ...], advice: str
+) -> None:
+    def change(made: Any) -> Any:
+        others = tuple(c for c in made.junit.cases if "test_whole_model" not in c.classname)
+        model = next(c for c in made.junit.cases if "test_whole_model" in c.classname)
+        named = tuple(replace(model, name=name, status="failed") for name in failed)
+        passed = replace(model, name="test_outputs_are_the_equations")
+        return replace(made, junit=replace(made.junit, cases=(*others, passed, *named)))
+
+    found = builder.evidence("preflight", WHERE, change=change, only=("sanity",))
+    check = builder.row("preflight", "whole_model", found, WHERE)
+    assert said(check) == (Outcome.FAIL, Reason.TEST_FAILED)
+    assert advice in check.remedy
+
+
+def test_the_tests_of_the_beginning_are_there() -> None:
+    text = files("nsa.tests").joinpath("test_whole_model.py").read_text("utf-8")
+    for name in preflight._OF_THE_BEGINNING:
+        assert f"def {name}(" in text
 
 
 @pytest.mark.parametrize(

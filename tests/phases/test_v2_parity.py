@@ -138,6 +138,7 @@ TESTED = [
     ("preflight", "group_consistency"),
     ("preflight", "whole_model"),
     ("preflight", "documents"),
+    ("preflight", "safeguards"),
 ]
 
 

@@ -130,6 +130,11 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
                 "lr_schedule": "constant",
                 "grad_clip": 1.0,
                 "seed": SEED,
+                **{
+                    key.removeprefix("train."): value
+                    for key, value in launch.config_overrides.items()
+                    if key.startswith("train.keep_")
+                },
             },
             "model": {"n_layers": 2},
             "nsa": {"l": 16},
@@ -289,7 +294,9 @@ def gates(
     """Gate health at the first and every tenth step; the last digits of readings differ."""
     at = np.arange(after, after + max(steps - after, 50) + 1, 10)
     at[0] += 1
-    return pd.DataFrame({"step": at, "entropy": entropy + 1e-12 * at, "max_gate": max_gate})
+    entropies, largest = entropy + 1e-12 * at, np.full(len(at), max_gate)
+    means = {"entropy_mean": entropies, "max_gate_mean": largest}  # all layers are alike
+    return pd.DataFrame({"step": at, "entropy": entropies, "max_gate": largest, **means})
 
 
 _AUDIT = {"cmp": "explicit_softmax", "sel": "flash", "win": "flash"}
@@ -324,6 +331,7 @@ _TESTS = {
         ("nsa.tests.test_group_consistency", "test_heads_read_the_same_blocks"),
         ("nsa.tests.test_whole_model", "test_logits"),
         ("nsa.tests.test_documents", "test_training_reads_its_documents_in_order_and_again"),
+        ("nsa.tests.test_safeguards", "test_training_stops_at_a_number_that_is_not_finite"),
     ),
     "parity": (
         ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[random]"),

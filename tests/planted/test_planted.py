@@ -126,6 +126,13 @@ def test_it_is_not_noticed_by_luck(rows: dict[str, tuple[str, str]]) -> None:
     assert not judge(SOME, record(rows))[2]
 
 
+@pytest.mark.parametrize(("remedy", "good"), [("clear the .*", True), ("other", False), ("", True)])
+def test_a_remedy_that_is_named_has_to_be_given(remedy: str, good: bool) -> None:
+    found = record(NOTICED)
+    found["phases"][0]["checks"][0]["remedy"] = "clear the gradients"
+    assert judge(replace(SOME, remedy=remedy), found)[2] is good
+
+
 def test_a_row_that_is_not_required_notices_nothing() -> None:
     assert not judge(SOME, record(NOTICED, required=False))[2]
 

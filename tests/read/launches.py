@@ -87,7 +87,7 @@ def proof(number: int) -> dict[str, Any]:
 def shadow(steps: Sequence[int]) -> dict[str, Any]:
     """What a rank tells about its optimizer in the watched steps."""
     off = {"weight": 1.6, "first_moment": 2.8, "second_moment": 4.7, "norm": 4e-7, "rate": 0.0}
-    return {"steps": list(steps), **off, "jumps": 0}
+    return {"steps": list(steps), **off, "jumps": 0, "left": 0}
 
 
 # Of a layer's gates: entropy, largest share, and the shares.

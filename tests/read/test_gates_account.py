@@ -16,13 +16,14 @@ TWICE = recomputed_steps("t", 1, STEPS)
 # Of twelve layers the one that has collapsed: entropy, largest share, shares.
 USED, COLLAPSED = [0.95, 0.4, 0.4, 0.35, 0.25], [0.05, 0.98, 0.98, 0.01, 0.01]
 LAYERS = [USED] * 11 + [COLLAPSED]
-MEANS = [(11 * one + other) / 12 for one, other in zip(USED[2:], COLLAPSED[2:], strict=True)]
+MEANS = [(11 * one + other) / 12 for one, other in zip(USED, COLLAPSED, strict=True)]
+OVER_LAYERS = ("entropy_mean", "max_gate_mean", "share_cmp", "share_sel", "share_win")
 
 
 def table(**changed: Any) -> pd.DataFrame:
     """Readings of every step; their last digits differ."""
     steps = pd.Series(range(1, STEPS + 1))
-    values = dict(zip(("share_cmp", "share_sel", "share_win"), MEANS, strict=True))
+    values = dict(zip(OVER_LAYERS, MEANS, strict=True))
     columns = {"step": steps, "entropy": 0.05 + 1e-9 * steps, "max_gate": 0.98, **values}
     return pd.DataFrame({**columns, **changed})
 
@@ -50,8 +51,12 @@ def test_readings_that_were_taken_balance() -> None:
         # A mean over the layers hides the one that has collapsed.
         ({"entropy": (11 * 0.95 + 0.05) / 12}, "entropy of the gates in step 1 is 0.87500 in"),
         ({"max_gate": (11 * 0.4 + 0.98) / 12}, "max_gate of the gates in step 1 is 0.44833 in"),
-        ({"share_cmp": MEANS[1], "share_sel": MEANS[0]}, "share_cmp of the gates in step 1 is 0.3"),
-        ({"share_win": MEANS[2] + 2e-4}, "share_win of the gates"),
+        ({"share_cmp": MEANS[3], "share_sel": MEANS[2]}, "share_cmp of the gates in step 1 is 0.3"),
+        ({"share_win": MEANS[4] + 2e-4}, "share_win of the gates"),
+        # And the worst layer in the place of the mean would halt a run for it.
+        ({"entropy_mean": 0.05}, "entropy_mean of the gates in step 1 is 0.05000 in"),
+        ({"max_gate_mean": 0.98}, "max_gate_mean of the gates in step 1 is 0.98000 in"),
+        ({"entropy_mean": math.nan}, "entropy_mean of the gates in step 1 is nan"),
         ({"entropy": math.nan}, "entropy of the gates in step 1 is nan"),
     ],
 )

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from runbook.read.saved_account import saved_account
+from runbook.read.saved_account import Keeping, saved_account
 from runbook.records.evidence import RankLog
 from tests.read.launches import honest
 
 WRITTEN = {"path": "checkpoints/step_20", "seconds": 1.0}
-TOLD = {"step": 20, "tensors": ["model.norm.weight"], "elements": 64, "other": 0}
+TOLD = {"step": 20, "tensors": ["model.norm.weight"], "elements": 64, "other": 0, "kept": [20]}
 
 
 def ranks(told: Any, *, written: bool = True) -> tuple[RankLog, ...]:
@@ -23,8 +23,8 @@ def ranks(told: Any, *, written: bool = True) -> tuple[RankLog, ...]:
 
 
 def test_what_was_read_back_as_it_was_saved_balances() -> None:
-    assert saved_account(ranks(TOLD)) == []
-    assert saved_account(ranks(None, written=False)) == []
+    assert saved_account(ranks(TOLD), Keeping()) == []
+    assert saved_account(ranks(None, written=False), Keeping()) == []
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,45 @@ def test_what_was_read_back_as_it_was_saved_balances() -> None:
     ],
 )
 def test_anything_else_is_told(told: Any, said: str) -> None:
-    (problem,) = saved_account(ranks(told))
+    (problem,) = saved_account(ranks(told), Keeping())
     assert problem.startswith(said)
+
+
+# Validation losses of the steps that were evaluated; all but 25 were saved, 50 was not evaluated.
+LOSSES = {10: 3.0, 20: 2.0, 25: 1.0, 30: 2.0, 40: float("nan")}
+SAVED = (10, 20, 30, 40, 50)
+
+
+def that_keeps(kept: Any) -> tuple[RankLog, ...]:
+    first, *others = ranks({**TOLD, "step": SAVED[-1], "kept": kept})
+    written = tuple({"path": f"checkpoints/step_{step}"} for step in SAVED)
+    told = tuple({"step": step, "loss": loss} for step, loss in LOSSES.items())
+    return (replace(first, checkpoints=written, evaluations=told), *others)
+
+
+@pytest.mark.parametrize(
+    ("keeping", "kept"),
+    [
+        (Keeping(), [10, 20, 30, 40, 50]),
+        (Keeping(last=2), [40, 50]),
+        (Keeping(last=1, every=20), [20, 40, 50]),
+        (Keeping(last=1, best=True), [20, 50]),
+        (Keeping(last=9, best=True), [10, 20, 30, 40, 50]),
+    ],
+)
+def test_what_stays_follows_from_config_and_evaluations(keeping: Keeping, kept: list[int]) -> None:
+    assert saved_account(that_keeps(kept), keeping) == []
+    for other in ([10, *kept], kept[1:], None):
+        if other != kept and sorted(set(other or ())) != kept:
+            (problem,) = saved_account(that_keeps(other), keeping)
+            assert f"train.keep_last={keeping.last}, keep_every={keeping.every}" in problem
+
+
+@pytest.mark.parametrize("kept", [[10, 50], [30, 50], [50]])
+def test_another_one_than_the_best_is_told_with_the_losses(kept: list[int]) -> None:
+    (problem,) = saved_account(that_keeps(kept), Keeping(last=1, best=True))
+    assert problem == (
+        f"checkpoints of the steps {', '.join(map(str, kept))} were kept, train.keep_last=1, "
+        "keep_every=0 and keep_best=true keep 20, 50; validation loss 3.0000 at 10, 2.0000 at 20, "
+        "2.0000 at 30, nan at 40"
+    )

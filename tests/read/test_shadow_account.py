@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsa.drawn import recomputed_steps, watched_steps
-from runbook.read.shadow_account import gradient_tolerance, shadow_account
+from runbook.read.shadow_account import gradient_tolerance, left_over_account, shadow_account
 from tests.read.launches import (
     STEPS,
     WORK,
@@ -41,6 +41,17 @@ def test_nothing_may_change_between_two_steps() -> None:
     for jumps in (1, None):
         (text,) = shadow_account(shadow_of(ALONE, jumps=jumps), WORK)
         assert "change between two steps" in text
+
+
+def test_a_step_begins_without_gradients() -> None:
+    assert left_over_account(ALONE) == []
+    assert left_over_account(ending_of(ALONE, 0, shadow=None)) == []  # another account's to say
+    for left in (1, None):
+        (text,) = left_over_account(shadow_of(ALONE, left=left))
+        assert text == (
+            "rank 0: gradients of the step before are still there when a step begins: "
+            f"{left} of the elements watched"
+        )
 
 
 def test_the_steps_that_the_token_draws_are_watched_as_far_as_the_launch_went() -> None:

@@ -13,6 +13,7 @@ import pytest
 from runbook.read.training_accounts import (
     clip_account,
     memory_account,
+    norm_account,
     rate_account,
     update_account,
 )
@@ -93,6 +94,17 @@ def test_what_a_gradient_scaler_and_a_resumed_launch_cannot_show() -> None:
         replace(log, first_step=21, ending={**log.ending, "first_update": None}) for log in ranks
     )
     assert update_account(resumed, WORK) == []
+
+
+def test_a_step_without_any_gradient_is_told() -> None:
+    _, ranks = honest()
+    steps = ranks[1].steps
+    assert steps is not None
+    norms = steps["grad_norm"].where(~steps["step"].isin([7, 9]), 0.0)
+    (text,) = norm_account(steps_of(ranks, 1, grad_norm=norms))
+    assert text == "rank 1: the gradient norm is 0 in 2 steps, first 7"
+    assert norm_account(ranks) == norm_account((replace(ranks[0], steps=None),)) == []
+    assert norm_account(steps_of(ranks, 0, grad_norm=math.nan)) == []  # another row's to say
 
 
 def test_without_a_limit_nothing_is_clipped() -> None:

@@ -228,7 +228,8 @@ def test_validation_is_recorded(everything: Launch) -> None:
 def test_gates_are_recorded(everything: Launch) -> None:
     lines = (everything.run_dir / "gates.csv").read_text().splitlines()
     assert lines[0] == (
-        "step,entropy,max_gate,share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
+        "step,entropy,max_gate,entropy_mean,max_gate_mean,"
+        "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
     )
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "5", "10", "15", "20"]
     shares = [float(cell) for cell in lines[1].split(",")[3:6]]

@@ -1,0 +1,218 @@
+"""The trainer stops at numbers that are not finite, and keeps the checkpoint that is best.
+
+The trainer's own loop trains a small model here, and numbers are spoiled from outside, by hooks of
+torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit codes", "Stopping",
+"Checkpoints"); exit codes are written down again.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa.data.open import open_source
+from nsa.tests.built import BATCHED, write_config
+from nsa.tests.maths import device
+from nsa.train.agree import Posted, post
+from nsa.train.engine import Engine
+from nsa.train.heartbeat import Heartbeat
+from nsa.train.launch import Place, plan_launch
+from nsa.train.loop import Loop
+from nsa.train.process import Termination
+from nsa.train.ranks import Ranks, choose_device, start_ranks
+from nsa.train.record import Tables
+
+STEPS, SPOILED = 6, 3
+SUCCESS, NONFINITE = 0, 11
+# Far from what fp16 overflows at by itself.
+SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
+
+
+def trainer(folder: Path, *settings: str, precision: str = "fp32") -> Loop:
+    """The loop of a new run of so many steps, in `folder`; a checkpoint after each."""
+    file = write_config("avg, tied head", folder, steps=STEPS, precision=precision)
+    settings = ("train.save_every=1", "train.grad_clip=1.0", *settings)
+    words = [word for setting in settings for word in ("--set", setting)]
+    plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
+    ranks, train = start_ranks(plan, choose_device(plan)), plan.config.train
+    beat = Heartbeat(rank=0, token="5afe")
+    beat.open(folder)
+    return Loop(
+        plan,
+        engine=Engine(plan, ranks),
+        source=open_source(
+            plan.config.data,
+            dataset="synthetic",
+            seq_len=train.seq_len,
+            batch_size=plan.per_rank_batch,
+            rank=0,
+            world_size=1,
+            seed=train.seed,
+        ),
+        tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
+        heartbeat=beat,
+        termination=Termination(),
+        run_dir=folder,
+    )
+
+
+def spoil_gradient(loop: Loop, value: float) -> None:
+    """In one step the gradient of the first parameter is not finite; the loss is."""
+    first = next(loop.engine.model.parameters())
+    first.register_hook(lambda grad: grad * value if loop.step == SPOILED else grad)
+
+
+def spoil_logits(loop: Loop, change: Callable[[Tensor], Tensor]) -> None:
+    """In one step logits, and so the loss, are others."""
+
+    def hook(_model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
+        return change(logits) if loop.step == SPOILED else logits
+
+    loop.engine.model.register_forward_hook(hook)
+
+
+def only_token_0(logits: Tensor) -> Tensor:
+    """Every other token is impossible: the loss is infinite."""
+    others = torch.zeros_like(logits)
+    others[..., 1:] = -torch.inf
+    return logits + others
+
+
+SPOILS: dict[str, Callable[[Loop], None]] = {
+    "loss nan": lambda loop: spoil_logits(loop, lambda logits: logits * torch.nan),
+    "loss inf": lambda loop: spoil_logits(loop, only_token_0),
+    "gradient nan": lambda loop: spoil_gradient(loop, torch.nan),
+    "gradient inf": lambda loop: spoil_gradient(loop, torch.inf),
+}
+# Under fp16 a scaler leaves out a step whose gradient overflows: only the loss ends the run.
+CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16"), ("loss inf", "fp16")]
+
+
+def rows(folder: Path, name: str) -> list[dict[str, float]]:
+    """The rows of a table of the run."""
+    with (folder / name).open(newline="") as file:
+        return [
+            {key: float(row[key]) for key in ("step", "loss", "grad_norm") if key in row}
+            for row in csv.DictReader(file)
+        ]
+
+
+def kept(folder: Path) -> list[int]:
+    """The steps of the checkpoints that are there."""
+    return sorted(
+        int(path.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*")
+    )
+
+
+@pytest.mark.parametrize(("what", "precision"), CASES)
+def test_training_stops_at_a_number_that_is_not_finite(
+    tmp_path: Path, what: str, precision: str
+) -> None:
+    """After that step, on CUDA one later; its name is told, and nothing is saved from it on."""
+    loop = trainer(tmp_path, precision=precision)
+    SPOILS[what](loop)
+    end = loop.run()
+    told = rows(tmp_path, "training.csv")[SPOILED - 1]
+    bad = "loss" if what.startswith("loss") else "grad_norm"
+    assert not torch.tensor(told[bad]).isfinite(), f"nothing was spoiled: {told}"
+    assert end.code == NONFINITE, f"it ended with {end.code} ({end.reason}) after step {loop.step}"
+    assert f"step {SPOILED}:" in end.reason
+    assert loop.step <= SPOILED + (device().type == "cuda")
+    assert kept(tmp_path) == list(range(1, SPOILED))
+
+
+def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> None:
+    """The step is left out; training goes on with those after it."""
+    loop = trainer(tmp_path, precision="fp16")
+    spoil_gradient(loop, torch.inf)
+    moved: list[bool] = []
+    update = loop.engine.update
+
+    def watched(*words: Any) -> float:
+        before = [p.detach().clone() for p in loop.engine.model.parameters()]
+        rate = update(*words)
+        after = loop.engine.model.parameters()
+        moved.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+        return rate
+
+    loop.engine.update = watched  # type: ignore[method-assign]
+    end = loop.run()
+    assert end.code == SUCCESS, end.reason
+    assert moved == [step != SPOILED for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+@pytest.mark.parametrize("what", ["loss", "norm"])
+def test_what_one_rank_sees_ends_all(
+    monkeypatch: pytest.MonkeyPatch, spoiled: int, what: str
+) -> None:
+    """Two ranks tell their numbers one after the other; then both hear the sum."""
+    told: list[Tensor] = []
+
+    def tell(numbers: Tensor, **_: Any) -> None:
+        told.append(numbers.clone())
+
+    def hear(numbers: Tensor, **_: Any) -> None:
+        numbers.copy_(torch.stack(told).sum(0))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", tell)
+    for rank in range(2):
+        posted(rank, {what} if rank == spoiled else set())
+    monkeypatch.setattr("torch.distributed.all_reduce", hear)
+    ends = [posted(rank, {what} if rank == spoiled else set()).read() for rank in range(2)]
+    assert [end.nonfinite for end in ends] == [True, True]
+
+
+def posted(rank: int, spoiled: Collection[str]) -> Posted:
+    """What a rank of two tells about a step of which these numbers are not finite."""
+    place = Place(rank=rank, local_rank=rank, world_size=2, nodes=1, from_torchrun=True)
+    loss, norm = (
+        torch.tensor(torch.nan if name in spoiled else 1.0, device=device())
+        for name in ("loss", "norm")
+    )
+    return post(
+        Ranks(place=place, device=device(), grouped=True),
+        loss=loss,
+        norm=norm,
+        strict_norm=True,
+        halt=False,
+        terminate=False,
+        saved=False,
+    )
+
+
+# How much worse an evaluation after a step is made than it would be: the third is best.
+WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ((), [1, 2, 3, 4, 5, 6]),
+        (("train.keep_last=2",), [5, 6]),
+        (("train.keep_last=1", "train.keep_best=true"), [3, 6]),
+        (("train.keep_last=1", "train.keep_every=4"), [4, 6]),
+        (("train.keep_last=2", "train.keep_every=4", "train.keep_best=true"), [3, 4, 5, 6]),
+    ],
+)
+def test_checkpoints_that_stay_are_those_that_were_asked_for(
+    tmp_path: Path, settings: tuple[str, ...], wanted: list[int]
+) -> None:
+    """The best one is that with the lowest validation loss."""
+    loop = trainer(tmp_path, "train.eval_every=1", "train.eval_batches=1", *settings)
+
+    def hook(model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
+        return logits if model.training else logits * 8 * WORSE[loop.step - 1]
+
+    loop.engine.model.register_forward_hook(hook)
+    end = loop.run()
+    assert end.code == SUCCESS, end.reason
+    losses = [row["loss"] for row in rows(tmp_path, "val.csv")]
+    assert losses.index(min(losses)) == WORSE.index(min(WORSE)), f"others were spoiled: {losses}"
+    assert kept(tmp_path) == wanted
