@@ -110,7 +110,8 @@ def test_a_daemon_without_environment_ends_with_what_is_killed(tmp_path: Path, v
         pid = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
     token = json.loads((run_dir / "launch.json").read_text())["run_token"]
-    assert gone(daemon)
+    left = [daemon, *carriers(token)]
+    assert [pid for pid in left if not gone(pid)] == []
     harness.wait(20)
     assert carriers(token) == []
 
