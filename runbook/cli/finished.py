@@ -249,7 +249,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="the limits to judge by (default: those of the run)",
     )
-    _add_format(parser, "FORMAT", "md, json, html, junit or terminal")
+    _add_format(parser, "FORMAT", "md, details, json, html, junit, terminal or github")
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
