@@ -33,9 +33,16 @@ def style_of(word: str) -> str:
 
 def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
     """The verdict with what it leaves out: `GO for 1 of 61 checks, fewer steps (13 settings)`."""
-    short = map(short_caveat, caveats)
-    texts = (f"{' ' if text.startswith('for ') else ', '}{text}" for text in short)
+    whole = " " not in verdict  # of a PARTIAL PASS the counts stand behind the word
+    texts = (_clause(short_caveat(caveat), whole=whole) for caveat in caveats)
     return f"{verdict}{''.join(texts)}"
+
+
+def _clause(caveat: str, *, whole: bool) -> str:
+    """A caveat as it goes on behind a verdict."""
+    if not caveat.startswith("for "):
+        return f", {caveat}"
+    return f" {caveat}" if whole else f", {caveat.removeprefix('for ')} required"
 
 
 def counted(caveat: str) -> tuple[str, str] | None:

@@ -6,11 +6,13 @@ import errno
 import os
 import select
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
-from runbook.errors import RunbookError, did_you_mean
+from runbook.errors import RunbookError, UsageError, did_you_mean
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -85,6 +87,32 @@ def make_private_dir(path: Path) -> None:
         make_private_dir(path.parent)
     path.mkdir(mode=0o700)
     path.chmod(0o700)  # whatever the umask was
+
+
+@contextmanager
+def written_to(flag: str, path: Path) -> Iterator[None]:
+    """`UsageError` where the machine refuses what a person asked to be written, and by what."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{flag} {path}: cannot be written: {error.strerror or error}"
+        raise UsageError(text, hint="name a place that can be written") from error
+
+
+def make_new_dir(flag: str, path: Path) -> None:
+    """`make_private_dir` of what a person named. Raises `UsageError` if it cannot be made."""
+    if os.path.lexists(path):
+        raise UsageError(f"{flag} {path}: is there already", hint="name a new folder")
+    try:
+        make_private_dir(path)
+    except OSError as error:
+        raise no_folder(flag, path, error) from error
+
+
+def no_folder(flag: str, path: Path, error: OSError) -> UsageError:
+    """What to say where no folder can be made, and what to do."""
+    text = f"{flag} {path}: no folder can be made there: {error.strerror or error}"
+    return UsageError(text, hint="name a folder that can be written")
 
 
 def utc_text(moment: datetime | None = None) -> str:

@@ -22,6 +22,8 @@ _RECORD, _JOURNAL = "run.json", "events.jsonl"
 _ENDS = ("run_finished", "run_interrupted")
 # A launch may be silent for as long (`runbook.launch.watchdog.Budgets.silence_s`).
 SILENT_S = 300.0
+# Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
+NO_FAULT = ("completed", "not_run", "interrupted")
 _WIDTH = 9
 
 
@@ -122,12 +124,34 @@ def _finished(folder: Path) -> Found:
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         verify = (f"runbook verify {name}", "names every file that is damaged")
         return Found(run=f"{folder}: its {_RECORD} cannot be read", next=(verify,))
-    steps = [report]
-    if record["verdict"] == "NO-GO":
-        steps.append((f"runbook triage {name}", "find the setting that fixes its failed launch"))
-    elif record["verdict"] == "GO":
-        steps.append((f"runbook verify {name}", "compute every number again"))
+    steps = [report, *_following(record, name)]
     return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
+
+
+def _following(record: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    """The command behind the report, by the verdict; a plan goes on by its own rules."""
+    verdict, options = record["verdict"], record.get("options")
+    if verdict == "GO":
+        return [(f"runbook verify {name}", "compute every number again")]
+    if verdict == "NO-GO" and _has_failed_launch(record):
+        return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
+    if isinstance(options, dict) and options.get("plan"):
+        return []
+    if verdict == "PARTIAL PASS":
+        return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
+    return [(f"runbook run --failed {name}", "run again what did not pass")]
+
+
+def _has_failed_launch(record: dict[str, Any]) -> bool:
+    """Is there one for `runbook triage`? Where the record is damaged there is none."""
+    try:
+        entries = [entry for phase in record["phases"] for entry in phase["launches"]]
+        return any(
+            entry["launch"]["kind"] == "trainer" and entry["result"]["status"] not in NO_FAULT
+            for entry in entries
+        )
+    except (KeyError, TypeError):
+        return False
 
 
 def _texts(value: object) -> Sequence[str]:

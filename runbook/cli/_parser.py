@@ -137,7 +137,8 @@ def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
 
 def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Callable[[str], float]:
     """An argparse type: a finite number within the bound."""
-    bound = f" above {above:g}" if above > -math.inf else f", {at_least:g} or more"
+    bound = f" above {above:g}" if above > -math.inf else ""
+    bound += f", {at_least:g} or more" if at_least > -math.inf else ""
 
     def read(text: str) -> float:
         try:
@@ -169,7 +170,8 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
     """Parse a command's `argv`; return what could be read, and what is wrong with the rest.
 
     After an option with a bad value the option is left out and the rest is parsed again, so that
-    one message can hold every problem.
+    one message can hold every problem. `args.misread` is True if there are some: then an option
+    that is missing may be the one that was mistyped. Raises UsageError where nothing can be read.
     """
     remaining = list(argv)
     problems: list[str] = []
@@ -178,10 +180,26 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
             args, unknown = parser.parse_known_args(remaining)
         except argparse.ArgumentError as error:
             problems.append(_long_form(str(error).removeprefix("argument ")))
-            remaining = _without(remaining, error)
+            if (rest := _without(remaining, error)) is None:
+                raise UsageError(problems) from error
+            remaining = rest
             continue
+        except UsageError as error:
+            problems.extend(_unknown_flags(remaining, parser.known_options()))
+            # An option that is missing may be the one that was mistyped; an argument is not.
+            missing = [text for text in error.problems if not problems or "--" not in text]
+            raise UsageError([*problems, *missing], hint=error.hint) from error
         problems.extend(_unknown_problems(unknown, parser.known_options()))
+        args.misread = bool(problems)
         return args, problems
+
+
+def _unknown_flags(argv: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The unknown options of words that argparse did not come to the end of."""
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    # A command in quotes has blanks, as its own options may.
+    flags = (word for word in words if word.startswith("--") and " " not in word)
+    return _unknown_problems([word for word in flags if word.partition("=")[0] not in known], known)
 
 
 def _long_form(message: str) -> str:
@@ -205,7 +223,8 @@ def _unknown_problems(unknown: Iterable[str], known: Sequence[str]) -> list[str]
     return problems
 
 
-def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
+def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:
+    """The words without the option that is wrong; None if it is no option."""
     names = (error.argument_name or "").split("/")
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
@@ -214,7 +233,7 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str]:
             value = "" if equals else "".join(argv[index + 1 : index + 2])
             taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
             return argv[:index] + argv[index + 1 + taken :]
-    raise UsageError(_long_form(str(error).removeprefix("argument ")))
+    return None
 
 
 def not_in_a_run(flag: str, path: Path) -> list[str]:

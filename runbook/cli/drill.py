@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command, CommandParser, whole_type
 from runbook.console import Console, printable
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError
+from runbook.errors import ProgramExit
 
 if TYPE_CHECKING:
     from runbook.tools.drill.faults import Fault
@@ -66,19 +66,16 @@ def _drill(args: argparse.Namespace, console: Console) -> int:
         took = "" if row.seconds is None else f" {row.seconds:.2f} s"
         console.progress(printable(f"[{done}/{total}] {row.fault}{took} {word}"))
 
-    try:
-        with stop_on_signals(StopRequest()) as stop:
-            report = run_drill(
-                faults,
-                out.resolve(),
-                repeat=args.repeat,
-                jobs=args.jobs,
-                keep=args.keep,
-                stop=stop,
-                on_row=told,
-            )
-    except FileExistsError as error:
-        raise UsageError(f"{out} exists; a drill needs a new folder") from error
+    with stop_on_signals(StopRequest()) as stop:
+        report = run_drill(
+            faults,
+            out.resolve(),
+            repeat=args.repeat,
+            jobs=args.jobs,
+            keep=args.keep,
+            stop=stop,
+            on_row=told,
+        )
     _print(console, report, as_json=args.json)
     if report.interrupted:
         return ProgramExit.INCOMPLETE

@@ -67,7 +67,8 @@ def _add_arguments(parser: CommandParser) -> None:
 
 def _problems(args: argparse.Namespace) -> list[str]:
     if not args.to:
-        return [f"--to is needed, for example --to csv numbers.csv; formats: {_KNOWN}"]
+        needed = f"--to is needed, for example --to csv numbers.csv; formats: {_KNOWN}"
+        return [] if args.misread else [needed]
     return [text for name, target in args.to if (text := _problem(name, target))]
 
 
@@ -91,12 +92,15 @@ def _problem(name: str, target: str) -> str:
 
 
 def _export(args: argparse.Namespace, console: Console) -> int:
+    from runbook.files import written_to
+
     folder = find_run(args.run_name, args.out)
     record = load_told(folder, console)
-    written = [
-        {"format": name, "written": FORMATS[name](record, folder, target)}
-        for name, target in args.to
-    ]
+    written = []
+    for name, target in args.to:
+        with written_to(f"--to {name}", Path(target)):
+            paths = FORMATS[name](record, folder, target)
+        written.append({"format": name, "written": paths})
     if args.json:
         document = {"schema_version": 1, "run_id": record.run_id, "exports": written}
         console.json_document(document)

@@ -249,7 +249,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="the limits to judge by (default: those of the run)",
     )
-    _add_format(parser, "FORMAT", "md, json, html, junit or terminal")
+    _add_format(parser, "FORMAT", "md, details, json, html, junit, terminal or github")
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
@@ -313,9 +313,10 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     found = compare_runs(a, first, b, second)
     if args.html is not None:
         from runbook import registry
-        from runbook.files import write_atomic
+        from runbook.files import write_atomic, written_to
 
-        write_atomic(args.html, registry.page("compare", Comparison)(found))
+        with written_to("--html", args.html):
+            write_atomic(args.html, registry.page("compare", Comparison)(found))
         console.progress(f"page  {args.html}")
     if args.json:
         console.json_document(found.document())

@@ -42,7 +42,7 @@ def _add_arguments(parser: CommandParser) -> None:
 
 def _problems(args: argparse.Namespace) -> list[str]:
     problems = []
-    if args.csv and args.metric is None:
+    if args.csv and args.metric is None and not args.misread:
         problems.append("--csv needs a METRIC, for example: baseline.throughput")
     if args.html is not None and (args.metric or args.csv or args.json):
         problems.append("--html shows everything: it goes with no METRIC, --csv or --json")
@@ -174,7 +174,7 @@ def _write_page(console: Console, args: argparse.Namespace) -> None:
     from runbook import registry
     from runbook.engine.history import list_runs, metric_rows
     from runbook.engine.trends import RunsPage, trends
-    from runbook.files import write_atomic
+    from runbook.files import write_atomic, written_to
 
     path = args.out / _PAGE if args.html == Path() else args.html
     if path.is_dir() or not path.parent.is_dir():
@@ -185,7 +185,8 @@ def _write_page(console: Console, args: argparse.Namespace) -> None:
     page = RunsPage(
         runs=tuple(runs), trends=tuple(shown), links=_links(args.out, runs, path.parent)
     )
-    write_atomic(path, registry.page("history", RunsPage)(page))
+    with written_to("--html", path):
+        write_atomic(path, registry.page("history", RunsPage)(page))
     console.result(str(path))
 
 

@@ -83,6 +83,7 @@ def _init(args: argparse.Namespace, console: Console) -> int:
     import time
 
     from runbook.config import detect_profile, load_profile
+    from runbook.files import make_new_dir
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
     from runbook.records.own_trainer import RANKS
@@ -99,7 +100,7 @@ def _init(args: argparse.Namespace, console: Console) -> int:
     ranks = (args.ranks or profile.ranks) if RANKS in command else 1
     trainer = _trainer(args, command, name)
     folder = args.out / f"init-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    folder.mkdir(parents=True)
+    make_new_dir("--out", folder)
     console.progress(in_one_line(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}"))
     with stop_on_signals(StopRequest()) as stop:
         probe = run_probe(

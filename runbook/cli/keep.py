@@ -119,7 +119,7 @@ def _add_prune(parser: CommandParser) -> None:
 
 def _prune_problems(args: argparse.Namespace) -> list[str]:
     problems = []
-    if args.keep is None and args.older_than is None:
+    if args.keep is None and args.older_than is None and not args.misread:
         problems.append("--keep N, --older-than AGE or both say which runs are old")
     if args.yes and args.dry_run:
         problems.append("--yes removes and --dry-run only prints: give one of them")

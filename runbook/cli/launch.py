@@ -81,6 +81,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from nsa.contract import CONFIG_VARIABLE
 
     found: list[str] = []
+    if args.misread and args.resume is None:
+        args.without_go = True  # nothing starts; how far it was to go may be what was mistyped
     if args.config is not None and args.resume is None:
         args.settings = [*args.settings, f"{CONFIG_VARIABLE}={args.config}"]
     if args.resume is not None and args.until is not None:

@@ -144,11 +144,14 @@ _WHO_READS = (
 
 
 def _add_toggles(parser: argparse.ArgumentParser) -> None:
+    from runbook.config.names import preset_names
+
+    *names, last = preset_names()
     parser.add_argument(
         "--preset",
         metavar="NAME",
-        help="show the variables of a preset, and the lines that export them: production, safe, "
-        "tuned or validated (default: every toggle)",
+        help="show the variables of a preset, and the lines that export them: "
+        f"{', '.join(names)} or {last} (default: every toggle)",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="only these toggles (default: all)"

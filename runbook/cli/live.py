@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command, CommandParser, add_out, number_type
 from runbook.cli.finished import find_run
 from runbook.console import Console, in_one_line, printable
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
@@ -126,9 +127,9 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
     from runbook.tools.watch import is_run_directory
 
     if not folder.is_dir():
-        raise UsageError(
-            f"no such directory: {folder}", hint="start the run first; it creates its own"
-        )
+        below = Path(DEFAULT_OUT) / folder
+        hint = f"{below} is one" if below.is_dir() else "start the run first; it creates its own"
+        raise UsageError(f"no such directory: {folder}", hint=hint)
     if is_run_directory(folder):
         return
     newest = _newest_below(folder)
@@ -222,8 +223,8 @@ def _stacks(args: argparse.Namespace, console: Console) -> int:
         answered = all(stack.stack for _, stack in found)
         return ProgramExit.GO if answered else ProgramExit.NO_GO
     why = "its ranks have ended" if folders else "it has no heartbeat files"
-    text = f"no rank of {args.run_folder} is alive: {why}"
-    console.progress(printable(f"{text}; earlier stacks are in its stackdump_rank*.txt"))
+    earlier = "; earlier stacks are in its stackdump_rank*.txt" if folders else ""
+    console.progress(printable(f"no rank of {args.run_folder} is alive: {why}{earlier}"))
     return ProgramExit.INCOMPLETE
 
 

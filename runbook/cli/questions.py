@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import Command, CommandParser
+from runbook.cli._parser import Command, CommandParser, number_type, whole_type
 from runbook.console import Console, in_one_line, printable, style_of
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -90,38 +90,44 @@ def _add_decide(parser: CommandParser) -> None:
     parser.add_argument("file", metavar="FILE.csv", type=Path, help="the numbers")
     parser.add_argument(
         "--target",
-        type=float,
+        type=number_type(),
         metavar="TOK_S",
         help="target: the floor in tok/s; needed, no default",
     )
     parser.add_argument(
         "--error",
-        type=float,
+        type=number_type(),
         metavar="SHARE",
         help="declared error rate (default: 0.01 for best-arm, faster and scaling, else 0.05)",
     )
     parser.add_argument(
         "--margin",
-        type=float,
+        type=number_type(),
         metavar="SHARE",
         help="non-inferiority: accepted loss (default: 0.02)",
     )
     parser.add_argument(
         "--limit",
-        type=float,
+        type=number_type(),
         metavar="X",
         help="memory: maximum in MiB; needed, no default. scaling: minimum efficiency, a share "
         "(default: 0.90)",
     )
     parser.add_argument(
-        "--tolerance", type=float, metavar="SHARE", help="steady: accepted change (default: 0.03)"
+        "--tolerance",
+        type=number_type(),
+        metavar="SHARE",
+        help="steady: accepted change (default: 0.03)",
     )
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="scaling: number of devices; needed, no default"
+        "--devices",
+        type=whole_type(at_least=1),
+        metavar="N",
+        help="scaling: number of devices; needed, no default",
     )
     parser.add_argument(
         "--project-to-step",
-        type=float,
+        type=number_type(),
         metavar="STEP",
         help="memory: last production step; needed, no default",
     )
@@ -138,7 +144,8 @@ def _wrong_options(args: argparse.Namespace) -> list[str]:
     required, optional = QUESTION_NAMES[args.question]
     takes = (*required, *optional)
     given = _given(args)
-    found = [f"{args.question} needs {_flag(name)}" for name in required if name not in given]
+    missing = [] if args.misread else [name for name in required if name not in given]
+    found = [f"{args.question} needs {_flag(name)}" for name in missing]
     words = ", ".join(map(_flag, takes)) or "no option"
     return found + [
         f"{args.question} does not take {_flag(name)}; it takes {words}"

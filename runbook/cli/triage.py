@@ -95,7 +95,7 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
     from runbook.config import load_profile, parse_settings
     from runbook.config.precedence import SHELL, differing, shell_settings, told
     from runbook.config.settings import variable_problems
-    from runbook.tools.triage_target import find_target, with_choices
+    from runbook.tools.triage_target import CONFIG_ENDINGS, find_target, with_choices
 
     typed = parse_settings(args.settings)
     profile = load_profile(args.profile) if args.profile else None
@@ -103,7 +103,7 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
     default = here.get(CONFIG_VARIABLE, profile.config) if profile else None
     path = _path(args.target or default, args.out)
     target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in CONFIG_ENDINGS:
         if found := list(differing(target.launch.env, {}, here)):
             text = f"warning: the failing launch keeps its variables: {'; '.join(found)}"
             console.error(printable(text))
@@ -119,6 +119,7 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
 
 def _path(text: str | None, out: Path) -> Path:
     from runbook.launch.command import resolve_config
+    from runbook.tools.triage_target import CONFIG_ENDINGS
 
     if text is None:
         return find_run(None, out)
@@ -127,6 +128,8 @@ def _path(text: str | None, out: Path) -> Path:
     try:
         return resolve_config(text)
     except RunbookError:
+        if Path(text).suffix in CONFIG_ENDINGS:
+            raise
         return find_run(text, out)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel
 
 from nsa.settings import load_strict
+from runbook.config.names import shipped_names
 from runbook.errors import UsageError, did_you_mean, shown
 from runbook.files import read_given
 
@@ -36,11 +37,6 @@ def locate(what: str, name_or_path: str, folder: Path) -> Path:
             f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
         )
     return folder / f"{name_or_path}.yaml"
-
-
-def shipped_names(folder: Path) -> tuple[str, ...]:
-    """Names of the shipped documents, in alphabetical order."""
-    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 def whole_document(

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from runbook import registry
-from runbook.config.extends import is_file, key_problem, merged, shipped_names, whole_document
+from runbook.config.extends import is_file, key_problem, merged, whole_document
 from runbook.config.limits import limit_problems
+from runbook.config.names import shipped_names
 from runbook.config.presets import load_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems

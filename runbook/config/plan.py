@@ -16,8 +16,9 @@ from pydantic import Field, ValidationError
 
 from nsa.settings import DataSection
 from runbook import registry
-from runbook.config.extends import is_file, key_problem, merged, shipped_names, whole_document
+from runbook.config.extends import is_file, key_problem, merged, whole_document
 from runbook.config.load import load_profile_document
+from runbook.config.names import shipped_names
 from runbook.config.profile import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, did_you_mean

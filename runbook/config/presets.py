@@ -7,17 +7,16 @@ that what is measured and what the documents launch have one owner.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
 from nsa.toggles import TOGGLES
-from runbook.config.extends import key_problem, shipped_names, whole_document
+from runbook.config.extends import key_problem, whole_document
+from runbook.config.names import preset_names, presets_folder
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path
 from runbook.records.measurement import Record
 
 
@@ -45,11 +44,6 @@ class Preset(Record):
         return TOGGLES[name].meaning if name in TOGGLES else self.env[name].meaning
 
 
-def preset_names() -> tuple[str, ...]:
-    """Names of the shipped presets, in alphabetical order."""
-    return shipped_names(_folder())
-
-
 def load_preset(name: str) -> Preset:
     """A shipped preset. Raises UsageError that lists every wrong key and value."""
     names = preset_names()
@@ -57,7 +51,7 @@ def load_preset(name: str) -> Preset:
         raise UsageError(
             f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
         )
-    document = whole_document("preset", name, _folder())
+    document = whole_document("preset", name, presets_folder())
     try:
         preset = Preset.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
@@ -66,7 +60,3 @@ def load_preset(name: str) -> Preset:
     if problems := variable_problems(preset.variables):
         raise UsageError([f"preset {name}: {text}" for text in problems])
     return preset
-
-
-def _folder() -> Path:
-    return data_path("configs") / "presets"

@@ -34,7 +34,7 @@ from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.progress import Forecaster
 from runbook.errors import UsageError
-from runbook.files import is_text, make_private_dir, utc_text, write_atomic
+from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
@@ -72,8 +72,7 @@ def create_run_folder(out: Path) -> Path:
                 continue
             return folder
     except OSError as error:
-        text = f"--out {out}: no folder can be made there: {error.strerror or error}"
-        raise UsageError(text, hint="name a folder that can be written") from error
+        raise no_folder("--out", out, error) from error
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 

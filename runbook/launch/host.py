@@ -12,7 +12,7 @@ from runbook.launch.gpu import GpuSampler
 from runbook.launch.kernel_log import KernelLog
 from runbook.launch.load import LoadMeter
 from runbook.launch.place import Aftermath
-from runbook.launch.processes import Reaper, oom_kills, spawn
+from runbook.launch.processes import Reaper, end_kept, oom_kills, spawn_kept
 from runbook.launch.reaper import TOKEN_VARIABLE, kill_all
 from runbook.read.documents import CONSOLE_LOG
 
@@ -20,7 +20,8 @@ from runbook.read.documents import CONSOLE_LOG
 class Host:
     """One command on this machine, with the files of the machine beside it in `folder`.
 
-    Whatever carries `token` in `variable` belongs to it, and ends with it or with this process.
+    Whatever descends from it, or carries `token` in `variable`, belongs to it, and ends with it or
+    with this process. `child` is its keeper, which ends as the command does.
     """
 
     child: subprocess.Popen[bytes]
@@ -49,16 +50,16 @@ class Host:
             self._sampler = GpuSampler(self.folder, self.environment, self._devices.source)
             opened.callback(self._sampler.stop)
             self._sampler.start()
-            self.child = spawn(argv, self.environment, output=console, cwd=cwd)
+            self.child = spawn_kept(argv, self.environment, output=console, cwd=cwd)
             opened.callback(self._reap)
             self._open = opened.pop_all()
 
     def _reap(self) -> None:
+        end_kept(self.child)
         kill_all(self._token, self._variable)
-        self.child.wait()
 
     def stop(self) -> None:
-        """End the command and everything else that carries the token."""
+        """End the command and everything else of it."""
         self._open.close()
 
     def aftermath(self, *, hurry: bool) -> Aftermath:

@@ -1,7 +1,7 @@
 """Processes with a known environment that cannot outlive the harness, and how they ended.
 
-Beside a launch runs a reaper. Of an end the kernel knows the exit code, and whether something was
-killed for lack of memory.
+Above a launch stands a keeper, beside it runs a reaper. Of an end the kernel knows the exit code,
+and whether something was killed for lack of memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from typing import IO
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import UsageError
+from runbook.launch.keeper import packed
 from runbook.launch.reaper import GOOD_BYE, TOKEN_VARIABLE, kill_all
 
 _HERE = Path(__file__).parent
 _BARE = (sys.executable, "-I", "-S")
+# Longer than `kill_all` tries; it takes milliseconds unless something hangs in the kernel.
+_KEPT_WITHIN_S = 10.0
 
 
 def check_launch_variables(names: Iterable[str]) -> None:
@@ -93,6 +96,51 @@ def spawn(
     )
 
 
+def spawn_kept(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: IO[bytes],
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` below a keeper, from whose tree nothing that it starts can leave.
+
+    What is returned is the keeper, which ends when all of it has ended, and as the command did.
+    It carries no token. Raises `OSError` if nothing can be started.
+    """
+    keeper = subprocess.Popen(
+        [*_BARE, str(_HERE / "keeper.py")],
+        env=_for_python(environment),
+        cwd=cwd,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    if keeper.stdin is not None:
+        keeper.stdin.write(packed(command, environment))
+        keeper.stdin.flush()
+    return keeper
+
+
+def end_kept(keeper: subprocess.Popen[bytes]) -> None:
+    """Have a keeper end all that is below it, and itself."""
+    if keeper.stdin is not None:
+        keeper.stdin.close()
+    try:
+        keeper.wait(_KEPT_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        # Something hangs in the kernel. It was killed, and is gone as soon as that ends.
+        keeper.kill()
+        keeper.wait()
+
+
+def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a bare Python needs to start, where its library lies in no usual folder."""
+    name = "LD_LIBRARY_PATH"
+    return {name: environment[name]} if name in environment else {}
+
+
 class Reaper:
     """A process that kills everything with the token as soon as this one is gone."""
 
@@ -100,7 +148,7 @@ class Reaper:
         self._token, self._variable = token, variable
         self._process = subprocess.Popen(
             [*_BARE, str(_HERE / "reaper.py"), token, variable],
-            env={},
+            env=_for_python(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runbook.engine.outputs import MANIFEST_FILE, check_manifest, files_by_name, strange_entries
 from runbook.errors import RunbookError, UsageError
+from runbook.files import written_to
 from runbook.read.redact import redact_text, secret_lines
 from runbook.records import RunRecord
 
@@ -77,7 +78,8 @@ def write_bundle(record: RunRecord, run_root: Path, path: Path, *, blank: bool =
         for name, data in contents.items()
     )
     changed = tuple(check_manifest(run_root))
-    _write(record, path, contents, files)
+    with written_to("--to", path):
+        _write(record, path, contents, files)
     return Bundle(
         run_id=record.run_id,
         path=path,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import TRAINING_CSV
-from runbook.files import make_private_dir, write_atomic
+from runbook.files import make_new_dir, write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
@@ -83,10 +83,10 @@ def run_steps(
     First the command as it was, which has to fail: one that does not come back in three tries
     cannot be triaged. Each step then changes one thing against that command. One under which it
     works is repeated, in turn with the command as it was, until chance would look so in at most 5 %
-    of cases, and is the finding then. Writes `triage.json`. Raises `FileExistsError` if `out`
-    exists.
+    of cases, and is the finding then. Writes `triage.json`. Raises `UsageError` if `out`
+    cannot be made.
     """
-    make_private_dir(out)
+    make_new_dir("--out", out)
     runner = _Runner(
         target=target,
         out=out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,9 @@ _STEPS = {"failure": 30, "non_finite": 30, "memory": 30, "throughput": 80}
 _BEYOND = 10
 _RANKS = 2
 _TRAINER = "nsa.train"
-_NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
+# The endings of a trainer config's name.
+CONFIG_ENDINGS = (".yaml", ".yml")
+NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ def find_target(
     `profile` gives a config its ranks and variables; a run has its own. Raises `UsageError` if the
     path is none of the three, or if nothing in the run failed.
     """
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix in CONFIG_ENDINGS:
         launch = _of_config(path, ranks, profile)
         return _target(launch, symptom, floor, f"config {path}", 0)
     if profile is not None or ranks is not None:
@@ -105,11 +108,15 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
             f"{folder} is of {own.name}, a trainer of your own: triage changes settings that only "
             "ours has"
         )
-    raise UsageError(f"nothing in {folder} failed", hint="name a launch's directory or a config")
+    raise UsageError(
+        f"no training launch of {folder} failed",
+        hint=f"runbook report {shlex.quote(str(folder))} says what did not pass; a launch's "
+        "directory or a config can be named, too",
+    )
 
 
 def _failed(entry: LaunchEntry) -> bool:
-    return entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
+    return entry.launch.kind == "trainer" and entry.result.status not in NOT_A_FAULT
 
 
 def _launch_of(path: Path) -> Launch:

@@ -122,6 +122,22 @@ def test_one_json_document_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("GO", "GO for 70 of 73 checks, A/A: equal arms"),
+        ("PARTIAL PASS", "PARTIAL PASS, 70 of 73 checks required, A/A: equal arms"),
+        (
+            "PARTIAL PASS 5 of 5, 65 more were not asked for",
+            "PARTIAL PASS 5 of 5, 65 more were not asked for, 70 of 73 checks required, "
+            "A/A: equal arms",
+        ),
+    ],
+)
+def test_a_verdict_and_its_caveats_are_one_sentence(verdict: str, said: str) -> None:
+    assert verdict_text(verdict, ["for 70 of 73 checks", "A/A: equal arms"]) == said
+
+
+@pytest.mark.parametrize(
     ("caveat", "shown"),
     [
         ("fewer steps (a.steps=1, b.steps=2, c.steps=3)", None),

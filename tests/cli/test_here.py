@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import COMMANDS
-from runbook.cli._here import SILENT_S
+from runbook.cli._here import NO_FAULT, SILENT_S
 from runbook.cli._parser import parse_all
 from runbook.launch import Budgets
+from runbook.tools.triage_target import NOT_A_FAULT
 from tests.cli.shell import inside
 
 RUN = "20260101T000000Z-abc1234"
@@ -75,8 +76,45 @@ def test_the_newest_run_gives_its_verdict_with_what_it_leaves_out(tmp_path: Path
     assert commands == [f"runbook report artifacts/{RUN}", f"runbook verify artifacts/{RUN}"]
 
 
+def phase_with(status: str, kind: str = "trainer") -> dict[str, object]:
+    return {"launches": [{"launch": {"kind": kind}, "result": {"status": status}}]}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "phases", "after"),
+    [
+        ("NO-GO", [phase_with("completed")], "run --failed {}"),
+        ("NO-GO", [phase_with("failed", kind="pytest"), phase_with("not_run")], "run --failed {}"),
+        ("NO-GO", "damaged", "run --failed {}"),
+        ("NO-GO", [phase_with("completed"), phase_with("crashed")], "triage {}"),
+        ("INCOMPLETE", [phase_with("completed")], "run --failed {}"),
+        ("PARTIAL PASS", [phase_with("completed")], "run --resume {} --phase all"),
+    ],
+)
+def test_the_command_behind_the_report_is_one_that_can_help(
+    tmp_path: Path, verdict: str, phases: object, after: str
+) -> None:
+    finish(tmp_path, verdict=verdict, phases=phases)
+    _, commands = told(tmp_path)
+    assert commands == [f"runbook {w.format(f'artifacts/{RUN}')}" for w in ("report {}", after)]
+
+
+def test_a_launch_by_a_plan_leads_to_its_report(tmp_path: Path) -> None:
+    finish(tmp_path, verdict="INCOMPLETE", options={"plan": "production"})
+    assert told(tmp_path)[1] == [f"runbook report artifacts/{RUN}"]
+
+
+def test_what_triage_takes_is_what_it_is_named_for() -> None:
+    assert tuple(NOT_A_FAULT) == NO_FAULT
+
+
 def test_a_no_go_leads_to_its_report_and_to_triage(tmp_path: Path) -> None:
-    finish(tmp_path, verdict="NO-GO", reasons=["baseline.completed FAIL"])
+    finish(
+        tmp_path,
+        verdict="NO-GO",
+        reasons=["baseline.completed FAIL"],
+        phases=[phase_with("hung")],
+    )
     text, commands = told(tmp_path)
     assert ": NO-GO (" in text and "baseline.completed FAIL" in text
     assert commands == [f"runbook report artifacts/{RUN}", f"runbook triage artifacts/{RUN}"]

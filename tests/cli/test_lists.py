@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from runbook.config import load_profile, profile_names
+from runbook.config.names import preset_names
 from tests.cli.shell import ESCAPE, inside
 from tests.reports import samples
 
@@ -142,3 +143,9 @@ def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> N
 def test_the_schema_of_a_profile(tmp_path: Path) -> None:
     schema = json.loads(inside("schema", "profile", cwd=tmp_path).out)
     jsonschema.Draft202012Validator(schema).validate(load_profile("cpu").model_dump(mode="json"))
+
+
+def test_the_help_of_toggles_names_every_preset(tmp_path: Path) -> None:
+    said = " ".join(inside("toggles", "--help", cwd=tmp_path).out.split())
+    *names, last = preset_names()
+    assert f"export them: {', '.join(names)} or {last} (default: every toggle)" in said

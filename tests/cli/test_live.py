@@ -109,3 +109,16 @@ def test_a_directory_that_is_not_there_is_called_that(
 ) -> None:
     assert main(["watch", str(tmp_path / "nowhere")]) == 2
     assert "no such directory" in capsys.readouterr().err
+
+
+def test_a_run_that_is_named_by_its_id_is_found_for_the_reader(tmp_path: Path) -> None:
+    (tmp_path / "artifacts" / "20260101T000000Z-abc").mkdir(parents=True)
+    ended = inside("watch", "20260101T000000Z-abc", cwd=tmp_path)
+    told = "no such directory: 20260101T000000Z-abc; artifacts/20260101T000000Z-abc is one\n"
+    assert (ended.code, ended.err) == (2, f"runbook: error: {told}")
+
+
+def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:
+    ended = inside("stacks", ".", cwd=tmp_path)
+    assert ended.code == 3
+    assert ended.err == "no rank of . is alive: it has no heartbeat files\n"

@@ -174,6 +174,34 @@ def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message
     assert ended.err == f"runbook: error: {message}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("prune --keep 0", "--keep: must be a whole number, 1 or more, not '0'"),
+        ("prune --older-than 30", "--older-than: must be like 30d or 8w, not '30'"),
+        ("prune --kep 3", "unknown option --kep (did you mean '--keep'?)"),
+        ("prune all", "unexpected argument 'all'"),
+        ("decide target x.csv --target fast", "--target: must be a number, not 'fast'"),
+        ("decide target x.csv --tagret 39", "unknown option --tagret (did you mean '--target'?)"),
+        ("decide scaling x.csv --devices 0", "--devices: must be a whole number, 1 or more, not"),
+        ("export --to csv", "--to: expected 2 arguments"),
+        ("history --csv --otu x", "unknown option --otu (did you mean '--out'?)"),
+        ("launch --profile cpu --until", "--until: expected one argument"),
+        ("launch --profile cpu --untl smoke", "unknown option --untl (did you mean '--until'?)"),
+        (
+            "init --trainer t --tokens-per-rank 0",
+            "--tokens-per-rank: must be a whole number, 1 or more, not '0'",
+        ),
+    ],
+)
+def test_one_slip_is_one_problem(tmp_path: Path, words: str, problem: str) -> None:
+    """What it was typed for is not called missing as well."""
+    ended = inside(*words.split(), cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"runbook: error: {problem}")
+    assert len(ended.err.splitlines()) == 1
+
+
 def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
     ended = inside(
         *("run", "--phase", "basline,nope", "--profile", "h200x2", "--set", "NSA_DDP_BUKET_MB=5"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runbook.cli._parser import CommandParser, parse_all
+from runbook.errors import UsageError
 
 
 @pytest.fixture
@@ -68,3 +69,68 @@ def test_a_short_form_is_the_long_option_and_is_called_by_its_name(work: Command
 
 def test_help_names_the_value_of_an_option_once(work: CommandParser) -> None:
     assert "  -p, --profile PROFILE\n" in work.format_help()
+
+
+@pytest.fixture
+def needy() -> CommandParser:
+    needy = CommandParser(prog="tool needy")
+    needy.add_argument("--trainer", required=True)
+    group = needy.add_mutually_exclusive_group(required=True)
+    group.add_argument("--per-rank", type=int)
+    group.add_argument("--per-step", type=int)
+    needy.add_argument("target")
+    return needy
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        (
+            ["--per-rank", "x", "--trainer", "python t.py --onn", "t"],
+            ("--per-rank: invalid int value: 'x'",),
+        ),
+        (
+            ["--per-rnk", "4", "--trainer", "t", "t"],
+            ("unknown option --per-rnk (did you mean '--per-rank'?)",),
+        ),
+        (
+            ["--per-rank", "x", "--trianer", "t", "t"],
+            (
+                "--per-rank: invalid int value: 'x'",
+                "unknown option --trianer (did you mean '--trainer'?)",
+            ),
+        ),
+        (
+            ["--per-rank", "x", "--trainer", "t"],
+            (
+                "--per-rank: invalid int value: 'x'",
+                "the following arguments are required: target",
+            ),
+        ),
+        (["--per-rank", "4", "t"], ("the following arguments are required: --trainer",)),
+    ],
+)
+def test_what_was_mistyped_is_not_called_missing(
+    needy: CommandParser, words: list[str], problems: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as told:
+        parse_all(needy, words)
+    assert (told.value.problems, told.value.hint) == (problems, "see tool needy --help")
+
+
+def test_what_was_found_before_a_wrong_argument_is_told_with_it() -> None:
+    pick = CommandParser(prog="tool pick")
+    pick.add_argument("--count", type=int)
+    pick.add_argument("what", choices=("a", "b"))
+    with pytest.raises(UsageError) as told:
+        parse_all(pick, ["--count", "x", "c"])
+    assert told.value.problems == (
+        "--count: invalid int value: 'x'",
+        "what: invalid choice: 'c' (choose from 'a', 'b')",
+    )
+
+
+def test_whether_all_was_read(work: CommandParser) -> None:
+    assert not parse_all(work, ["x"])[0].misread
+    assert parse_all(work, ["--count", "x"])[0].misread
+    assert parse_all(work, ["--onn"])[0].misread

@@ -10,7 +10,8 @@ import pytest
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
 from runbook.config import load_profile
-from runbook.config.presets import load_preset, preset_names
+from runbook.config.names import preset_names
+from runbook.config.presets import load_preset
 from runbook.engine.options import RunOptions, prepare
 from runbook.errors import UsageError
 

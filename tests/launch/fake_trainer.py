@@ -33,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--late", type=float, default=0.0, help="of --on-rank, in every step")
     parser.add_argument("--checkpoint", type=float, default=0.0)
     parser.add_argument("--grandchild", action="store_true")
+    parser.add_argument("--bare", action="store_true", help="a grandchild without environment")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--arms", default="")
     parser.add_argument("--config", default="")
@@ -182,6 +183,21 @@ class Rank:
         return None
 
 
+def start_bare() -> None:
+    """A daemon as the books have it, which also empties its environment: nothing tells of us."""
+    note = Path(os.environ["RUNBOOK_RUN_DIR"], "bare.pid")
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    note.write_text(f"{os.getpid()}\n")
+    os.closerange(0, 64)
+    os.execve("/bin/sleep", ["sleep", "600"], {})
+
+
 def start_ranks(options: argparse.Namespace) -> int:
     if options.fault == "config":
         print("fake_trainer: error: --colour is unknown", flush=True)
@@ -216,6 +232,8 @@ def start_ranks(options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     options = arguments()
+    if options.bare and os.environ.get("RANK") == "0":
+        start_bare()
     if "RANK" in os.environ:
         sys.exit(Rank(options, int(os.environ["RANK"])).run())
     sys.exit(start_ranks(options))

@@ -20,6 +20,7 @@ from runbook.tools.triage_steps import STEPS, TriageStep, applied
 from runbook.tools.triage_target import Target, find_target
 from tests.cli.shell import inside
 from tests.launch.helpers import FAST, fake_launch
+from tests.reports import samples
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMOKE = CONFIGS / "cpu_smoke.yaml"
@@ -353,3 +354,16 @@ def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
     shown = capsys.readouterr()
     assert "NSA_DDP_BUCKET_MB=1 " in shown.out
     assert "keeps its variables: NSA_DDP_BUCKET_MB=7 here, 1 in the run" in shown.err
+
+
+def test_what_cannot_be_triaged_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """A config that is not there is no run, and a run without a failed launch did not pass."""
+    missing = inside("triage", "nope.yaml", cwd=tmp_path)
+    assert missing.code == 2 and "no trainer config 'nope.yaml'" in missing.err
+    folder = tmp_path / "artifacts" / "20261121T010203Z-840303b"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(samples.go().model_dump_json())
+    healthy = inside("triage", cwd=tmp_path)
+    name = "artifacts/20261121T010203Z-840303b"
+    assert healthy.code == 2
+    assert f"no training launch of {name} failed; runbook report {name} says" in healthy.err

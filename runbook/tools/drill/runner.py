@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from nsa.contract import TRAINING_CSV, Event
-from runbook.files import make_private_dir
+from runbook.files import make_new_dir, make_private_dir
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
 from runbook.launch.straggler import SHORT_OF_CPUS
@@ -173,10 +173,10 @@ def run_drill(
     """Inject every fault `repeat` times in folders below `out` (which must not exist).
 
     Folders of injections that went as promised are deleted unless `keep`. `jobs` at a time makes
-    a drill shorter and its times longer. Raises `FileExistsError`, and `OSError` if the disk
-    refuses.
+    a drill shorter and its times longer. Raises `UsageError` if `out` cannot be made, and
+    `OSError` if the disk refuses later.
     """
-    make_private_dir(out)
+    make_new_dir("--out", out)
     stop = stop or StopRequest()
 
     def one(index: int, fault: Fault) -> DrillRow | None:
