@@ -84,8 +84,8 @@ _SANITY_TESTS = (
     (
         "safeguards",
         "test_safeguards",
-        "Does the trainer stop at numbers that are not finite, and keep the best checkpoint?",
-        "stops and kept checkpoints",
+        "Does the trainer stop at numbers that are not finite, and go on from what it saved?",
+        "stops, kept checkpoints and going on from one",
         "safeguards",
     ),
 )

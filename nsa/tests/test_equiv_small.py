@@ -6,13 +6,22 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import nsa_attention, select_blocks
+from nsa.attention import chunks, nsa_attention, select_blocks
+from nsa.attention.cpu import blocks, dense, schedule
 from nsa.tests import maths
 
 PATHS = ("reference", "sequential", "batched")
 # float64 pins the algorithm; float32 (on the same values) pins the path that training runs.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
 LENGTHS = (1, 7, 8, 33, 61)
+# What cuts the work of long sequences into pieces, and sizes that cut short ones, too: queries of
+# a block, bytes of partial results, of scores, and of rows.
+PIECES = {
+    (blocks, "SPLIT"): 3,
+    (schedule, "PARTIAL_BYTES"): 1 << 10,
+    (dense, "PIECE_BYTES"): 1 << 10,
+    (chunks, "CHUNK_BYTES"): 1 << 11,
+}
 
 
 def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
@@ -54,6 +63,22 @@ def test_selected_blocks_equal_the_equations(seq_len: int) -> None:
         [[g + [-1] * (cfg.n_sel - len(g)) for g in row] for row in element] for element in truth
     ]
     assert found == padded
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS), ids=("float64", "float32"))
+@pytest.mark.parametrize("seq_len", (33, 61))
+def test_work_in_small_pieces_equals_the_equations(
+    monkeypatch: pytest.MonkeyPatch, seq_len: int, dtype: torch.dtype
+) -> None:
+    """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
+    for owner, size in PIECES.items():
+        assert getattr(*owner) > size
+        monkeypatch.setattr(*owner, size)
+    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
+    truth = _truth(x)
+    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), "batched").items():
+        worst = float((value - truth[name]).abs().max())
+        assert worst <= BOUNDS[dtype], f"S={seq_len}: {name} is off by {worst:.2e}"
 
 
 def test_the_bound_is_tight_enough_to_see_one_wrong_key() -> None:

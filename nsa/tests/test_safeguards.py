@@ -1,4 +1,4 @@
-"""The trainer stops at numbers that are not finite, and keeps the checkpoint that is best.
+"""The trainer stops at numbers that are not finite, keeps the best checkpoint, goes on from one.
 
 The trainer's own loop trains a small model here, and numbers are spoiled from outside, by hooks of
 torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit codes", "Stopping",
@@ -8,6 +8,7 @@ torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from nsa.train.loop import Loop
 from nsa.train.process import Termination
 from nsa.train.ranks import Ranks, choose_device, start_ranks
 from nsa.train.record import Tables
+from nsa.train.session import train
 
-STEPS, SPOILED = 6, 3
+STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
 SUCCESS, NONFINITE = 0, 11
 # Far from what fp16 overflows at by itself.
 SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
@@ -98,7 +100,7 @@ def rows(folder: Path, name: str) -> list[dict[str, float]]:
     """The rows of a table of the run."""
     with (folder / name).open(newline="") as file:
         return [
-            {key: float(row[key]) for key in ("step", "loss", "grad_norm") if key in row}
+            {key: float(row[key]) for key in ("step", "loss", "grad_norm", "lr") if key in row}
             for row in csv.DictReader(file)
         ]
 
@@ -216,3 +218,52 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     losses = [row["loss"] for row in rows(tmp_path, "val.csv")]
     assert losses.index(min(losses)) == WORSE.index(min(WORSE)), f"others were spoiled: {losses}"
     assert kept(tmp_path) == wanted
+
+
+def launch(folder: Path, *words: str) -> tuple[Path, dict[str, Any]]:
+    """A whole launch in this process; its run directory, and what its exit event says."""
+    folder.mkdir()
+    file = write_config("avg, tied head", folder, steps=STEPS)
+    settings = ("train.save_every=1", "train.eval_every=2", "train.eval_batches=1")
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    flags = ["--ddp", "0", "--dataset", "markov", "--out-dir", str(folder / "runs"), *words]
+    plan = plan_launch(["--config", str(file), *flags, *chosen], BATCHED)
+    code = train(plan, Termination())
+    (run_dir,) = (folder / "runs").glob("[!l]*")
+    last = (run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1]
+    assert code == SUCCESS, last
+    return run_dir, json.loads(last)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A launch of all steps."""
+    return launch(tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """The same batches, losses, gradients and rates; at the end the same weights, bit by bit."""
+    torch.manual_seed(99)  # as another process, whose random numbers are others
+    folder, ended = launch(tmp_path / "on", "--resume", str(whole[0] / f"checkpoints/{MIDDLE}"))
+    wanted, found = (rows(run_dir, "training.csv") for run_dir in (whole[0], folder))
+    assert [row["step"] for row in found] == [SPOILED + 1, SPOILED + 2, SPOILED + 3]
+    assert found == wanted[SPOILED:]
+    assert ended["param_hash"] == whole[1]["param_hash"]
+
+
+def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
+    whole: tuple[Path, dict[str, Any]],
+) -> None:
+    """What keeps the best one reads it there."""
+    folder, _ = whole
+    losses = {row["step"]: row["loss"] for row in rows(folder, "val.csv")}
+    told = {
+        step: json.loads((folder / f"checkpoints/step_{step}/checksums.json").read_text())
+        for step in kept(folder)
+    }
+    assert sorted(losses) == [2, 4, 6] and sorted(told) == list(range(1, STEPS + 1))
+    evaluated = {step: facts["val_loss"] for step, facts in told.items() if step in losses}
+    assert evaluated == pytest.approx(losses, rel=1e-6)
+    assert {facts["val_loss"] for step, facts in told.items() if step not in losses} == {None}
