@@ -93,7 +93,7 @@ SPOILS: dict[str, Callable[[Loop], None]] = {
     "gradient inf": lambda loop: spoil_gradient(loop, torch.inf),
 }
 # Under fp16 a scaler leaves out a step whose gradient overflows: only the loss ends the run.
-CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16"), ("loss inf", "fp16")]
+CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16")]
 
 
 def rows(folder: Path, name: str) -> list[dict[str, float]]:
@@ -197,7 +197,6 @@ WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
     ("settings", "wanted"),
     [
         ((), [1, 2, 3, 4, 5, 6]),
-        (("train.keep_last=2",), [5, 6]),
         (("train.keep_last=1", "train.keep_best=true"), [3, 6]),
         (("train.keep_last=1", "train.keep_every=4"), [4, 6]),
         (("train.keep_last=2", "train.keep_every=4", "train.keep_best=true"), [3, 4, 5, 6]),
