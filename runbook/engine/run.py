@@ -32,6 +32,7 @@ from runbook.engine.outputs import (
 )
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, utc_text, write_atomic
@@ -307,6 +308,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         command=setup.options.command,
         settings=setup.given,
         sources=setup.sources,
+        config_before=config_before(setup),
         options=setup.options.document(),
         environment={
             **identity(),
