@@ -129,7 +129,10 @@ class Adviser:
             found,
             command=shipped,
             does="This runs the shipped trainer.",
-            passes=f"the fault is in your trainer ({trainer}): find it there step by step, fix it",
+            passes=(
+                f"the fault is in your trainer ({trainer}): find it by these steps, and fix it "
+                "until the command that shows the failure passes"
+            ),
             steps=(*self._both_ways(first), *found.steps),
         )
 

@@ -44,7 +44,7 @@ _BESIDE_A_CHANGE = {
 }
 # A launch has the profile's variables, the line's settings and what the GO's phases chose
 # (`runbook.engine.launching`): together the exports.
-_EXPORTS = "It sets the settings below itself: they are for a trainer that you start by hand."
+_EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
 
 
 def permit_of(record: RunRecord) -> Permit:
