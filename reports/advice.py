@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pydantic import ValidationError
@@ -30,7 +30,8 @@ class Advice:
     """What a reader does about one cause.
 
     `likely` are sentences, and `seen` is what the evidence shows of the cause. `command` is what to
-    type next, `does` says in a sentence what that is for. `steps` are to be taken in their order.
+    type next, `does` says in a sentence what that is for, and `passes` what it means if that
+    passes; empty where that is only that the cause is gone. `steps` are to be taken in their order.
     `left_out` are the settings that `command` lacks.
     """
 
@@ -38,6 +39,7 @@ class Advice:
     command: str
     does: str
     steps: tuple[str, ...]
+    passes: str = ""
     seen: str = ""
     left_out: tuple[Given, ...] = ()
 
@@ -52,7 +54,7 @@ class Adviser:
     def by_hand(self) -> tuple[Given, ...]:
         """The settings that a person gave and that are not as in the profile."""
         record = self.record
-        found = given(record.settings, record.sources, profile_variables(record))
+        found = given(record.settings, record.sources, values_before(record))
         return tuple(one for one in found if not one.as_in_profile)
 
     @cached_property
@@ -72,13 +74,22 @@ class Adviser:
             return ""
 
     def on(
-        self, *, clue: str, remedy: str, rerun: str, first: str, ran: bool, goes_on: bool
+        self,
+        *,
+        clue: str,
+        remedy: str,
+        rerun: str,
+        first: str,
+        ran: bool,
+        goes_on: bool,
+        of_machine: bool = False,
     ) -> Advice:
         """Advice on a cause.
 
         `clue`, `remedy`, `rerun` and `first` are those of its check. `ran`: a launch of its phase
         was started, which settings and trainer may be to blame for. `goes_on`: it was cut off, and
-        `rerun` continues it.
+        `rerun` continues it. `of_machine`: its check asks what the machine has, so that what the
+        evidence shows is the likely cause.
         """
         steps = tuple(remedy.split(STEP)) if remedy else ()
         if goes_on or not rerun:
@@ -86,59 +97,83 @@ class Adviser:
             return Advice(likely=(), command=rerun, does=does, steps=steps)
         settings = self.by_hand if ran else ()
         trainer = self.other_trainer if ran else ""
-        command, does = self._next(rerun, first, settings, trainer)
-        return Advice(
+        found = Advice(
             likely=(*_of_settings(settings), *_of_trainer(trainer)),
             seen=clue,
-            command=command,
-            does=does,
-            steps=self._steps(steps, command, rerun, settings, trainer),
-            left_out=settings,
+            command=first or rerun,
+            does=_what_it_shows(rerun, first),
+            steps=steps,
+        )
+        if settings:
+            return _without_settings(found, rerun, settings)
+        if trainer:
+            return self._of_other_trainer(found, rerun, first, trainer)
+        return replace(found, likely=(clue,), seen="") if of_machine and clue else found
+
+    def _of_other_trainer(self, found: Advice, rerun: str, first: str, trainer: str) -> Advice:
+        """The shipped trainer next, unless a look at the machine comes first.
+
+        What tells more of the failure comes after it: of one trainer or of the other.
+        """
+        shipped = self._with_shipped_trainer(rerun)
+        if not shipped:  # a record of another version
+            after = (f"if the shipped trainer passes, look in {trainer}", *found.steps)
+            return replace(found, steps=after)
+        if first and not _added(rerun, first):
+            after = (
+                *found.steps,
+                f"{_code(shipped)} tells whether the shipped trainer does it too",
+            )
+            return replace(found, steps=after)
+        return replace(
+            found,
+            command=shipped,
+            does="This runs the shipped trainer.",
+            passes=(
+                f"the fault is in your trainer ({trainer}): find it by these steps, and fix it "
+                "until the command that shows the failure passes"
+            ),
+            steps=(*self._both_ways(first), *found.steps),
         )
 
-    def _next(
-        self, rerun: str, first: str, settings: tuple[Given, ...], trainer: str
-    ) -> tuple[str, str]:
-        """The command to type next, and what it is for."""
-        if settings:
-            told = _counted([one.text for one in settings])
-            return without(rerun, settings), f"This leaves out {told}."
+    def _both_ways(self, first: str) -> Iterator[str]:
+        """What to do once the shipped trainer has passed, and once it has not."""
         if first:
-            return first, _what_it_shows(rerun, first)
-        if trainer and (line := self._with_shipped_trainer(rerun)):
-            return line, "This runs the shipped trainer."
-        return rerun, "This reproduces the failure; nothing more specific is known."
+            yield f"if the shipped trainer passes, {_code(first)} tells more of yours"
+            more = self._with_shipped_trainer(first)
+            yield f"if it fails too, {_code(more)} tells more of what both do"
+        else:
+            yield (
+                "if the shipped trainer fails too, yours is not to blame alone: look at what both "
+                "have, the machine, the profile and nsa"
+            )
 
-    def _with_shipped_trainer(self, rerun: str) -> str:
+    def _with_shipped_trainer(self, line: str) -> str:
         profile = self._shipped_profile
-        return edited(rerun, profile=profile) if profile else ""
-
-    def _steps(
-        self,
-        steps: tuple[str, ...],
-        command: str,
-        rerun: str,
-        settings: tuple[Given, ...],
-        trainer: str,
-    ) -> tuple[str, ...]:
-        """The remedy's steps after what was set by hand was left out, and beside the trainer."""
-        if settings:
-            words = " ".join(f"--set {shlex.quote(one.text)}" for one in settings)
-            begin = f"first without {words}, which was set by hand"
-            return (begin, f"if it comes back: {steps[0]}", *steps[1:]) if steps else (begin,)
-        if not trainer:
-            return steps
-        shipped = self._with_shipped_trainer(rerun)
-        if shipped not in ("", command) and "`" not in shipped:
-            return (*steps, f"`{shipped}` tells whether the shipped trainer does it too")
-        return (f"if the shipped trainer passes, look in {trainer}", *steps)
+        return edited(line, profile=profile) if profile else ""
 
 
-def profile_variables(record: RunRecord) -> dict[str, str]:
-    """The variables that the run's profile sets."""
+def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) -> Advice:
+    """What was set by hand is left out first, and the remedy comes after that."""
+    words = " ".join(f"--set {shlex.quote(one.text)}" for one in settings)
+    steps = (f"first without {words}, which was set by hand",)
+    if found.steps:
+        steps = (*steps, f"if it comes back: {found.steps[0]}", *found.steps[1:])
+    return replace(
+        found,
+        command=without(rerun, settings),
+        does=f"This leaves out {_counted([one.text for one in settings])}.",
+        steps=steps,
+        left_out=settings,
+    )
+
+
+def values_before(record: RunRecord) -> dict[str, str]:
+    """What the run's profile and its config set, as far as a person changed the config."""
     env = record.profile_document.get("env")
     known = env if isinstance(env, Mapping) else {}
-    return {name: str(one.get("value")) for name, one in known.items() if isinstance(one, Mapping)}
+    variables = {n: str(one.get("value")) for n, one in known.items() if isinstance(one, Mapping)}
+    return variables | record.config_before
 
 
 def without(line: str, settings: Iterable[Given]) -> str:
@@ -154,7 +189,7 @@ def _of_settings(settings: tuple[Given, ...]) -> Iterator[str]:
         yield f"{_counted([one.text for one in settings])} were set by hand."
         return
     for one in settings:
-        before = "" if one.before is None else f"; the profile has {one.before}"
+        before = "" if one.before is None else f"; the {one.owner} has {one.before}"
         yield f"{one.text} was set by hand ({one.source}){before}."
 
 
@@ -164,10 +199,22 @@ def _of_trainer(trainer: str) -> Iterator[str]:
 
 
 def _what_it_shows(rerun: str, first: str) -> str:
-    """What a remedy's first command is for."""
-    before = _words(rerun)
-    added = [word for word in _words(first) if "=" in word and word not in before]
+    """What the next command is for."""
+    if not first:
+        return "This reproduces the failure; nothing more specific is known."
+    added = _added(rerun, first)
     return f"This adds {_counted(added)}." if added else "This shows what is there."
+
+
+def _added(rerun: str, first: str) -> list[str]:
+    """The settings that a remedy's first command has on top of the command that reproduces."""
+    before = _words(rerun)
+    return [word for word in _words(first) if "=" in word and word not in before]
+
+
+def _code(line: str) -> str:
+    """The command as part of a sentence; one with a backtick stays plain."""
+    return line if "`" in line else f"`{line}`"
 
 
 def _words(line: str) -> list[str]:

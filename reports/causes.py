@@ -96,7 +96,9 @@ class Cause:
     @property
     def remedy(self) -> str:
         """What to try, in one line."""
-        return STEP.join(self.advice.steps)
+        passes = self.advice.passes
+        told = (f"if the shipped trainer passes, {passes}",) if passes else ()
+        return STEP.join((*told, *self.advice.steps))
 
     @property
     def blocks(self) -> bool:
@@ -243,6 +245,7 @@ class _Book:
             first=self.first_commands.get(where, check.first_command if check else ""),
             ran=lead.phase in ran and lead.phase != "preflight" and status not in _FROM_OUTSIDE,
             goes_on=status in _CUT_OFF or RESUME_FLAG in rerun.split(),
+            of_machine=lead.phase == "preflight" and launch is None,
         )
 
     def _shown_launch(self, lead: CheckRow, launches: Sequence[str]) -> LaunchEntry | None:

@@ -12,6 +12,8 @@ from reports.view import limit_text, one_line, shown_value
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord
 from runbook.records.measurement import plain_number
 
+_MIB_PER_GIB = 1024.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Key:
@@ -19,8 +21,9 @@ class _Key:
 
     `measured` is the name that its measurement must have, where the check may show another number
     instead. `beside` names one that its phase measured beside the check, which decides nothing. A
-    `share` is written in percent. `unit` stands for that of the measurement. Fewer `ranks` than
-    this have no such number.
+    `share` is written in percent, and what is `mib` in GiB. Fewer `ranks` than this have no such
+    number. `bound` names the row of its phase that holds the limit, where its check has none. In
+    the label `{end}` is the last step of production.
     """
 
     label: str
@@ -28,7 +31,8 @@ class _Key:
     measured: str = ""
     beside: str = ""
     share: bool = False
-    unit: str = ""
+    mib: bool = False
+    bound: str = ""
     always: bool = False
     ranks: int = 1
 
@@ -38,8 +42,8 @@ KEYS = (
     _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True,
          ranks=2),
     _Key(label="Peak memory of a rank in this run", check="long_run.memory_limit", always=True),
-    _Key(label="Memory of a rank by the end of production", check="long_run.memory_plateau",
-         measured="memory_projected", unit="MiB"),
+    _Key(label="Projected memory of a rank at {end}", check="long_run.memory_plateau",
+         measured="memory_projected", mib=True, bound="memory_limit"),
     _Key(label="Scaling over nodes", check="single_gpu.node_scaling", share=True),
     _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
     _Key(label="Speed relative to the measured peak matmul", check="baseline.mfu_of_ceiling",
@@ -88,9 +92,9 @@ def key_numbers(record: RunRecord) -> tuple[tuple[KeyNumber, ...], tuple[KeyNumb
     """What the run measured, and what a reader looks for that it did not, both in order."""
     checks = {check.id: check for check in record.checks()}
     skipped = {one.name for one in record.phases if one.outcome is Outcome.SKIPPED}
-    keys = _keys(record, checks)
+    keys = [replace(key, label=key.label.format(end=_end(record))) for key in _keys(record, checks)]
     beside = {(one.name, m.name): m for one in record.phases for m in one.measurements}
-    found = [_key_number(key, checks.get(key.check), skipped, beside) for key in keys]
+    found = [_key_number(key, checks, skipped, beside) for key in keys]
     always = {key.check for key in keys if key.always}
     missing = (one for one in found if not one.value and one.id in always)
     return tuple(one for one in found if one.value), tuple(missing)
@@ -127,12 +131,21 @@ def _ranks(record: RunRecord) -> int:
     return told if isinstance(told, int) else 2
 
 
+def _end(record: RunRecord) -> str:
+    """The last step of production in words."""
+    workload = record.profile_document.get("workload")
+    steps = workload.get("production_steps") if isinstance(workload, Mapping) else None
+    return f"step {steps:,}" if isinstance(steps, int) else "the end of production"
+
+
 def _key_number(
     key: _Key,
-    check: Check | None,
+    checks: Mapping[str, Check],
     skipped: Container[str],
     beside: Mapping[tuple[str, str], Measurement],
 ) -> KeyNumber:
+    check = checks.get(key.check)
+    bound = checks.get(f"{key.check.partition('.')[0]}.{key.bound}") if key.bound else check
     measured = check.measurement if check else None
     if key.beside:
         measured = beside.get((key.check.partition(".")[0], key.beside))
@@ -155,7 +168,7 @@ def _key_number(
         gated=not key.beside and (check is None or check.code is not Reason.NOT_GATED),
         value=_written(measured, key) if measured else "does not count" if other else "",
         interval=_interval(measured, key) if measured else "",
-        limit=_limit(check, key) if check and not key.beside else "",
+        limit=_limit(bound, key) if bound and not key.beside else "",
         basis=f"n={measured.n}{window}" if measured else uncounted,
         files=measured.named[0] if measured else (),
         more_files=measured.named[1] if measured else 0,
@@ -170,11 +183,13 @@ def _percent(value: float) -> str:
 def _number(value: float | str | bool | None, key: _Key) -> str:
     if key.share and isinstance(value, float):
         return _percent(value)
+    if key.mib and isinstance(value, float):
+        value /= _MIB_PER_GIB
     return shown_value(value)
 
 
 def _written(measured: Measurement, key: _Key) -> str:
-    unit = "" if key.share else one_line(key.unit or measured.unit)
+    unit = "" if key.share else "GiB" if key.mib else one_line(measured.unit)
     return f"{_number(measured.value, key)} {unit}".rstrip()
 
 
@@ -186,7 +201,7 @@ def _interval(measured: Measurement, key: _Key) -> str:
 
 
 def _limit(check: Check, key: _Key) -> str:
-    if check.limit is None:
+    if check.limit is None or (key.bound and check.code is Reason.NOT_GATED):
         return ""
     if key.share and isinstance(check.limit, float):
         return f"{check.comparator.value} {_percent(check.limit)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from reports.advice import profile_variables
+from reports.advice import values_before
 from reports.view import one_line
 from runbook.config.precedence import told
 from runbook.console import counted
@@ -31,7 +31,7 @@ def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _set_by_hand(record: RunRecord) -> Iterator[str]:
     """Each setting that a person gave, with its source and what it replaced."""
-    yield from told(record.settings, record.sources, profile_variables(record))
+    yield from told(record.settings, record.sources, values_before(record))
 
 
 def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:

@@ -108,7 +108,7 @@ def _verdict_lines(view: ReportView, color: bool) -> list[str]:
     lines += [f"  {one_line(reason)}" for reason in view.own_reasons[:_REASONS]]
     if view.interruption:
         lines.append(f"  {view.interruption}")
-    return [*lines, f"  {view.counts}", *_left_out_lines(view)]
+    return [*lines, f"  {view.tally}", *_left_out_lines(view)]
 
 
 def _left_out_lines(view: ReportView) -> list[str]:

@@ -20,6 +20,7 @@ from runbook.records import (
     Outcome,
     PhaseRecord,
     RunRecord,
+    Verdict,
     satisfies,
 )
 from runbook.records.measurement import plain_number
@@ -31,6 +32,17 @@ _MEANINGS = {
     Outcome.INCOMPLETE.value: "it could not run, or left no evidence",
     Outcome.INCONCLUSIVE.value: "measured, but not decidable",
     Outcome.SKIPPED.value: "not asked for, or not needed here; never counted as passed",
+}
+_NOT_ASKED = "not asked for"
+# Each outcome as a sentence says it, of one check and of several.
+_TOLD = {
+    Outcome.PASS.value: ("passed", "passed"),
+    Outcome.FAIL.value: ("failed", "failed"),
+    Outcome.INVALID.value: ("was invalid", "were invalid"),
+    Outcome.INCOMPLETE.value: ("left no evidence", "left no evidence"),
+    Outcome.INCONCLUSIVE.value: ("was inconclusive", "were inconclusive"),
+    Outcome.SKIPPED.value: ("was skipped", "were skipped"),
+    _NOT_ASKED: ("was not asked for", "were not asked for"),
 }
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -129,11 +141,16 @@ class ReportView:
 
     @property
     def tally(self) -> str:
-        """How many causes and failed checks there are, and the outcomes of all checks."""
-        failed = sum(row.outcome not in (Outcome.PASS, Outcome.SKIPPED) for row in self.rows)
-        causes = len(self.causes)
-        found = f"{_plural(causes, 'cause')}, {_plural(failed, 'check')} that did not pass. "
-        return f"{found if causes else ''}{self.required_counts}. In total {self.counts}."
+        """How many causes there are, and in a sentence how the required checks came out.
+
+        A GO says that of the required ones with its reasons; here it has all checks.
+        """
+        total = f"{_plural(len(self.rows), 'check')} in all"
+        if self.record.verdict is Verdict.GO:
+            return f"{total}: {_in_words(self.rows)}."
+        of = f"{_plural(len(self.causes), 'cause')}; of" if self.causes else "Of"
+        required = _plural(len(self.acceptance), "required check")
+        return f"{of} {required} {_in_words(self.acceptance)}. {total}."
 
     @property
     def words(self) -> str:
@@ -162,6 +179,13 @@ class ReportView:
         line = record.invocation.line()
         left_out = blocking[0].advice.left_out
         return without(line, left_out) if left_out else line
+
+    @property
+    def before_whole_run(self) -> str:
+        """When all phases are to be run."""
+        first = next((cause for cause in self.causes if cause.blocks), None)
+        fixed = first is not None and first.advice.passes
+        return "Once your trainer is fixed" if fixed else "When this passes"
 
     @property
     def main_reasons(self) -> tuple[str, ...]:
@@ -297,6 +321,19 @@ def _urgency(row: CheckRow) -> tuple[bool, int]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _in_words(rows: tuple[CheckRow, ...]) -> str:
+    """`17 passed, 11 failed, 3 were invalid and 42 left no evidence`."""
+    found = Counter(_NOT_ASKED if row.left_out else row.outcome for row in rows)
+    parts = [
+        f"{found[name]} {one if found[name] == 1 else several}"
+        for name, (one, several) in _TOLD.items()
+        if found[name]
+    ]
+    if not parts:
+        return "none passed"
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _count(rows: tuple[CheckRow, ...], noun: str) -> str:

@@ -32,7 +32,7 @@ def cuda(case: Case) -> Finding:
         why = _why_none(case)
         title = f"No GPU that torch can use: profile {case.profile.name} trains on GPUs."
         found = _wrong_hardware(f"torch sees no CUDA device: {why}", value)
-        return replace(found, title=title, clue=f"{why}.")
+        return replace(found, title=title, clue=f"This profile trains on GPUs, and {why}.")
     _, count = case.known("torch.device_count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen < wanted:

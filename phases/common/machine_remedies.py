@@ -12,9 +12,10 @@ MACHINE: dict[str, Remedy] = {
     ),
     "cuda": (
         anywhere("`nvidia-smi -L` lists the GPUs of this machine", command="nvidia-smi -L"),
-        "if it finds none, go to a machine that has them, or take --profile cpu",
-        "if it finds some, install a torch that was built for CUDA and a driver that can run it, "
+        "if it lists GPUs: install a torch that was built for CUDA and a driver that can run it, "
         "and leave the GPUs visible (CUDA_VISIBLE_DEVICES)",
+        "if it lists none, or is not found: go to a machine that has GPUs, or take --profile cpu, "
+        "which tests the code alone",
     ),
     "driver": gpu(
         "update the driver to the version that the row names, or install a torch that was built "

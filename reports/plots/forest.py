@@ -10,7 +10,7 @@ from markupsafe import Markup
 from reports.plots import draw
 from reports.view import one_line
 from runbook.records import Check, Compared, Comparison, Mark, Span
-from runbook.records.measurement import plain_number
+from runbook.records.measurement import TOKENS_PER_SECOND, plain_number
 
 _LEFT, _RIGHT = 12.0, draw.WIDTH - 12.0
 _ROW = 52.0
@@ -18,6 +18,15 @@ _ROW = 52.0
 _WORDS, _FIRST, _LAST, _BAR = 12.0, 20.0, 34.0, 43.0
 # Units that say what a number is, not how much one of it is.
 _KINDS = ("ratio", "E", "share")
+# What the axis counts, for a reader who meets the unit for the first time.
+_AXES = {
+    "ratio": "ratio of speeds: above 1 the first one named is faster",
+    "E": "scaling efficiency E: at 1 every rank is as fast as one alone",
+    "share": "as a share: 0.1 is 10 %",
+    "nats": "nats, the unit of the loss",
+    TOKENS_PER_SECOND: "tokens per second (tok/s)",
+}
+_TIE = "TIE"
 # Far away: further than so many times the width of what is drawn.
 _FAR = 8.0
 _OFF = " (off this scale)"
@@ -43,7 +52,7 @@ class Forest:
 
     @property
     def caption(self) -> str:
-        """What the dots are, how many, and from which files."""
+        """What the dots are, from which files, and what a reader may take it for."""
         parts = []
         if any(row.values for row in self.rows):
             parts.append(f"Small dots: {self.each} each, the first on top.")
@@ -51,6 +60,10 @@ class Forest:
         parts.append(
             f"Large dot{' and bar' if bars else ''}: estimate{' and interval' if bars else ''}."
         )
+        if self.answer.startswith(_TIE):
+            parts.append("TIE: none is shown to be faster.")
+        if not any(row.decides for row in self.rows):
+            parts.append("Shown only: it does not decide here.")
         return " ".join([*parts, f"From {self.rows[0].measurement.where}."])
 
     @property
@@ -73,7 +86,7 @@ class Forest:
             parts += self._ground(x, at + _FIRST - 4, at + _ROW - 3)
             parts += _row(row, x, at)
         bottom = top + _ROW * len(self.rows)
-        parts += draw.axis_below(x, bottom, self.unit)
+        parts += draw.axis_below(x, bottom, _AXES.get(self.unit, self.unit))
         return draw.picture(self.title, self.says, bottom + 34, parts)
 
     def _marks(self) -> list[Mark]:

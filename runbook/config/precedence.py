@@ -157,9 +157,9 @@ def words(settings: Settings) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A setting that a person gave; `before` is what the profile has, None where that is nothing.
+    """A setting that a person gave; `before` is what it replaces, None where that is not known.
 
-    `as_in_profile`: both mean the same.
+    `owner`: who has that, the profile or the config. `as_in_profile`: both mean the same.
     """
 
     name: str
@@ -173,11 +173,16 @@ class Given:
         """`NAME=VALUE`."""
         return f"{self.name}={self.value}"
 
+    @property
+    def owner(self) -> str:
+        """`config` for a `section.key` of it, else `profile`."""
+        return "config" if "." in self.name else "profile"
+
 
 def given(
     settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
 ) -> Iterator[Given]:
-    """Each setting with its source, beside the profile's variables."""
+    """Each setting with its source, beside the profile's variables and values of its config."""
     for name, value in settings.items():
         before = profile.get(name)
         same = before is not None and meaning(name, profile) == meaning(name, settings)
@@ -188,13 +193,15 @@ def given(
 def told(
     settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
 ) -> Iterator[str]:
-    """Each setting with its source and what it replaces of the profile's variables, in words."""
+    """Each setting with its source and what it replaces of profile and config, in words."""
     notes = {row.name: row.note for row in torch_env.plan(settings, uses_nccl=True)[0]}
     for one in given(settings, sources, profile):
         parts = [one.source]
         if one.before is not None:
             parts.append(
-                "as in the profile" if one.as_in_profile else f"the profile has {one.before}"
+                f"as in the {one.owner}"
+                if one.as_in_profile
+                else f"the {one.owner} has {one.before}"
             )
         note = notes.get(one.name) or unknown_note(one.name)
         parts += [note] if note else []

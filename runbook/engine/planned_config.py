@@ -11,7 +11,7 @@ from nsa.contract import CONFIG_VARIABLE, NSAError
 from nsa.settings import CONFIG_TOGGLES, Override, TrainerConfig, load_config
 from nsa.toggles import NEEDS_CUDA, TOGGLES, ToggleSet
 from runbook.config.precedence import TYPED
-from runbook.config.settings import Scalar
+from runbook.config.settings import Scalar, word
 from runbook.errors import RunbookError
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
@@ -50,6 +50,25 @@ def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterato
         return
     yield from _against_machine(setup, launch, config)
     yield from _against_toggles(config, toggles)
+
+
+def config_before(setup: Setup) -> dict[str, str]:
+    """What the config itself has for each of its keys that a person gave, as it would be typed.
+
+    Empty for another trainer's config, which this program cannot read.
+    """
+    names = setup.settings.config_overrides
+    if not names or setup.profile.trainer != _TRAINER:
+        return {}
+    path = resolve_config(setup.profile.config)
+    sections = _loaded(path, path.stat().st_mtime_ns, ()).model_dump()
+    found = {}
+    for name in names:
+        section, _, key = name.partition(".")
+        value = sections[section][key]
+        if isinstance(value, str | int | float):
+            found[name] = word(value)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -32,6 +32,7 @@ from runbook.engine.outputs import (
 )
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
+from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
@@ -306,6 +307,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         command=setup.options.command,
         settings=setup.given,
         sources=setup.sources,
+        config_before=config_before(setup),
         options=setup.options.document(),
         environment={
             **identity(),

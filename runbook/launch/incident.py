@@ -147,17 +147,17 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
 
 
 def python_place(path: Path) -> str:
-    """`file.py:12 in name`: where the main thread of a dumped rank is, in code of its own."""
+    """`file.py:12 in name()`: where the main thread of a dumped rank is, in code of its own."""
     for name, line, function in _main_frames(path.read_text("utf-8", "replace")):
         if "/torch/" not in name:
-            return f"{name}:{line} in {function}"
+            return f"{name}:{line} in {_called(function)}"
     return ""
 
 
 def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     """Where the culprit of a hang was: the innermost functions of code of its own, innermost first.
 
-    `nsa/train/engine.py:310 in gradients`, without what packages and Python itself called.
+    `nsa/train/engine.py:310 in gradients()`, without what packages and Python itself called.
     """
     if end.status is not LaunchStatus.HUNG or end.culprit_rank is None:
         return ()
@@ -165,7 +165,14 @@ def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     newest = max(dumps, key=lambda path: path.stat().st_mtime_ns, default=None)
     frames = _main_frames(newest.read_text("utf-8", "replace")) if newest else []
     own = [frame for frame in frames if not _NOT_ITS_OWN.search(frame[0])]
-    return tuple(f"{_shown_path(name)}:{line} in {function}" for name, line, function in own[:_OWN])
+    return tuple(
+        f"{_shown_path(name)}:{line} in {_called(function)}" for name, line, function in own[:_OWN]
+    )
+
+
+def _called(function: str) -> str:
+    """The name so that nobody takes it for a word; `<module>` is none."""
+    return function if function.startswith("<") else f"{function}()"
 
 
 def _shown_path(name: str) -> str:

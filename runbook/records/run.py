@@ -107,7 +107,8 @@ class RunRecord(Record):
     """One run of the runbook on one machine.
 
     `scope` and `caveats` are derived (`runbook.engine.scope`), never typed by anybody. `settings`
-    is what a person gave; `sources` says of these and of `exports` where each comes from.
+    is what a person gave; `sources` says of these and of `exports` where each comes from, and
+    `config_before` what the config has for those of its keys that were given, where it can be read.
     """
 
     schema_version: Literal[1] = 1
@@ -126,6 +127,7 @@ class RunRecord(Record):
     command: str
     settings: dict[str, str] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
+    config_before: dict[str, str] = Field(default_factory=dict)
     options: dict[str, str | int | float | bool | None] = Field(default_factory=dict)
     environment: dict[str, str] = Field(default_factory=dict)
     required: tuple[str, ...]

@@ -179,7 +179,8 @@ def test_the_summary_word_for_word(tmp_path: Path) -> None:
         "  Do not start the production run.",
         "  baseline.throughput: 23 tok/s is below 39",
         "  bucket_sweep.best: only 2 of 6 rounds are valid",
-        "  5 checks: 2 PASS, 1 FAIL, 1 INCONCLUSIVE, 1 SKIPPED",
+        "  2 causes; of 4 required checks 2 passed, 1 failed and 1 was inconclusive. "
+        "5 checks in all.",
         "FAIL  baseline.throughput: 23 tok/s is below 39 "
         "(23 ± 0.575 tok/s, interval 22.31 to 23.69 against >= 39 tok/s)",
         f"    why    {WHY}",

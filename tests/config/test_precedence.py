@@ -123,6 +123,8 @@ def test_what_is_listed_says_source_and_what_it_replaces() -> None:
     lines = list(told(settings.toggles, settings.sources, PROFILE.variables))
     assert lines[0] == "NSA_DDP_BUCKET_MB=50 (shell, the profile has 25)"
     assert lines[1] == "NSA_DDP_STATIC_GRAPH=true (shell, as in the profile)"
+    (line,) = told({"train.lr": "1e6"}, {}, {"train.lr": "0.0003"})
+    assert line == "train.lr=1e6 (--set, the config has 0.0003)"
     assert lines[2].startswith("NCCL_BLOCKING_WAIT=1 (--set, dropped: ")
 
 

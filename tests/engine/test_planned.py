@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from nsa.contract import NSAError
 from nsa.toggles import NEEDS_CUDA, TOGGLES
@@ -15,7 +17,9 @@ from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
 from runbook.engine.options import prepare
+from runbook.engine.planned_config import config_before
 from runbook.errors import UsageError
+from runbook.files import data_path
 from runbook.launch.command import completed
 from runbook.records import Launch
 
@@ -285,3 +289,15 @@ def test_a_plan_has_no_phases_to_choose() -> None:
     )
     assert "(--phase)" not in refusal(setting, plan="production", without_go=True)
     assert "(--phase)" in refusal(setting, phases="baseline")
+
+
+def test_what_the_config_has_is_kept_beside_what_a_person_gave(tmp_path: Path) -> None:
+    settings = ("train.lr=1e6", "runtime.gradient_checkpointing=true", "NSA_DDP_BUCKET_MB=1")
+    setup = prepare(RunOptions(profile="cpu", phases="baseline", settings=settings, out=tmp_path))
+    shipped = yaml.safe_load((data_path("configs") / setup.profile.config).read_text("utf-8"))
+    assert config_before(setup)["train.lr"] == f"{shipped['train']['lr']:g}"
+    assert set(config_before(setup)) == {"train.lr", "runtime.gradient_checkpointing"}
+    plain = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path))
+    assert config_before(plain) == {}
+    own = plain.profile.model_copy(update={"trainer": "mine.train"})
+    assert config_before(replace(setup, profile=own)) == {}

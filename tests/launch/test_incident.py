@@ -51,8 +51,8 @@ def test_a_rank_stopped_in_code_of_its_own_not_in_what_that_calls(tmp_path: Path
     (tmp_path / "stackdump_rank1_99.txt").write_text(text)
     end = End(status=LaunchStatus.HUNG, cause="hang", culprit_rank=1)
     assert stopped_at(tmp_path, end) == (
-        "/home/me/mine/data.py:7 in fetch",
-        "nsa/train/loop.py:40 in one_step",
+        "/home/me/mine/data.py:7 in fetch()",
+        "nsa/train/loop.py:40 in one_step()",
     )
     assert stopped_at(tmp_path, replace(end, culprit_rank=0)) == ()
     assert stopped_at(tmp_path, replace(end, status=LaunchStatus.CRASHED)) == ()

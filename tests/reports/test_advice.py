@@ -16,7 +16,8 @@ from reports.permits import permit_of
 from reports.terminal import render_terminal
 from reports.view import build_view
 from runbook.config import load_profile
-from runbook.records import Kind, LaunchStatus, Outcome, Reason, RunRecord, Verdict
+from runbook.engine.outputs import render
+from runbook.records import Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from runbook.records.run import Invocation, Screen, edited
 from tests.phases import builder, spoil
@@ -86,7 +87,8 @@ def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one
     assert cause.advice.likely == (told,)
     assert cause.advice.command == "runbook run --phase baseline --profile cpu"
     assert cause.advice.does == "This runs the shipped trainer."
-    assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
+    assert cause.advice.passes.startswith("the fault is in your trainer (mine.train): ")
+    assert cause.steps[0].startswith("if the shipped trainer fails too, ")
     own = {**OTHER, "own_trainer": {"name": "theirs"}}
     assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
 
@@ -96,6 +98,8 @@ def test_a_record_of_another_version_has_the_command_that_reproduces() -> None:
     cause = only(phase("baseline", hang(1)), profile_document=old)
     assert cause.advice.command == cause.rerun
     assert cause.advice.does == "This reproduces the failure; nothing more specific is known."
+    assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
+    assert not cause.advice.passes
 
 
 def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
@@ -115,6 +119,71 @@ def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
     assert cause.advice.does == "This adds NSA_MEM_DUMP_EVERY=20."
 
 
+def leak_of(document: dict[str, object]) -> Cause:
+    """Memory that grows, of a run by this profile."""
+    where = PlanContext(profile=load_profile("cpu"), invocation=Invocation(profile="/me/mine.yaml"))
+    growing = spoil.columns(mem_mib=lambda table: 300.0 + 0.5 * table["step"])
+    found = builder.evidence("long_run", where, change=growing)
+    entries = tuple(
+        LaunchEntry(launch=one.launch, result=one.result) for one in found.launches.values()
+    )
+    judged = by_hand("long_run", builder.row("long_run", "memory_plateau", found, where))
+    return only(judged.model_copy(update={"launches": entries}), profile_document=document)
+
+
+def test_a_leak_of_another_trainer_is_looked_for_in_the_shipped_one_first() -> None:
+    """Asked to tell more, both trainers leave it open whose fault it is."""
+    advice = leak_of(OTHER).advice
+    assert advice.command == "runbook run --phase long_run --profile cpu"
+    assert advice.does == "This runs the shipped trainer." and advice.passes
+    more = "--set NSA_MEM_DUMP_EVERY=20` tells more"
+    yours, both, *_ = advice.steps
+    begin = "if the shipped trainer passes, `runbook run --phase long_run --profile /me/mine.yaml"
+    assert yours == f"{begin} {more} of yours"
+    begin = "if it fails too, `runbook run --phase long_run --profile cpu"
+    assert both == f"{begin} {more} of what both do"
+    own = leak_of(CPU).advice
+    assert own.does == "This adds NSA_MEM_DUMP_EVERY=20." and not own.passes
+
+
+def test_after_another_trainer_all_phases_wait_for_it_to_be_fixed() -> None:
+    fields = {"options": OPTIONS, "profile_document": OTHER}
+    record = run(Verdict.NO_GO, (phase("baseline", hang(1)),), required=("baseline.completed",))
+    other = record.model_copy(update=fields)
+    assert build_view(other).before_whole_run == "Once your trainer is fixed"
+    for fmt in ("md", "html"):
+        page = render(other, fmt)
+        assert "the fault is in your trainer (mine.train)" in page.replace("The", "the"), fmt
+        assert "Once your trainer is fixed" in page, fmt
+    shipped = record.model_copy(update={**fields, "profile_document": CPU})
+    assert build_view(shipped).before_whole_run == "When this passes"
+
+
+def test_what_the_config_has_stands_beside_what_was_set_by_hand() -> None:
+    fields = {"settings": {"train.lr": "1e6"}, "config_before": {"train.lr": "0.0003"}}
+    advice = only(phase("baseline", nan(4)), **fields).advice
+    assert advice.likely == ("train.lr=1e6 was set by hand (--set); the config has 0.0003.",)
+    same = {**fields, "settings": {"train.lr": "0.0003"}}
+    assert not only(phase("baseline", nan(4)), **same).advice.likely
+
+
+@pytest.mark.parametrize(
+    ("verdict", "means"),
+    [
+        (Verdict.NO_GO, "A change alone never makes a NO-GO; a failed check below does."),
+        (Verdict.INCOMPLETE, "A change alone never makes a run INCOMPLETE; "),
+        (Verdict.PARTIAL, "What passed, passed with that."),
+    ],
+)
+def test_what_a_change_has_to_do_with_the_verdict(verdict: Verdict, means: str) -> None:
+    record = run(verdict, (), caveats=("config changed (train.lr=1e6)",))
+    told = permit_of(record).changed
+    assert told.startswith("Not the shipped profile as it is: config changed (train.lr=1e6). ")
+    assert means in told
+    assert told in render(record, "md") and told in render(record, "html")
+    assert not permit_of(run(verdict, ())).changed
+
+
 def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> None:
     record = phase("baseline", nan(4))
     assert "train.lr=" in record.first_commands["run1"]
@@ -125,7 +194,7 @@ def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> N
 
 def test_a_wrong_machine_is_shown_by_its_own_program() -> None:
     where = builder.context("a100x2_pcie4")
-    facts = builder.facts(torch_cuda_available=False)
+    facts = builder.facts(torch_cuda_available=False, torch_cuda=None)
     found = replace(builder.evidence("preflight", where), facts=facts)
     check = builder.row("preflight", "cuda", found, where)
     assert check.title == "No GPU that torch can use: profile a100x2_pcie4 trains on GPUs."
@@ -134,11 +203,15 @@ def test_a_wrong_machine_is_shown_by_its_own_program() -> None:
         "nvidia-smi -L",
         "This shows what is there.",
     )
-    assert not cause.advice.likely and cause.rerun.startswith("runbook run --phase preflight")
+    shown = "This profile trains on GPUs, and torch 2.13.0 was built without CUDA."
+    assert cause.advice.likely == (shown,) and not cause.advice.seen
+    assert cause.rerun.startswith("runbook run --phase preflight")
+    branches = [step.partition(":")[0] for step in cause.steps[1:]]
+    assert branches == ["if it lists GPUs", "if it lists none, or is not found"]
 
 
 def test_a_hang_says_where_the_silent_rank_stopped() -> None:
-    at = ("mine/data.py:7 in fetch", "mine/train.py:40 in step")
+    at = ("mine/data.py:7 in fetch()", "mine/train.py:40 in step()")
     twice = f"attempt 1: {hang(1).cause}; attempt 2: {hang(1).cause}"
     record = phase(
         "baseline", hang(1, stopped_at=at, attempts=2).model_copy(update={"cause": twice})
@@ -146,7 +219,7 @@ def test_a_hang_says_where_the_silent_rank_stopped() -> None:
     cause = only(record)
     assert cause.headline == "Rank 1 hung at step 7, in both attempts."
     assert cause.advice.seen == (
-        "Rank 1 stopped at mine/data.py:7 in fetch, called at mine/train.py:40 in step."
+        "Rank 1 stopped at mine/data.py:7 in fetch(), called at mine/train.py:40 in step()."
     )
     once = only(phase("baseline", hang(0, kind=Kind.FROZEN)))
     assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
@@ -206,6 +279,8 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
         "The code works on this CPU. Speed was not judged. This approves no run on GPUs."
     )
     assert permit.valid_for == "commit 840303b, this machine, profile cpu"
+    assert (permit.label, permit_of(go()).label) == ("Start the CPU run", "Start production")
+    assert "Start production" not in render(on_a_cpu(), "md") + render(on_a_cpu(), "html")
     assert shlex.split(permit.command) == [
         *("runbook", "launch", "--profile", "/home/me/mine.yaml"),
         *("--set", "NSA_DDP_BUCKET_MB=1", "--out", "/runs"),

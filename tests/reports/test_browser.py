@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reports.view import build_view
 from runbook.cli import main
 from runbook.engine.outputs import render
 from tests.engine.test_history import store
@@ -32,6 +33,17 @@ WIDER = """(() => [...document.querySelectorAll("body *")]
   .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
   .filter(one => !one.closest("nav, .scroll, .skip"))
   .map(one => one.outerHTML.slice(0, 80)))()"""
+SCROLLED = """[...document.querySelectorAll("pre")]
+  .filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
+# The words of commands that take more than one line.
+BROKEN = """[...document.querySelectorAll(".line pre span")]
+  .filter(one => one.getBoundingClientRect().height > 30)
+  .map(one => one.textContent)"""
+# Of each command with its button: do the two lie over each other?
+COVERED = """[...document.querySelectorAll(".line")].map(one => {
+  const [text, button] = [...one.children].map(part => part.getBoundingClientRect());
+  return text.right > button.left && text.left < button.right
+    && text.bottom > button.top && text.top < button.bottom; })"""
 FAINT = """(() => {
   const channels = text => (text.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -172,6 +184,29 @@ def test_the_button_copies_the_settings(browser: Browser, pages: dict[str, Path]
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="v", commands=["paste"])
     pasted = browser.value('document.querySelector("textarea").value')
     assert "export NSA_DDP_BUCKET_MB=50" in pasted.splitlines()
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_long_command_wraps_beside_or_above_its_button_and_is_copied_in_one_line(
+    browser: Browser, tmp_path: Path, size: dict[str, int]
+) -> None:
+    folder = "/data/" + "a-long-name-of-a-folder/" * 6
+    record = SAMPLES["no_go"]()
+    record = record.model_copy(update={"options": {**record.options, "out": folder}})
+    page = tmp_path / "long.html"
+    page.write_text(render(record, "html"), encoding="utf-8")
+    browser.open(page, **size)
+    browser.value('document.querySelectorAll("details").forEach(one => { one.open = true; })')
+    assert browser.value(SCROLLED) == []
+    assert browser.value("document.documentElement.scrollWidth") <= size["width"]
+    places = browser.value(COVERED)
+    assert len(places) > 1 and not any(places)
+    high = browser.value('document.getElementById("whole").getBoundingClientRect().height')
+    assert high > 40 or size is DESK, "it goes on in a second line"
+    broken = browser.value(BROKEN)
+    assert [word for word in broken if len(word) < 30] == [], "only what is too long is broken"
+    copied = browser.value('document.getElementById("whole").textContent')
+    assert copied == build_view(record).whole_run and "\n" not in copied
 
 
 def test_without_its_script_the_page_only_lacks_the_buttons(

@@ -6,6 +6,7 @@ import re
 import subprocess
 
 import pytest
+from markupsafe import escape
 
 from reports.key_numbers import KEYS
 from reports.summary import TABLE_PHASES, exports_text, summarize
@@ -13,7 +14,7 @@ from reports.view import build_view
 from runbook import registry
 from runbook.config import load_profile, profile_names
 from runbook.engine.outputs import render
-from runbook.records import Comparator, Outcome, RunRecord, Verdict
+from runbook.records import Check, Comparator, Outcome, Reason, RunRecord, Verdict
 from tests.phases.test_node_scaling import where
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, measured, no_go, sweep
@@ -90,6 +91,49 @@ def test_one_rank_alone_has_no_scaling_to_be_missed() -> None:
     alone = {**record.profile_document, "ranks": 1}
     summary = summarize(build_view(record.model_copy(update={"profile_document": alone})))
     assert summary.unmeasured == "Not measured: Peak memory of a rank in this run."
+
+
+def with_memory(*, gated: bool = True) -> RunRecord:
+    """A GO whose long run projects 2 GiB at the end, under a limit of 8 GiB."""
+    record = go()
+    long_run = record.phases[-1]
+    base = {"phase": "long_run", "question": "?", "outcome": Outcome.PASS, "code": Reason.OK}
+    projected = measured(
+        2048.0, "MiB projected", "long_run/run/heartbeat_rank0.jsonl", name="memory_projected",
+        interval=(1024.0, 3072.0),
+    )  # fmt: skip
+    plateau = Check.model_validate(
+        {**base, "id": "long_run.memory_plateau", "reason": "flat", "measurement": projected}
+    )
+    peak = measured(1.5, "GiB", "long_run/run/heartbeat_rank0.jsonl", name="peak_memory")
+    held = {"comparator": Comparator.BELOW, "limit": 8.0, "limit_source": "here"}
+    shown_only = {"outcome": Outcome.SKIPPED, "code": Reason.NOT_GATED}
+    bound = Check.model_validate(
+        {**base, **({} if gated else shown_only), **held, "id": "long_run.memory_limit",
+         "reason": "under", "measurement": peak}
+    )  # fmt: skip
+    phase = long_run.model_copy(update={"checks": (plateau, bound)})
+    document = {**record.profile_document, "workload": {"production_steps": 50_000}}
+    phases = (*record.phases[:-1], phase)
+    return record.model_copy(update={"phases": phases, "profile_document": document})
+
+
+def test_projected_memory_stands_beside_its_limit_in_one_unit() -> None:
+    record = with_memory()
+    numbers = {one.id: one for one in summarize(build_view(record)).numbers}
+    found = numbers["long_run.memory_plateau"]
+    assert found.label == "Projected memory of a rank at step 50,000"
+    assert (found.value, found.interval, found.limit) == ("2 GiB", "1 to 3", "< 8 GiB")
+    assert found.limit == numbers["long_run.memory_limit"].limit
+    assert f"<p>1 to 3; limit {escape(found.limit)}</p>" in render(record, "html")
+
+
+def test_projected_memory_has_no_limit_where_none_decides() -> None:
+    found = {one.id: one for one in summarize(build_view(with_memory(gated=False))).numbers}
+    assert found["long_run.memory_plateau"].limit == ""
+    bare = with_memory().model_copy(update={"profile_document": {}})
+    labels = {one.label for one in summarize(build_view(bare)).numbers}
+    assert "Projected memory of a rank at the end of production" in labels
 
 
 def planned_launch() -> RunRecord:

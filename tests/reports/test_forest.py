@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.plots import figures
+from reports.plots import draw, figures
 from runbook.records import Compared, Comparison, Mark
 from tests.reports.pictures import Picture, check, comparison, estimate, record
 
@@ -100,6 +100,34 @@ def test_what_does_not_decide_says_so() -> None:
     beside = sizes().model_copy(update={"decides": False})
     assert "does not decide" in drawn(beside).says
     assert "does not decide" not in drawn(sizes()).says
+
+
+@pytest.mark.parametrize(
+    ("unit", "says"),
+    [
+        ("ratio", "ratio of speeds: above 1 the first one named is faster"),
+        ("E", "scaling efficiency E: at 1 every rank is as fast as one alone"),
+        ("share", "as a share: 0.1 is 10 %"),
+        ("tok/s", "tokens per second (tok/s)"),
+        ("MiB", "MiB"),
+    ],
+)
+def test_the_axis_says_what_it_counts_in_full(unit: str, says: str) -> None:
+    picture = drawn(sizes(), unit=unit)
+    assert says in picture.words()
+    assert draw.CHAR * len(says) <= draw.WIDTH
+
+
+def test_the_caption_says_what_a_tie_is_and_what_decides_nothing() -> None:
+    def caption(*rows: Compared) -> str:
+        (_, one) = figures(record(comparisons=[comparison(rows)], duration_s=1.0))
+        return one.caption
+
+    assert "TIE: none is shown to be faster." in caption(sizes())
+    assert "Shown only" not in caption(sizes())
+    beside = sizes().model_copy(update={"decides": False})
+    assert "Shown only: it does not decide here." in caption(beside)
+    assert "Shown only" not in caption(sizes(), beside)
 
 
 def test_too_few_rounds_have_no_bar() -> None:

@@ -67,7 +67,7 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
             assert name in text, (fmt, name)
     view = build_view(record)
     page = outputs.render(record, "md")
-    assert view.required_counts in page
+    assert view.tally in page
     assert all(cause.lead.id in page for cause in view.causes)
     cases = ET.fromstring(outputs.render(record, "junit")).findall(".//testcase")
     no_fault = {"properties", "system-out"}
@@ -120,7 +120,21 @@ def test_a_run_that_requires_nothing_says_so() -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
     assert "requires nothing" in outputs.render(record, "details")
     assert "requires nothing" in outputs.render(record, "html")
-    assert "0 required checks" in outputs.render(record, "md")
+    assert "Of 0 required checks none passed. 0 checks in all." in outputs.render(record, "md")
+
+
+def test_the_tally_is_a_sentence_that_every_page_shares() -> None:
+    outcomes = [Outcome.PASS] * 3 + [Outcome.FAIL] * 2 + [Outcome.INVALID, Outcome.INCOMPLETE]
+    record = record_of({f"a.b{n}": one for n, one in enumerate(outcomes)}, {"a.lost"})
+    view = build_view(record)
+    required = "of 8 required checks 3 passed, 2 failed, 1 was invalid and 2 left no evidence"
+    assert view.tally == f"{len(view.causes)} causes; {required}. 7 checks in all."
+    for fmt in ("md", "details", "html", "terminal"):
+        assert view.tally in outputs.render(record, fmt), fmt
+
+
+def test_the_tally_of_a_go_counts_all_checks_once() -> None:
+    assert build_view(SAMPLES["go"]()).tally == "5 checks in all: 4 passed and 1 was skipped."
 
 
 @pytest.mark.parametrize("fmt", ["md", "details", "html", "junit", "terminal"])

@@ -16,7 +16,7 @@ from runbook.records import (
 )
 from runbook.records.run import Screen
 from tests.reports.samples import run
-from tests.reports.test_causes import by_hand, crash, ended, hang, nan, phase, row
+from tests.reports.test_causes import WHERE, by_hand, crash, ended, hang, nan, phase, row
 
 BAD = [status for status in LaunchStatus if status is not LaunchStatus.COMPLETED]
 PHASES = ("baseline", "bucket_sweep", "sdpa_audit", "nvtx", "fused_adamw", "long_run")
@@ -85,9 +85,18 @@ def test_what_nobody_required_is_a_line_and_no_more() -> None:
 def test_phases_that_were_not_asked_for_are_one_line_and_no_problem() -> None:
     failed = phase("baseline", nan(3))
     shown = lines(made(failed, *(_left_out(name) for name in ("nvtx", "long_run"))))
-    told = [line for line in shown if "not asked for" in line]
+    tally = [line for line in shown if line.endswith("60 were not asked for. 84 checks in all.")]
+    assert len(tally) == 1
+    told = [line for line in shown if "not asked for" in line and line not in tally]
     assert told == ["  60 required checks were not asked for: nvtx, long_run"]
     assert "nvtx" not in "\n".join(line for line in shown if line not in told)
+
+
+def test_the_terminal_says_what_follows_if_the_shipped_trainer_passes() -> None:
+    other = {**WHERE.profile.model_dump(mode="json"), "trainer": "mine.train"}
+    shown = lines(made(phase("baseline", hang(1)), profile_document=other))
+    (tries,) = (line for line in shown if line.startswith("    try "))
+    assert "if the shipped trainer passes, the fault is in your trainer (mine.train)" in tries
 
 
 def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
