@@ -232,8 +232,11 @@ def test_gates_are_recorded(everything: Launch) -> None:
         "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
     )
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "5", "10", "15", "20"]
-    shares = [float(cell) for cell in lines[1].split(",")[3:6]]
+    told = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    shares = [float(told[f"share_{branch}"]) for branch in ("cmp", "sel", "win")]
     assert sum(shares) == pytest.approx(1, abs=1e-5)
+    assert float(told["entropy"]) <= float(told["entropy_mean"]) <= 1
+    assert float(told["max_gate"]) >= float(told["max_gate_mean"]) >= 1 / 3
 
 
 def test_memory_snapshots(everything: Launch) -> None:
