@@ -156,7 +156,7 @@ class Adviser:
 def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) -> Advice:
     """What was set by hand is left out first, and the remedy comes after that."""
     words = " ".join(f"--set {shlex.quote(one.text)}" for one in settings)
-    steps = (f"first without {words}, which was set by hand",)
+    steps: tuple[str, ...] = (f"first without {words}, which was set by hand",)
     if found.steps:
         steps = (*steps, f"if it comes back: {found.steps[0]}", *found.steps[1:])
     return replace(

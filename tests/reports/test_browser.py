@@ -203,6 +203,10 @@ def test_a_long_command_wraps_beside_or_above_its_button_and_is_copied_in_one_li
     assert len(places) > 1 and not any(places)
     high = browser.value('document.getElementById("whole").getBoundingClientRect().height')
     assert high > 40 or size is DESK, "it goes on in a second line"
+    words = browser.value(
+        '[...document.querySelectorAll("#whole span")].map(one => one.textContent)'
+    )
+    assert words == build_view(record).whole_run.split(), "each is kept whole"
     broken = browser.value(BROKEN)
     assert [word for word in broken if len(word) < 30] == [], "only what is too long is broken"
     copied = browser.value('document.getElementById("whole").textContent')
