@@ -6,22 +6,13 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import chunks, nsa_attention, select_blocks
-from nsa.attention.cpu import blocks, dense, schedule
-from nsa.tests import maths
+from nsa.attention import nsa_attention, select_blocks
+from nsa.tests import maths, pieces
 
 PATHS = ("reference", "sequential", "batched")
 # float64 pins the algorithm; float32 (on the same values) pins the path that training runs.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
 LENGTHS = (1, 7, 8, 33, 61)
-# What cuts the work of long sequences into pieces, and sizes that cut short ones, too: queries of
-# a block, bytes of partial results, of scores, and of rows.
-PIECES = {
-    (blocks, "SPLIT"): 3,
-    (schedule, "PARTIAL_BYTES"): 1 << 10,
-    (dense, "PIECE_BYTES"): 1 << 10,
-    (chunks, "CHUNK_BYTES"): 1 << 11,
-}
 
 
 def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
@@ -71,9 +62,7 @@ def test_work_in_small_pieces_equals_the_equations(
     monkeypatch: pytest.MonkeyPatch, seq_len: int, dtype: torch.dtype
 ) -> None:
     """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
-    for owner, size in PIECES.items():
-        assert getattr(*owner) > size
-        monkeypatch.setattr(*owner, size)
+    pieces.cut_small(monkeypatch)
     x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
     truth = _truth(x)
     for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), "batched").items():

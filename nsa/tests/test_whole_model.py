@@ -22,7 +22,7 @@ from nsa.attention.compression import full_float32
 from nsa.data.source import Batch
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
-from nsa.tests import built
+from nsa.tests import built, pieces
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
@@ -195,6 +195,20 @@ def test_gradients_are_the_equations(case: str, way: str, folder: Path) -> None:
         expected = truth(case, seq_len, folder)
         backward(engine, expected.tokens)
         expected.check_gradients(engine, SLOPES)
+
+
+@pytest.mark.parametrize("way", ["batched v2", "sdpa"])
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_chunks_of_queries_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, case: str, way: str, folder: Path
+) -> None:
+    """Queries are cut where their masks are too many bytes, which no short sequence reaches."""
+    pieces.cut_small(monkeypatch)
+    engine, expected = built.build(case, way, folder), truth(case, LONG, folder)
+    off = distance(forward(engine, expected.tokens), expected.output.logits)
+    assert off <= LOGITS, f"{way}: logits are off by {off:.1e}"
+    backward(engine, expected.tokens)
+    expected.check_gradients(engine, SLOPES)
 
 
 @pytest.mark.parametrize("case", list(built.CASES))
