@@ -73,6 +73,13 @@ _PROFILE = """\
 extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
+_FLOOR = """\
+extends: cpu
+throughput_gated: true
+limits:
+  throughput: {value: 1.0e+9, gated: true, source: nothing is as fast}
+required: [baseline.throughput]
+"""
 OUR_OWN = tuple(ROOT / name for name in ("runbook", "phases", "reports", "templates"))
 
 
@@ -239,6 +246,22 @@ def shell(tmp_path: Path) -> Shell:
 
 def failures_of(record: RunRecord) -> dict[str, str]:
     return {check.id: check.code for check in record.checks() if check.outcome is Outcome.FAIL}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.executes("runbook run --failed")
+def test_what_failed_is_run_again_as_runbook_alone_says(shell: Shell) -> None:
+    (shell.folder / "floor.yaml").write_text(_FLOOR, encoding="utf-8")
+    first = shell.type("runbook run --phase baseline --profile floor.yaml --steps-scale 0.1")
+    assert first.code == 1, first.out + first.err
+    (line,) = re.findall(r"runbook run --failed \S+", shell.type("runbook").out)
+    again = shell.type(line)
+    assert again.code == 1, again.out + again.err
+    (journal,) = shell.folder.glob("artifacts/*/events.jsonl")
+    events = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    begun = [one for one in events if one["event"] == "phase_started"]
+    assert [one["phase"] for one in begun] == ["baseline", "baseline"]
 
 
 @pytest.mark.e2e
