@@ -118,8 +118,9 @@ def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> f
 def _by_rank(looks: pd.DataFrame) -> Iterator[tuple[str, float, str]]:
     for rank, own in looks.groupby("rank"):
         for column, words in _COUNTED.items():
-            before, after = _late_levels(own[column].to_numpy(dtype=float))
-            if after - before > FEW:
+            held = own[column].to_numpy(dtype=float)
+            before, after = _late_levels(held)
+            if after - before - _once(held) > FEW:
                 yield (
                     column,
                     after - before,
@@ -164,6 +165,17 @@ def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
 
     half, last = len(held) // 2, len(held) * 3 // 4
     return float(np.median(held[half:last])), float(np.median(held[last:]))
+
+
+def _once(held: npt.NDArray[np.float64]) -> float:
+    """What was new from one look to the next, once: a first save opens a communicator's files.
+
+    0 if it came again, at least half of it: then it is a trend.
+    """
+    import numpy as np
+
+    second, largest = (float(more) for more in np.sort(np.diff(held))[-2:])
+    return largest if largest > 0 and second <= largest / 2 else 0.0
 
 
 def _measured(launch: LaunchEvidence, what: str, grown: float, looks: int) -> Measurement:

@@ -14,8 +14,13 @@ from runbook.records.evidence import RankLog
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
-    """Which checkpoints a config keeps: the `last` newest (0: all), every `every` steps, `best`."""
+    """Which checkpoints a config wants, and keeps.
 
+    One after `saves` steps each (0: none is wanted); of them the `last` newest (0: all), those of
+    every `every` steps, and the `best` stay.
+    """
+
+    saves: int = 0
     last: int = 0
     every: int = 0
     best: bool = False
@@ -24,6 +29,7 @@ class Keeping:
     def of(cls, train: Mapping[str, Any]) -> Keeping:
         """From section `train` of a config."""
         return cls(
+            saves=train.get("save_every") or 0,
             last=train.get("keep_last") or 0,
             every=train.get("keep_every") or 0,
             best=bool(train.get("keep_best")),
@@ -45,8 +51,14 @@ class Keeping:
 
 
 def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
-    """Rank 0 has read some tensors of its newest checkpoint back, and others went as configured."""
-    if not ranks or not ranks[0].checkpoints:
+    """What was wanted was written, rank 0 has read some tensors of the newest one back, and others
+    went as configured.
+    """
+    if not ranks:
+        return []
+    if missing := _not_written(ranks[0], keeping):
+        return missing
+    if not ranks[0].checkpoints:
         return []
     newest = PurePath(str(ranks[0].checkpoints[-1].get("path"))).name
     told: Mapping[str, Any] = ranks[0].ending.get("saved") or {}
@@ -62,10 +74,29 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     return _other_ones_kept(ranks[0], told.get("kept"), keeping)
 
 
+def _written(rank: RankLog) -> list[int]:
+    """The steps whose checkpoints the rank says it has written."""
+    names = [PurePath(str(one.get("path"))).name for one in rank.checkpoints]
+    return [step for step in map(checkpoint_step, names) if step is not None]
+
+
+def _not_written(rank: RankLog, keeping: Keeping) -> list[str]:
+    """Steps that lack their checkpoint; of the last step the end of the launch decides."""
+    if not keeping.saves or rank.steps is None:
+        return []
+    trained = rank.steps["step"].iloc[:-1]
+    due = set(trained[trained % keeping.saves == 0].astype(int))
+    if missing := sorted(due - set(_written(rank))):
+        return [
+            f"no checkpoint of step {_listed(missing)} was written, train.save_every="
+            f"{keeping.saves} asks for it"
+        ]
+    return []
+
+
 def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]:
     """Checkpoints on the disk that are not those which config and evaluations leave."""
-    names = [PurePath(str(one.get("path"))).name for one in rank.checkpoints]
-    written = [step for step in map(checkpoint_step, names) if step is not None]
+    written = _written(rank)
     losses = {
         step: float(loss)
         for told in rank.evaluations

@@ -53,6 +53,7 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
     ("grown", "words"),
     [
         ({"descriptors": 40 + STEP}, "rank 1 holds ever more open file descriptors"),
+        ({"descriptors": 40 + 5 * (STEP // 300)}, "rank 1 holds ever more open file descriptors"),
         ({"threads": 16 + STEP // 4}, "rank 1 holds ever more threads"),
         ({"children": STEP // 40}, "rank 1 holds ever more children"),
         ({"shm_mib": 30 + STEP}, "files in /dev/shm grow by 1 MiB in each step"),
@@ -84,9 +85,11 @@ def test_memory_that_the_kernel_shows_and_no_heartbeat_tells(held: Any, words: s
 def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
     check = row("long_run", "memory_plateau", seen())
     assert check.outcome is Outcome.PASS and "files keep level" in check.reason
-    once = np.where(STEP > 900, 44, 40)
-    check = row("long_run", "memory_plateau", seen(descriptors=once, threads=once))
-    assert check.outcome is Outcome.PASS, check.reason
+    # What a first save opens stays open, wherever in the launch it lies.
+    for more in (4, 40):
+        once = np.where(STEP > 900, 40 + more, 40)
+        check = row("long_run", "memory_plateau", seen(descriptors=once, threads=once))
+        assert check.outcome is Outcome.PASS, check.reason
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,22 @@ def test_anything_else_is_told(told: Any, said: str) -> None:
     assert problem.startswith(said)
 
 
+def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
+    first, *others = honest()[1]
+    assert first.steps is not None and list(first.steps["step"])[-1] == 60
+    written = tuple({"path": f"checkpoints/step_{step}"} for step in (20, 40))
+    told = {**TOLD, "step": 40, "kept": [20, 40]}
+    rank = replace(first, checkpoints=written, ending={**first.ending, "saved": told})
+    # The last step's is the launch's end to decide.
+    assert saved_account((rank, *others), Keeping(saves=20)) == []
+    (problem,) = saved_account((rank, *others), Keeping(saves=10))
+    assert problem == (
+        "no checkpoint of step 10, 30, 50 was written, train.save_every=10 asks for it"
+    )
+    (problem,) = saved_account((replace(rank, checkpoints=()), *others), Keeping(saves=20))
+    assert problem.startswith("no checkpoint of step 20, 40 was written")
+
+
 # Validation losses of the steps that were evaluated; all but 25 were saved, 50 was not evaluated.
 LOSSES = {10: 3.0, 20: 2.0, 25: 1.0, 30: 2.0, 40: float("nan")}
 SAVED = (10, 20, 30, 40, 50)
