@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nsa.data.open import open_source
-from nsa.data.source import Source
+from nsa.data.source import DataError, Source
 from nsa.settings import DataSection
 
 DOCUMENTS, SEQ_LEN, ROWS = 90, 16, 2
@@ -23,9 +24,16 @@ HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
 
 
 def texts() -> list[str]:
-    """Documents of 5 to 60 characters, no two alike, some of letters of two bytes."""
-    words = (f"{n}: {'äß' * (n % 3)}{'abcdefghij' * (n % 6)}" for n in range(DOCUMENTS))
-    return [word.strip() for word in words]
+    """Documents of 3 to 60 characters, no two alike, some of letters of two bytes.
+
+    In the first half, which JSON holds, some have blanks and line ends around them, or a NUL.
+    """
+    words = [f"{n}: {'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip() for n in range(DOCUMENTS)]
+    odd = {0: "{} \n", 1: "\t {}", 2: "{}\0{}", 3: "{}"}
+    return [
+        odd[n % 4].format(word, word) if n < DOCUMENTS // 2 else word
+        for n, word in enumerate(words)
+    ]
 
 
 def is_held_out(text: str) -> bool:
@@ -36,13 +44,16 @@ def is_held_out(text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files, which are read in the order of their names: JSON lines, then plain text."""
+    """Two files, which are read in the order of their names: JSON lines, then plain text, which
+    lies a folder deeper.
+    """
     folder, every = tmp_path_factory.mktemp("documents"), texts()
     half = DOCUMENTS // 2
     lines = (json.dumps({"text": text}) + "\n" for text in every[:half])
     (folder / "a.jsonl").write_text("".join(lines), "utf-8")
     # An empty line ends a document of plain text, whose lines keep their ends.
-    (folder / "b.txt").write_text("\n".join(f"{text}\n" for text in every[half:]), "utf-8")
+    (folder / "b").mkdir()
+    (folder / "b" / "a.txt").write_text("\n".join(f"{text}\n" for text in every[half:]), "utf-8")
     return folder
 
 
@@ -50,7 +61,9 @@ def documents_of(rank: int, ranks: int, *, held_out: bool) -> list[bytes]:
     """What the rank has to read: document n is of rank n modulo the ranks."""
     half = DOCUMENTS // 2
     every = [text if n < half else f"{text}\n" for n, text in enumerate(texts())]
-    return [text.encode() for text in every[rank::ranks] if is_held_out(text) == held_out]
+    mine = (text for text in every[rank::ranks] if is_held_out(text) == held_out)
+    # A NUL of a text would end its document.
+    return [text.replace("\0", "").encode() for text in mine]
 
 
 def batches_of(documents: list[bytes], count: int) -> Iterator[list[list[int]]]:
@@ -128,3 +141,22 @@ def test_reading_goes_on_where_a_checkpoint_was_written(corpus: Path) -> None:
         finally:
             first.close()
             second.close()
+
+
+def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> None:
+    """A place among documents means nothing once one of them is another."""
+    folder = tmp_path / "corpus"
+    shutil.copytree(corpus, folder)
+    first = opened(folder, 0, 1)
+    try:
+        position = first.fetch().position
+    finally:
+        first.close()
+    last = folder / "b" / "a.txt"
+    last.write_bytes(last.read_bytes().replace(b"abcdefghij", b"abcdefghik", 1))
+    second = opened(folder, 0, 1)
+    try:
+        with pytest.raises(DataError, match=r"a\.txt"):
+            second.seek(position)
+    finally:
+        second.close()

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from nsa.data.open import open_source
 from nsa.tests.built import BATCHED, write_config
 from nsa.tests.maths import device
+from nsa.train import checkpoint
 from nsa.train.agree import Posted, post
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
@@ -31,6 +34,7 @@ from nsa.train.record import Tables
 from nsa.train.session import train
 
 STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
+PATIENCE_S = 60.0
 SUCCESS, NONFINITE = 0, 11
 # Far from what fp16 overflows at by itself.
 SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
@@ -219,11 +223,12 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     assert kept(tmp_path) == wanted
 
 
-def launch(folder: Path, *words: str) -> tuple[Path, dict[str, Any]]:
+def launch(folder: Path, *words: str, save_every: int = 1) -> tuple[Path, dict[str, Any]]:
     """A whole launch in this process; its run directory, and what its exit event says."""
     folder.mkdir()
     file = write_config("avg, tied head", folder, steps=STEPS)
-    settings = ("train.save_every=1", "train.eval_every=2", "train.eval_batches=1")
+    saves = f"train.save_every={save_every}"
+    settings = (saves, "train.eval_every=2", "train.eval_batches=1")
     chosen = [word for setting in settings for word in ("--set", setting)]
     flags = ["--ddp", "0", "--dataset", "markov", "--out-dir", str(folder / "runs"), *words]
     plan = plan_launch(["--config", str(file), *flags, *chosen], BATCHED)
@@ -244,8 +249,43 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     """The same batches, losses, gradients and rates; at the end the same weights, bit by bit."""
+    check_goes_on(tmp_path, whole[0], whole)
+
+
+def test_a_save_is_of_one_moment_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Nothing is written before training has gone on to its last step."""
+    write, gone_on = checkpoint._Writer.write_data, threading.Event()
+
+    def late(self: Any, *words: Any) -> Any:
+        if not gone_on.is_set():
+            wait_for_step(tmp_path / "slow", STEPS)
+            gone_on.set()
+        return write(self, *words)
+
+    monkeypatch.setattr(checkpoint._Writer, "write_data", late)
+    folder, _ = launch(tmp_path / "slow", save_every=SPOILED)
+    assert gone_on.is_set() and kept(folder) == [SPOILED, STEPS]
+    check_goes_on(tmp_path, folder, whole)
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    """Until the heartbeats of the run in `folder` tell this step's end. Raises TimeoutError."""
+    begin = monotonic()
+    while monotonic() < begin + PATIENCE_S:
+        for path in folder.glob("runs/2*/heartbeat_rank0.jsonl"):
+            told = map(json.loads, path.read_text().splitlines()[:-1])
+            if any(one["event"] == "step_end" and one["step"] == step for one in told):
+                return
+        sleep(0.01)
+    raise TimeoutError(f"training did not come to step {step} while a save was under way")
+
+
+def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+    """A launch from the middle checkpoint of `source` does what the whole one did from there."""
     torch.manual_seed(99)  # as another process, whose random numbers are others
-    folder, ended = launch(tmp_path / "on", "--resume", str(whole[0] / f"checkpoints/{MIDDLE}"))
+    folder, ended = launch(folder / "on", "--resume", str(source / f"checkpoints/{MIDDLE}"))
     wanted, found = (rows(run_dir, "training.csv") for run_dir in (whole[0], folder))
     assert [row["step"] for row in found] == [SPOILED + 1, SPOILED + 2, SPOILED + 3]
     assert found == wanted[SPOILED:]
