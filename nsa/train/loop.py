@@ -125,7 +125,9 @@ class Loop:
     def enter(self, block: Block) -> bool:
         """Put a block's toggles in force. False, on all ranks, where it cannot run on one."""
         try:
-            self.engine.configure(block.toggles)
+            # Another optimizer goes on with the weights and moments of the one before.
+            with self.shadow.rests():
+                self.engine.configure(block.toggles)
         except Refused as refused:
             if self.plan.schedule is None:
                 raise
