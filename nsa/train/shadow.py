@@ -94,11 +94,13 @@ class Shadow:
     def rests(self) -> Iterator[None]:
         """Around what has to leave all of this as it is: an evaluation, a save.
 
-        Weights and moments, and gradients, which would be added to those of the next step.
+        Weights and moments, gradients, which would be added to those of the next step, and the
+        model's mode: in that of an evaluation nothing is replayed or recomputed.
         """
-        before = self._at_rest()
+        before, training = self._at_rest(), self._engine.model.training
         yield
-        self._moved.append((self._at_rest() != before).sum())
+        moved = (self._at_rest() != before).sum()
+        self._moved.append(moved + (self._engine.model.training != training))
 
     def _at_rest(self) -> Tensor:
         gradients = self._sample([p.grad for p in self._parameters])

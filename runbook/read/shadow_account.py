@@ -165,7 +165,7 @@ def _problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> 
             problems.append(f"{what}: off by {gap}{unit}, allowed {limit:g}")
     if told.get("jumps") != 0:
         problems.append(
-            f"weights or moments change between two steps, or updates are not counted: "
-            f"{told.get('jumps')} of those watched"
+            "weights, moments or the model's mode change between two steps, or updates are not "
+            f"counted: {told.get('jumps')} of those watched"
         )
     return problems

@@ -390,6 +390,28 @@ def test_a_planted_defect_fails_the_account(
     assert any(says in text for text in problems(trained(made)))
 
 
+@pytest.mark.parametrize(
+    ("change", "jumps"),
+    [
+        (lambda made: None, 0),
+        (lambda made: made.model.eval(), 1),
+        (lambda made: [p.data.add_(1.0) for p in made.model.parameters()], None),
+        (lambda made: [e["exp_avg"].add_(1.0) for e in made.optimizer.state.values()], None),
+    ],
+    ids=("nothing", "mode", "weights", "moments"),
+)
+def test_what_changes_while_all_has_to_rest_is_counted(
+    change: Callable[[Engine], object], jumps: int | None
+) -> None:
+    made = engine()
+    trained(made)
+    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
+    with shadow.rests():
+        change(made)
+    found = shadow.told()["jumps"]
+    assert found > 1 if jumps is None else found == jumps
+
+
 def test_a_rate_that_is_told_right_and_used_wrong_is_seen() -> None:
     made = engine()
     step = made.optimizer.step
