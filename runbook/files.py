@@ -84,7 +84,12 @@ def make_private_dir(path: Path) -> None:
     Raises `FileExistsError` if it does.
     """
     if not path.parent.is_dir():
-        make_private_dir(path.parent)
+        try:
+            make_private_dir(path.parent)
+        except FileExistsError:
+            # Another node of the job makes the same parents at this moment.
+            if not path.parent.is_dir():
+                raise
     path.mkdir(mode=0o700)
     path.chmod(0o700)  # whatever the umask was
 

@@ -73,7 +73,7 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     options = RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
     setup = prepare(options)
     assert setup.profile.plan is not None
-    assert setup.profile.plan.go == f"{run}: GO for 2 of 73 checks, fewer steps " + (
+    assert setup.profile.plan.go == f"{run}: GO for 2 of 74 checks, fewer steps " + (
         "(baseline.steps=8, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
@@ -314,7 +314,7 @@ def test_generated_tokens_in_place_of_documents_are_another_configuration(
     ("behind", "said"),
     [
         ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
-        ("RUN: GO for 2 of 73 checks", "BEHIND RUN, which was GO for 2 of 73 checks"),
+        ("RUN: GO for 2 of 74 checks", "BEHIND RUN, which was GO for 2 of 74 checks"),
         ("RUN: GO", ""),
     ],
 )

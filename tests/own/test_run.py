@@ -88,7 +88,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     code, out, err = made[1]
     said = out + err
     assert code == "0", said
-    assert "GO for 5 of 73 checks, trainer counting: its data, model, gradients" in said
+    assert "GO for 5 of 74 checks, trainer counting: its data, model, gradients" in said
     assert "200 tokens a step as declared; function only" in said
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"

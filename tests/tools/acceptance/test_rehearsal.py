@@ -75,7 +75,7 @@ def test_step(tmp_path: Path) -> None:
 
 def test_the_run_is_one_run_and_its_verdict_names_its_scope(tmp_path: Path) -> None:
     result = rehearse(tmp_path, "run")
-    assert str(result["headline"]).startswith("GO for 21 of ")
+    assert str(result["headline"]).startswith("GO for 22 of ")
     folders = list((tmp_path / "work" / DEVICE / "run" / "runs").iterdir())
     assert len(folders) == 1
     record = json.loads((folders[0] / "run.json").read_text())
