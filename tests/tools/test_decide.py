@@ -210,7 +210,11 @@ def test_quoted_cells_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 def test_everything_wrong_with_the_options_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = ask(capsys, "memory", "x.csv", "--limit", "many", "--margin", "0.1")
     assert code == 2
-    for part in ("--limit: must be a number, not 'many'", "--project-to-step", "does not take --margin"):
+    for part in (
+        "--limit: must be a number, not 'many'",
+        "--project-to-step",
+        "does not take --margin",
+    ):
         assert part in err
     assert "did you mean 'steady'" in ask(capsys, "stedy", "x.csv")[2]
 
