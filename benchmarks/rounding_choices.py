@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from nsa.layer import NSAAttention
 from nsa.train.accounts import pieces
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
@@ -39,14 +38,9 @@ def production(layers: int, seq_len: int) -> Engine:
     words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
     plan = plan_launch(["--config", _CONFIG, "--ddp", "0", *words], {"NSA_PREFILL_BATCHED": "1"})
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))
-    for layer in attentions(engine):
+    for layer in engine.model.attentions():
         layer.force_sdpa = True
     return engine
-
-
-def attentions(engine: Engine) -> list[NSAAttention]:
-    """Of all layers, in order."""
-    return [layer for layer in engine.model.modules() if isinstance(layer, NSAAttention)]
 
 
 @contextmanager
@@ -60,7 +54,7 @@ def rounding_otherwise(engine: Engine, share: float) -> Iterator[None]:
         return out * (1 + sign * _ULP)
 
     with ExitStack() as stack:
-        for layer in attentions(engine):
+        for layer in engine.model.attentions():
             for projection in (layer.in_proj, layer.out_proj):
                 stack.callback(projection.register_forward_hook(moved).remove)
         yield
@@ -72,7 +66,7 @@ def computed(engine: Engine, tokens: Tensor) -> tuple[list[Tensor], list[Tensor]
         logits = engine.model(tokens[:, :-1])
     loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
     found = list(torch.autograd.grad(loss, list(engine.model.parameters())))
-    chosen = [x.last_blocks for x in attentions(engine) if x.last_blocks is not None]
+    chosen = [x.last_blocks for x in engine.model.attentions() if x.last_blocks is not None]
     return found, chosen
 
 

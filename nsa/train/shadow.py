@@ -92,7 +92,7 @@ class Shadow:
 
     @contextmanager
     def rests(self) -> Iterator[None]:
-        """Around what has to leave all of this as it is: an evaluation, a save.
+        """Around what has to leave all of this as it is: an evaluation, a save, other toggles.
 
         Weights and moments, gradients, which would be added to those of the next step, and the
         model's mode: in that of an evaluation nothing is replayed or recomputed.
@@ -149,9 +149,9 @@ class Shadow:
 
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
         `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
-        that were not before a step what they were after the one before, that an evaluation or a
-        save changed, or counts that did not go up by one; `left`: elements that had a gradient
-        before the step's first backward pass.
+        that were not before a step what they were after the one before, what changed where all has
+        to rest, or counts that did not go up by one; `left`: elements that had a gradient before
+        the step's first backward pass.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
         jumps = sum(int(moved) for moved in self._moved)

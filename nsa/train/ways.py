@@ -7,7 +7,6 @@ import torch
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Window
 from nsa.contract import NSAError
-from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
 from nsa.train.compiled import Refused
@@ -80,12 +79,11 @@ class Ways:
             selected = self.selected(toggles).value
         except NSAError as error:
             raise Refused(str(error)) from error
-        for layer in model.modules():
-            if isinstance(layer, NSAAttention):
-                layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-                layer.force_sdpa = forces_sdpa(toggles) or "triton" in (window, selected)
-                layer.window = named_window(window)
-                layer.selected = "triton" if selected == "triton" else "sdpa"
+        for layer in model.attentions():
+            layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+            layer.force_sdpa = forces_sdpa(toggles) or "triton" in (window, selected)
+            layer.window = named_window(window)
+            layer.selected = "triton" if selected == "triton" else "sdpa"
         return window, selected
 
 
