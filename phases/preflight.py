@@ -34,7 +34,7 @@ from phases.common.host_settings import host_settings
 from phases.common.measure import against
 from phases.common.node_pairs import falls_short, pair_launches, pair_rows
 from phases.common.nodes import node_rows
-from phases.common.proofs import judge_cases, report_of
+from phases.common.proofs import broken_tests, judge_cases, report_of
 from phases.common.rows import Row, RowPhase
 from phases.limits import (
     CEILING_ALL_REDUCE,
@@ -322,12 +322,9 @@ def _passed(case: Case, *, module: str, shown: str) -> Finding:
 
 def _only_the_beginning(case: Case, module: str) -> bool:
     """Are all failed tests of a module about how training begins?"""
-    failures = [
-        test.name
-        for test in report_of(case, _SANITY).cases
-        if module in test.classname and test.status in ("failed", "error")
-    ]
-    return all(name.partition("[")[0] in _OF_THE_BEGINNING for name in failures)
+    broken = broken_tests(report_of(case, _SANITY).cases)
+    names = (test.name.partition("[")[0] for test in broken if module in test.classname)
+    return all(name in _OF_THE_BEGINNING for name in names)
 
 
 def _imports(case: Case) -> Finding:

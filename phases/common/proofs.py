@@ -6,7 +6,7 @@ has not passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +127,11 @@ def _without_evidence(end: Finding) -> Finding:
     return replace(end, outcome=Outcome.INCOMPLETE, reason=reason)
 
 
+def broken_tests(tests: Iterable[JUnitCase]) -> list[JUnitCase]:
+    """Those that failed, or could not be run."""
+    return [test for test in tests if test.status in ("failed", "error")]
+
+
 def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase], bool]) -> Finding:
     """PASS only if at least one such test ran, all of them passed, and on the profile's device.
 
@@ -155,8 +160,7 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
             topic="test_device",
             follows="preflight.cuda",
         )
-    broken = [test for test in tests if test.status in ("failed", "error")]
-    if broken:
+    if broken := broken_tests(tests):
         text = "; ".join(f"{test.name}: {_first_line(test.message)}" for test in broken)
         value = _count(report, "tests_failed", len(broken), n=len(tests))
         reason = f"{len(broken)} of {len(tests)} tests of {what} failed: {text}"
