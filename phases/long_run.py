@@ -18,7 +18,6 @@ from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, last50s, optional, rate_table
 from phases.common.rows import Row, RowPhase
 from phases.common.stability import (
-    MIB_PER_GIB,
     memory_limit,
     memory_plateau,
     no_halt,
@@ -39,6 +38,7 @@ from phases.limits import (
     STALL_SHARE,
 )
 from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series
+from runbook.records.measurement import MIB_PER_GIB
 from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "run"

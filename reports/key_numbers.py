@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 from reports.view import limit_text, one_line, shown_value
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord
-from runbook.records.measurement import plain_number
-
-_MIB_PER_GIB = 1024.0
+from runbook.records.measurement import MIB_PER_GIB, plain_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,7 @@ def _number(value: float | str | bool | None, key: _Key) -> str:
     if key.share and isinstance(value, float):
         return _percent(value)
     if key.mib and isinstance(value, float):
-        value /= _MIB_PER_GIB
+        value /= MIB_PER_GIB
     return shown_value(value)
 
 

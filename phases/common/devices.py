@@ -8,8 +8,8 @@ from dataclasses import replace
 from phases.common.case import Case, Finding, invalid, passed, skipped, warned
 from phases.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
+from runbook.records.measurement import MIB_PER_GIB
 
-_MIB_PER_GIB = 1024.0
 # The oldest Linux driver for programs of a CUDA generation: NVIDIA, "CUDA Toolkit Release Notes",
 # tables of driver versions and of minor version compatibility; the first driver of each branch.
 _OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -153,7 +153,7 @@ def gpu_memory(case: Case) -> Finding:
             Reason.NOT_ASKED_FOR, "the profile does not specify GPU memory"
         )
     _, value = case.known("gpu.memory_total_mib")
-    here = float(value.value) / _MIB_PER_GIB
+    here = float(value.value) / MIB_PER_GIB
     if here < MEMORY_SHARE * wanted:
         return _wrong_hardware(f"{here:.0f} GiB, the profile needs {wanted:g}", value)
     return passed(f"{here:.0f} GiB", measurement=value)

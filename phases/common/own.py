@@ -29,11 +29,11 @@ from phases.common.measure import (
     log_value,
     rank_value,
 )
-from phases.common.stability import MIB_PER_GIB, projected_plateau, steadiness_of
+from phases.common.stability import projected_plateau, steadiness_of
 from phases.limits import MEMORY
 from runbook.records import Launch, Measurement, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE, OwnTrainer
 from runbook.records.phase import PlanContext
 

@@ -20,6 +20,7 @@ from phases.common.resources import resource_leak, resource_words
 from phases.limits import DRIFT, MEMORY, STALL_SHARE
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.measurement import MIB_PER_GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from runbook.config.limits import Limit
     from runbook.stats.decision import Decision
 
-MIB_PER_GIB = 1024.0
 # Where the limit is only shown the projection has none; the leak is still looked for.
 _UNLIMITED_MIB = 1e12
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 # The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
 TOKENS_PER_SECOND = "tok/s"
+MIB_PER_GIB = 1024.0
 
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
