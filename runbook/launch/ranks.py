@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.launch.processes import exit_code_of, process_state
+from runbook.launch.endings import exit_code_of, has_ended_under, process_state
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail
@@ -185,10 +185,11 @@ class RankWatch:
         except OSError:
             state.pid, state.died_at = pid, time.monotonic()
             return
-        if environment_holds(pid, self.token) or holds_file(pid, str(state.path)):
+        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
+        if alive or has_ended_under(pid, handle, self.token):
             state.pid, state.handle = pid, handle
         else:
-            # Gone already, or never ours: its heartbeats count, its number is not used.
+            # Never ours: its heartbeats count, its number is not used.
             os.close(handle)
             state.foreign_pid = pid
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from runbook.launch.processes import exit_code_of, oom_kills
+from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook.launch.endings import exit_code_of, has_ended_under, oom_kills
+from runbook.launch.ranks import RankWatch
+from runbook.launch.reaper import environment_holds
 
 
 @pytest.mark.parametrize(
@@ -53,3 +58,60 @@ def test_how_a_process_ended_is_known_without_being_its_parent(
         child.wait()
     # Once its parent has waited for it, only kernels since 6.15 remember.
     assert found == code or (waited_for and found is None)
+
+
+# It writes the number of a child of its own that has ended, and does not wait for it.
+NEGLECTFUL = """
+import os, signal, sys, time
+child = os.fork()
+if child == 0:
+    os._exit(7)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("token", "known"), [("ab12", True), ("cd34", False), ("", False)])
+def test_a_process_that_ended_is_known_by_its_parent_until_that_has_waited(
+    token: str, known: bool
+) -> None:
+    """It has no memory any more, and so no token of its own."""
+    env = {**os.environ, RUN_TOKEN_VARIABLE: token}
+    with subprocess.Popen(
+        [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        handle = os.pidfd_open(pid)
+        try:
+            assert not environment_holds(pid, "ab12")
+            assert has_ended_under(pid, handle, "ab12") is known
+            assert exit_code_of(pid, handle) == 7
+            alive = os.pidfd_open(parent.pid)
+            assert not has_ended_under(parent.pid, alive, "ab12")
+            os.close(alive)
+        finally:
+            os.close(handle)
+            parent.stdin.close()
+
+
+def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
+    """It was taken for a process of somebody else, and so for one that hangs."""
+    env = {**os.environ, RUN_TOKEN_VARIABLE: "ab12"}
+    with subprocess.Popen(
+        [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        record = {"event": "step_start", "rank": 0, "token": "ab12", "step": 3, "phase": "step"}
+        record |= {"pid": int(parent.stdout.readline())}
+        (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps(record) + "\n")
+        watch = RankWatch(tmp_path, "ab12", time.monotonic())
+        watch.update()
+        watch.wait(1.0)
+        assert watch.ranks[0].ended
+        assert watch.ranks[0].parent_saw == 7
+        watch.close()
+        parent.stdin.close()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import StopRequest
+from runbook.launch.endings import process_state
 from runbook.launch.observer import Observer
-from runbook.launch.processes import end_kept, process_state, spawn_kept
+from runbook.launch.processes import end_kept, spawn_kept
 from runbook.launch.reaper import carriers, environment_holds
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, fake_launch, run

@@ -10,6 +10,7 @@ import os
 import time
 from pathlib import Path
 
+from runbook.launch.endings import has_ended_under
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds
 from runbook.launch.slurm.files import (
@@ -43,7 +44,8 @@ class OwnRanks(RankWatch):
         except OSError:
             state.foreign_pid = pid
             return
-        if environment_holds(pid, self._node_token, NODE_TOKEN_VARIABLE):
+        owner = self._node_token, NODE_TOKEN_VARIABLE
+        if environment_holds(pid, *owner) or has_ended_under(pid, handle, *owner):
             state.pid, state.handle = pid, handle
         else:
             os.close(handle)
