@@ -121,6 +121,7 @@ def offset_kernel(
     number = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     piece = tl.where(number == 0, PIECE, PIECE_OF_RUN)
+    n_written = tl.where(number == 0, n_blocks, 0)
     n_readers = tl.full((), 0, tl.int32)
     n_pieces = tl.full((), 0, tl.int32)
     for first in range(0, n_blocks, BLOCKS):
@@ -139,6 +140,6 @@ def offset_kernel(
         to = (number * tl.num_programs(1) + pair) * n_blocks + block
         tl.store(offsets + to, n_readers + tl.cumsum(total, 0) - total + earlier, inside)
         tl.store(piece_ends + to, n_pieces + tl.cumsum(pieces, 0), inside)
-        tl.store(counts + to, total, inside & (number == 0))
+        tl.store(counts + to, total, block < n_written)
         n_readers += tl.sum(total, 0)
         n_pieces += tl.sum(pieces, 0)
