@@ -72,6 +72,7 @@ def _oracle(machine: Machine, job: Job) -> Mapping[str, Any]:
     last = job.shape.seq_len - 1
     return {
         "positions": [round(last * part / 7) for part in range(8)],
+        "shape": dict(job.named_shape),
         "embedding": 0.0,
         "attention": off,
         "gates": off * 0.5,

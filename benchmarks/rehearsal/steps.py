@@ -47,6 +47,8 @@ class Job:
 
     where: str
     shape: Shape
+    # The same by the config's names.
+    named_shape: Mapping[str, object]
     ranks: int
     global_batch: int
     accumulation: int

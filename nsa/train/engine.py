@@ -110,6 +110,11 @@ class Engine:
         """The type of attention's inputs."""
         return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
 
+    @property
+    def holds_parameters(self) -> bool:
+        """Is there a recording or a compilation that knows the parameters as they are now?"""
+        return self.model.recording is not None or self.dense is not None
+
     def _use_dense(self, toggles: ToggleSet) -> None:
         """Let the dense parts run as asked, once they are known to agree with our own modules."""
         problem = why_not(toggles, self.device.type)

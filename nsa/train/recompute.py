@@ -3,19 +3,21 @@
 The optimizer's shadow holds an update against the gradient that the optimizer had. Here the same
 micro-batches go through the bare model again, before the step: without DDP and its hook, by the
 cross entropy itself, through autograd and not into `.grad`. What the step makes of them has to be
-the same, on the elements that the shadow samples. A rank that is wrong in the layers themselves
+the same, on the elements that the shadow samples. Hooks that hang on the parameters are past, too:
+what the step sees is a view of each. A rank that is wrong in the layers themselves
 agrees with itself, so once all ranks send one common micro-batch through, and have to agree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nsa.data.source import Batch
@@ -110,10 +112,29 @@ class _Way:
         scaler = self.engine.scaler
         return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
 
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in self.engine.model.named_parameters()}
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """Tensors of the same memory for the parameters, by name: nobody hung a hook on these.
+
+        None where a recording or a compilation knows the parameters themselves.
+        """
+        if self.engine.holds_parameters:
+            return {}
+        own = self.engine.model.named_parameters()
+        return {name: p.detach().requires_grad_(p.requires_grad) for name, p in own}
+
     def go(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """A micro-batch's share of the step's loss and of its sampled gradient."""
-        chosen = [p for p, wanted in zip(self.parameters, self.asked, strict=True) if wanted]
-        loss = _loss(self.engine, tokens) / self.count
+        leaves = self._leaves()
+        chosen = [
+            leaves.get(self._names[id(p)], p)
+            for p, wanted in zip(self.parameters, self.asked, strict=True)
+            if wanted
+        ]
+        loss = _loss(self.engine, tokens, leaves) / self.count
         found = iter(torch.autograd.grad(loss * self.scale, chosen, allow_unused=True))
         return loss.detach(), self.sample(
             [next(found) if wanted else None for wanted in self.asked]
@@ -217,11 +238,15 @@ def loss_again(engine: Engine, tokens: Tensor) -> float:
         return float(_loss(engine, tokens.to(engine.device)).detach())
 
 
-def _loss(engine: Engine, tokens: Tensor) -> Tensor:
+def _loss(engine: Engine, tokens: Tensor, leaves: Mapping[str, Tensor] | None = None) -> Tensor:
+    """leaves: in the place of the parameters of these names."""
     if engine.compiled_graphs:
         compiled.begin_micro_batch()
     with engine.autocast():
-        logits: Tensor = engine.model(tokens[:, :-1])
+        if leaves:
+            logits: Tensor = functional_call(engine.model, dict(leaves), (tokens[:, :-1],))
+        else:
+            logits = engine.model(tokens[:, :-1])
     return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 

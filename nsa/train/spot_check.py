@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -99,11 +99,12 @@ class SpotCheck:
         attention, gates, layer: of the worst layer; `gates` as its statistics read them, `layer`
         relative to what the layer adds.
         layers: how many ran. seams: places where a module gets what the one before did not give.
+        shape: of the model, which the oracle took, by the config's names.
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
         """
         at = self._positions(self.inputs["embedding"].shape[1])
-        found: dict[str, Any] = {"row": self.row, "positions": at.tolist()}
+        found: dict[str, Any] = {"row": self.row, "positions": at.tolist(), "shape": self._shape()}
         found["embedding"] = self._embedding(at)
         errors: dict[str, list[float]] = {}
         for name in self._names():
@@ -115,6 +116,11 @@ class SpotCheck:
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
+
+    def _shape(self) -> dict[str, Any]:
+        cfg = self.model.cfg
+        own = {name: getattr(cfg, name) for name in ("n_layers", "mlp_ratio", "tie_embeddings")}
+        return own | asdict(cfg.attention)
 
     def _positions(self, seq_len: int) -> NDArray[np.int64]:
         bounds = np.linspace(0, seq_len - 1, POSITIONS - 1).round().astype(np.int64)

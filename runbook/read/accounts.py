@@ -58,6 +58,8 @@ class Workload:
     eval_every: int = 0
     eval_batches: int = 0
     keeping: Keeping = field(default_factory=Keeping)
+    # Of the model, by the config's names; empty where env.json does not tell.
+    shape: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
@@ -91,6 +93,7 @@ class Workload:
             eval_every=train.get("eval_every") or 0,
             eval_batches=train.get("eval_batches") or 0,
             keeping=Keeping.of(train),
+            shape={**(config.get("model") or {}), **(config.get("nsa") or {})},
         )
 
 

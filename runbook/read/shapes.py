@@ -331,7 +331,13 @@ _PROOF = Fields(
         "own_gradient": Each(is_any_number),
         "wire": is_text,
         "missing": Items(is_text),
-        "oracle": Fields({"positions": Items(is_count), **dict.fromkeys(_SPOTS, is_any_number)}),
+        "oracle": Fields(
+            {
+                "positions": Items(is_count),
+                "shape": Each(anything),
+                **dict.fromkeys(_SPOTS, is_any_number),
+            }
+        ),
     }
 )
 _SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "left")

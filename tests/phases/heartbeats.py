@@ -76,6 +76,7 @@ PROOF: Mapping[str, Any] = {
 }
 SPOTS: Mapping[str, Any] = {
     "positions": [0, 9, 99],
+    "shape": {"n_layers": 2, "l": 16},
     "embedding": 0.0,
     "attention": 1e-3,
     "layer": 1e-3,

@@ -47,6 +47,7 @@ def test_the_workload_of_a_launch() -> None:
         grad_clip=0.5,
         eval_every=20,
         eval_batches=4,
+        shape={"n_layers": 4, "l": 16},
     )
     assert Workload.of(env(steps=9)).steps == 9
     assert Workload.of(env() | {"config": None}).block == 0

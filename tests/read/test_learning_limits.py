@@ -167,6 +167,16 @@ def test_a_type_explains_eight_roundoffs_and_no_more(
             assert f"rank 0: {says}" in found
 
 
+@pytest.mark.parametrize("told", [{"n_layers": 2, "w": 48}, {"n_layers": 2}, None])
+def test_a_model_of_another_shape_than_the_config_is_seen(told: dict[str, Any] | None) -> None:
+    """The oracle takes the shape that the model has, so it agrees with any."""
+    work = replace(WORK, shape={"n_layers": 2, "w": 64})
+    _, ranks = honest()
+    assert learning.oracle_account(spots(ranks, shape=work.shape), work) == []
+    found = learning.oracle_account(spots(ranks, shape=told), work)
+    assert f"rank 0: the model has w={(told or {}).get('w')}, the config 64 (first batch)" in found
+
+
 def test_an_embedding_is_copied_exactly() -> None:
     _, ranks = honest()
     (text,) = learning.oracle_account(spots(ranks, embedding=1e-12), WORK)

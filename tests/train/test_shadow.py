@@ -261,8 +261,21 @@ def _scale_one(made: Engine) -> None:
     gradient[-8:] *= 1.01
 
 
+def _freeze_a_part(made: Engine) -> None:
+    """A hook on a parameter, which runs wherever that parameter gets a gradient."""
+    weight = made.model.layers[0].get_parameter("attention.in_proj.weight")
+    rows = len(weight) // 7
+    weight.register_hook(lambda g: torch.cat((torch.zeros_like(g[:rows]), g[rows:])))  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize(
-    "plant", [_in_the_loss(_decayed), _before_clipping(_silence), _before_clipping(_scale_one)]
+    "plant",
+    [
+        _in_the_loss(_decayed),
+        _before_clipping(_silence),
+        _before_clipping(_scale_one),
+        _freeze_a_part,
+    ],
 )
 def test_a_gradient_of_something_else_than_the_loss_fails_the_account(
     plant: Callable[[Engine], None],
