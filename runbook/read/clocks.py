@@ -22,6 +22,8 @@ PAUSE_S = 0.1
 JITTER_S = 5e-5
 # Looking for new heartbeats, and being looked at late on a busy machine.
 ARRIVAL_S = 1.0
+# A heartbeat is read a tenth of a second after it was written, and of eight the nearest counts.
+WALL_S = 10.0
 # Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
 _MANY = 40
 # The middle of so many steps lies within their range at three standard errors: 2 * 0.5**10. Of
@@ -78,7 +80,7 @@ def time_account(
 
     lag: so many steps a device may be behind the host that notes their ends (CUDA: 1).
     """
-    problems = []
+    problems = day_account(exits)
     for end in exits:
         if end.said_s is None or end.watched_s is None:
             continue  # over before the launcher saw two of its steps
@@ -105,6 +107,20 @@ def time_account(
                 problems.append(
                     f"rank {rank.rank} counts {span:.1f} s of a launch of {duration_s:.1f} s"
                 )
+    return problems
+
+
+def day_account(exits: Sequence[RankExit]) -> list[str]:
+    """Every rank writes the time of day that its machine had when the line was read there."""
+    problems = []
+    for end in exits:
+        if (gap := end.wall_gap_s) is None or abs(gap) <= WALL_S:
+            continue  # over before its machine saw enough of its lines
+        side = "behind" if gap > 0 else "ahead of"
+        problems.append(
+            f"rank {end.rank} writes times (ts) that are {abs(gap):.1f} s {side} the clock of the "
+            "machine that it runs on"
+        )
     return problems
 
 
