@@ -135,7 +135,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
         return [f"rank {rank.rank}: {FEW_CLOCKED}"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
-    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
+    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + median_error(apart)
     off = len(both) >= _MIDDLE and abs(float(apart.median())) > allowed
     # A block begins with host and device side by side, and ends with the host up to `lag` ahead. A
     # rank that writes no dt_s ends a step a little earlier or later, at each end of a stretch anew.
@@ -206,7 +206,7 @@ def _usual(ends: pd.Series[float]) -> pd.Series[float]:
     return usual
 
 
-def _median_error(apart: pd.Series[float]) -> float:
+def median_error(apart: pd.Series[float]) -> float:
     """Three standard errors of the median, from the middle half: a few steps on a busy machine."""
     spread = 1.4826 * float((apart - apart.median()).abs().median())
     return 3 * 1.2533 * spread / math.sqrt(len(apart))

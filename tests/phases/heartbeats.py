@@ -134,6 +134,7 @@ def beats(
             "grad_norm": table["grad_norm"],
             "fetch_s": table["fetch_s"],
             "fetch_clock_s": table["fetch_s"] + 3e-5,
+            "timed_from": 1000.0 + table["dt_s"].cumsum() - table["dt_s"],
         }
     )
 
