@@ -57,6 +57,8 @@ class RankState(RankFold):
     wall_gap: WallGap = field(default_factory=WallGap)
     elsewhere: bool = False
     told_gap_s: float | None = None
+    # By the name of a file: how many steps it was behind its rank's word.
+    late_rows: dict[str, int] = field(default_factory=dict)
     _step_ended: bool = False
     _spoke: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))

@@ -17,6 +17,7 @@ from runbook.read.learning import gradient_account, movement_account
 from runbook.read.restarts import restart_account
 from runbook.read.saved_account import saved_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
+from runbook.read.written_account import written_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -46,6 +47,7 @@ def book_problems(
     return [
         *balance(frame, ranks, work, duration_s, exits),
         *beside_account(frame, ranks, env),
+        *written_account(exits),
         *restart_account(frame, ranks, lag=int(work.device == "cuda")),
         *rate_account(frame, env),
         *memory_account(ranks, work),

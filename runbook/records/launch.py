@@ -219,7 +219,8 @@ class RankExit(Record):
 
     said_s: time between two of its steps by the rank's own clock. watched_s: time between their
     arrivals at the launcher, by the launcher's clock. wall_gap_s: how far the times of day that it
-    writes are behind those at which its machine reads them.
+    writes are behind those at which its machine reads them. late_rows: by file, how many steps it
+    was behind the rank's heartbeats.
     """
 
     rank: int = Field(ge=0)
@@ -230,6 +231,7 @@ class RankExit(Record):
     said_s: float | None = None
     watched_s: float | None = None
     wall_gap_s: float | None = None
+    late_rows: dict[str, int] = Field(default_factory=dict)
 
 
 class Begun(Record):
