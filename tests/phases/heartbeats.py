@@ -203,6 +203,8 @@ def _read_back(launch: Launch) -> Mapping[str, Any] | None:
         "tensors": ["model.norm.weight"],
         "elements": 64,
         "other": 0,
+        "read": len(saved),
+        "wrong": [],
         "kept": kept,
     }
 
