@@ -224,16 +224,24 @@ def test_every_process_is_one_rank() -> None:
     ]
 
 
-@pytest.mark.parametrize(("apart", "good"), [(0.0019, True), (0.0021, False)])
+@pytest.mark.parametrize(
+    ("device", "apart", "good"),
+    [
+        ("cuda", 1.9e-3, True),
+        ("cuda", 2.1e-3, False),
+        ("cpu", 1.9e-4, True),
+        ("cpu", 2.1e-4, False),
+    ],
+)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_first_step_is_of_the_batch_that_was_proven(
-    apart: float, good: bool, sign: int
+    device: str, apart: float, good: bool, sign: int
 ) -> None:
     """The mean over two ranks, of which one is off by twice as much."""
     table, ranks = honest()
     loss = (ranks[1].proof or {})["loss"] + 2 * sign * apart
     other = proof_of(ranks, 1, loss=loss, loss_again=loss)
-    found = accounts.first_loss_account(table, other, WORK)
+    found = accounts.first_loss_account(table, other, replace(WORK, device=device))
     told = f"the CSV's loss of step 1 is 5.60000, the ranks' proof of its batch came to {loss:.5f}"
     mean = (loss + (ranks[0].proof or {})["loss"]) / 2
     assert found == ([] if good else [told.replace(f"{loss:.5f}", f"{mean:.5f}")])
