@@ -1,7 +1,8 @@
 """Is what lies on the disk what the run held when the save began, and which steps lie there?
 
-Of a few tensors that the run's token draws, some elements are noted as a save begins. When the
-launch is over, rank 0 reads these tensors of its newest checkpoint back and compares, bit by bit.
+Of a few tensors that the run's token draws, some elements are noted as a save begins. When the next
+one begins, and when the launch is over, rank 0 reads these tensors of its newest checkpoint back
+and compares, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from torch import Tensor
 from nsa.contract import checkpoint_name
 from nsa.train.checkpoint import shared_state
 from nsa.train.engine import Engine
-from nsa.train.restore import read
+from nsa.train.restore import CheckpointError, read
 from nsa.train.retention import numbered
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
 _ELEMENTS = 64
+# Steps that are named; more of them say no more.
+_MOST_WRONG = 8
 
 
 class ReadBack:
-    """Notes what saves have to hold; `told` says whether the newest one does."""
+    """Notes what a save has to hold; `check` reads it back, `told` says what came of all."""
 
     def __init__(self, engine: Engine, *, token: str) -> None:
         self._engine = engine
@@ -33,6 +36,12 @@ class ReadBack:
         self._step: int | None = None
         self._places: dict[str, Tensor] = {}
         self._noted: dict[str, Tensor] = {}
+        self._read, self._wrong = 0, list[int]()
+
+    @property
+    def elements(self) -> int:
+        """How many are noted of each save."""
+        return sum(len(places) for places in self._places.values())
 
     def note(self, step: int) -> None:
         """A save of this step begins: copy the elements. Waits for nothing."""
@@ -46,25 +55,48 @@ class ReadBack:
             for name, places in self._places.items()
         }
 
+    def check(self, folder: Path) -> int:
+        """How many elements of the newest checkpoint, which is written, are not what was noted.
+
+        All of one that cannot be read: it is no reason to end a run that has the weights.
+        """
+        if self._step is None:
+            return 0
+        self._read += 1
+        try:
+            saved = read(folder / checkpoint_name(self._step), names=self._places)
+        except (CheckpointError, OSError):
+            saved = {}
+        other = sum(
+            self._differ(saved.get(name), name, places) for name, places in self._places.items()
+        )
+        if other and len(self._wrong) < _MOST_WRONG:
+            self._wrong.append(self._step)
+        return other
+
+    def _differ(self, saved: Tensor | None, name: str, places: Tensor) -> int:
+        if saved is None:
+            return len(places)
+        found = saved.reshape(-1).index_select(0, places.cpu())
+        return int((found != self._noted[name].cpu()).sum())
+
     def told(self, folder: Path) -> dict[str, Any] | None:
         """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
 
-        folder: of the checkpoints, all of which are written; `kept` are the steps that lie there.
-        None on other ranks, and where none was saved. Raises CheckpointError where the newest
-        cannot be read.
+        Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
+        that were not right. folder: of the checkpoints, all of which are written; `kept` are the
+        steps that lie there. None on other ranks, and where none was saved.
         """
         if self._step is None:
             return None
-        saved = read(folder / checkpoint_name(self._step), names=self._places)
-        other = 0
-        for name, places in self._places.items():
-            found = saved[name].reshape(-1).index_select(0, places.cpu())
-            other += int((found != self._noted[name].cpu()).sum())
+        other = self.check(folder)
         return {
             "step": self._step,
             "tensors": sorted(self._places),
-            "elements": sum(len(places) for places in self._places.values()),
+            "elements": self.elements,
             "other": other,
+            "read": self._read,
+            "wrong": self._wrong,
             "kept": sorted(numbered(folder)),
         }
 

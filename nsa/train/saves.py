@@ -49,6 +49,8 @@ class Saves:
         self._heartbeat.write(Event.CHECKPOINT_START)
         if self.under_way:
             self.finish()
+        # Beside the steps, and before the new save may put the one before it away.
+        self._noted.check(self._checkpoints.folder)
         self._noted.note(step)
         self._checkpoints.begin(step=step, position=position, val_loss=val_loss)
 

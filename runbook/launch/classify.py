@@ -74,6 +74,7 @@ def rank_exits(
                 signal=signal_name(code),
                 reason=state.exit_reason if state else "",
                 steps_done=_steps_done(state) if state else None,
+                late_rows=state.late_rows if state else {},
                 **(state.clocks() if state else {}),
             )
         )

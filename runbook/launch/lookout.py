@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nsa.contract import ENOUGH_FILE, TRAINING_CSV
 from runbook.launch.detectors import Monitor
+from runbook.launch.late_rows import LateRows
 from runbook.launch.observer import Observer
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankState
@@ -40,15 +41,17 @@ class Lookout:
         self.monitor = Monitor(run_dir, watch) if watch else None
         looks = launch.watched and launch.has_ranks
         self.resources = ResourceLog(run_dir) if looks else None
+        self._late_rows = LateRows(run_dir)
         self.notes: list[str] = []
         self._reported_step = -1
         self._looked_at, self._blocks_seen = 0.0, 0
 
     def tell_step(self, ranks: Mapping[int, RankState]) -> None:
-        """The first rank's step, where it is another one than before."""
+        """The first rank's step, and what its tables lack, where it is another one than before."""
         first = ranks.get(0)
         if first is not None and first.step != self._reported_step:
             self._reported_step = first.step
+            self._late_rows.look(first)
             self.observer.launch_progress(self.launch, first.step, self.steps, first.toks_per_s)
 
     def look(self, ranks: Mapping[int, RankState], *, now: float) -> None:

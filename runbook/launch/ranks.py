@@ -15,6 +15,7 @@ from typing import Any
 from nsa.contract import Event, Phase
 from runbook.launch.endings import exit_code_of, has_ended_under, process_state
 from runbook.launch.reaper import environment_holds, holds_file
+from runbook.launch.wall_clock import WallGap
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail
 
@@ -52,12 +53,20 @@ class RankState(RankFold):
     # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
     first_arrival: tuple[float, float] | None = None
     last_arrival: tuple[float, float] | None = None
+    # Of its wall clock: as seen here, and as its node tells it, where that is another machine.
+    wall_gap: WallGap = field(default_factory=WallGap)
+    elsewhere: bool = False
+    told_gap_s: float | None = None
+    # By the name of a file: how many steps it was behind its rank's word.
+    late_rows: dict[str, int] = field(default_factory=dict)
     _step_ended: bool = False
+    _spoke: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record of this launch in."""
         super().take(record)
+        self._spoke = True
         self.recent.append(record)
         self.latest[self.event] = record
         rate = record.get("toks_per_s")
@@ -81,7 +90,9 @@ class RankState(RankFold):
         if self._step_ended and self.mono is not None:
             self.last_arrival = (now, self.mono)
             self.first_arrival = self.first_arrival or self.last_arrival
-        self._step_ended = False
+        if self._spoke and self.ts is not None:
+            self.wall_gap.arrived(self.ts, time.time())
+        self._step_ended = self._spoke = False
 
     @property
     def usual_s(self) -> float | None:
@@ -89,11 +100,19 @@ class RankState(RankFold):
         return statistics.median(self._pauses) if len(self._pauses) >= _FEWEST_PAUSES else None
 
     def clocks(self) -> dict[str, float]:
-        """Seconds of its steps by both clocks, as the fields of `RankExit`."""
+        """Seconds of its steps by both clocks and how far its wall clock is off, for `RankExit`."""
+        found = {}
+        if (gap := self.gap_s) is not None:
+            found["wall_gap_s"] = round(gap, 3)
         if self.first_arrival is None or self.last_arrival is None:
-            return {}
+            return found
         watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
-        return {"watched_s": round(watched, 3), "said_s": round(said, 3)}
+        return {**found, "watched_s": round(watched, 3), "said_s": round(said, 3)}
+
+    @property
+    def gap_s(self) -> float | None:
+        """How far its wall clock is behind that of its machine, s; None where nobody knows."""
+        return self.told_gap_s if self.elsewhere else self.wall_gap.seconds
 
     @property
     def process_state(self) -> str:

@@ -140,6 +140,7 @@ def balance(
         *data_account(ranks, work),
         *copy_account(frame, ranks),
         *loss_account(frame, ranks),
+        *first_loss_account(frame, ranks, work),
     ]
 
 
@@ -227,6 +228,29 @@ def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
                 f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
             )
     return problems + _again_account(frame, ranks)
+
+
+def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """The loss of the first step is that of the batch that was proven: the mean over the ranks.
+
+    Where a step has several micro-batches, the proof knows only the first.
+    """
+    if work.step_tokens != work.pass_tokens or len(ranks) != work.nproc or not len(frame):
+        return []
+    proven = [(rank.proof or {}).get("loss") for rank in ranks]
+    known = [float(loss) for loss in proven if isinstance(loss, int | float)]
+    if len(known) < len(ranks):
+        return []  # said by `loss_account`
+    step, loss = int(frame["step"].iloc[0]), float(frame["loss"].iloc[0])
+    mean = sum(known) / len(known)
+    # On a GPU a step may be replayed, and the proof is launched from the host.
+    allowed = AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
+    if abs(loss - mean) <= allowed:
+        return []
+    return [
+        f"the CSV's loss of step {step} is {loss:.5f}, the ranks' proof of its batch came to "
+        f"{mean:.5f}"
+    ]
 
 
 def _again_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:

@@ -22,6 +22,8 @@ PAUSE_S = 0.1
 JITTER_S = 5e-5
 # Looking for new heartbeats, and being looked at late on a busy machine.
 ARRIVAL_S = 1.0
+# A heartbeat is read a tenth of a second after it was written, and of eight the nearest counts.
+WALL_S = 10.0
 # Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
 _MANY = 40
 # The middle of so many steps lies within their range at three standard errors: 2 * 0.5**10. Of
@@ -78,7 +80,7 @@ def time_account(
 
     lag: so many steps a device may be behind the host that notes their ends (CUDA: 1).
     """
-    problems = []
+    problems = day_account(exits)
     for end in exits:
         if end.said_s is None or end.watched_s is None:
             continue  # over before the launcher saw two of its steps
@@ -108,6 +110,20 @@ def time_account(
     return problems
 
 
+def day_account(exits: Sequence[RankExit]) -> list[str]:
+    """Every rank writes the time of day that its machine had when the line was read there."""
+    problems = []
+    for end in exits:
+        if (gap := end.wall_gap_s) is None or abs(gap) <= WALL_S:
+            continue  # over before its machine saw enough of its lines
+        side = "behind" if gap > 0 else "ahead of"
+        problems.append(
+            f"rank {end.rank} writes times (ts) that are {abs(gap):.1f} s {side} the clock of the "
+            "machine that it runs on"
+        )
+    return problems
+
+
 def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int = 0) -> list[str]:
     """The steps of one rank: does its own clock show the time of column dt_s?
 
@@ -119,7 +135,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
         return [f"rank {rank.rank}: {FEW_CLOCKED}"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())
-    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + _median_error(apart)
+    allowed = CLOCK_TOLERANCE * float(clock.median()) + JITTER_S + median_error(apart)
     off = len(both) >= _MIDDLE and abs(float(apart.median())) > allowed
     # A block begins with host and device side by side, and ends with the host up to `lag` ahead. A
     # rank that writes no dt_s ends a step a little earlier or later, at each end of a stretch anew.
@@ -190,7 +206,7 @@ def _usual(ends: pd.Series[float]) -> pd.Series[float]:
     return usual
 
 
-def _median_error(apart: pd.Series[float]) -> float:
+def median_error(apart: pd.Series[float]) -> float:
     """Three standard errors of the median, from the middle half: a few steps on a busy machine."""
     spread = 1.4826 * float((apart - apart.median()).abs().median())
     return 3 * 1.2533 * spread / math.sqrt(len(apart))

@@ -33,7 +33,7 @@ _ENDED: Mapping[str, type] = {
     **dict.fromkeys(_KEPT, float),
 }  # fmt: skip
 _PROGRESS: Mapping[str, type] = {"step": int, **dict.fromkeys(_SAID, float)}
-# When a step begins to fetch, and when it has its data.
+# When a step begins to fetch, has its data, and was computed once more.
 _MARKS: Mapping[str, type] = {"step": int, "mono": float}
 _OWN: Mapping[str, tuple[str, ...]] = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
 
@@ -49,6 +49,7 @@ class RankHistory(RankFold):
     progress: Table = field(default_factory=lambda: Table(_PROGRESS))
     started: Table = field(default_factory=lambda: Table(_MARKS))
     fetched: Table = field(default_factory=lambda: Table(_MARKS))
+    again: Table = field(default_factory=lambda: Table(_MARKS))
     misshapen: list[str] = field(default_factory=list)
     beside: dict[int, frozenset[str]] = field(default_factory=dict)
     _alone: bool = False
@@ -142,17 +143,22 @@ class RankHistory(RankFold):
             self._others = set()
             self.ended.add((self.step, when, wall, self._alone, embedded, digest, *kept))
             self._alone = True
-        elif self.event in (marks := self._marks()):
-            marks[self.event].add((self.step, self._number(record, "mono")))
-        elif self.event == Event.PROGRESS:
+            return
+        if (mark := self._marks().get(self.event)) is not None:
+            mark.add((self.step, self._number(record, "mono")))
+        if self.event == Event.PROGRESS:
             said = (self._number(record, name) for name in _SAID)
             self.progress.add((self.step, *said))
-        elif self.event not in _IN_A_STEP:
+        if self.event not in _IN_A_STEP:
             self._alone = False
             self._others.add(self.event)
 
     def _marks(self) -> dict[str, Table]:
-        return {Event.STEP_START: self.started, Event.FETCHED: self.fetched}
+        return {
+            Event.STEP_START: self.started,
+            Event.FETCHED: self.fetched,
+            Event.RECOMPUTED: self.again,
+        }
 
     def _number(self, record: Mapping[str, Any], name: str) -> float | None:
         """A field as a number, NaN included; a null is nothing, anything else is remembered."""
@@ -194,9 +200,12 @@ class RankHistory(RankFold):
         frame = self.ended.frame()
         ended = frame["step"].to_numpy()
         said = _of_steps(self.progress.frame(), ended)
-        begun, over = (_of_steps(table.frame(), ended)["mono"] for table in self._marks().values())
+        begun, over, again = (
+            _of_steps(table.frame(), ended)["mono"] for table in self._marks().values()
+        )
         with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
-            return frame.assign(**said, fetch_clock_s=over - begun)
+            timed = {"fetch_clock_s": over - begun, "timed_from": np.fmax(begun, again)}
+        return frame.assign(**said, **timed)
 
     def _keep_effect(self, record: Mapping[str, Any]) -> None:
         if len(self.effects) >= _KEPT_PER_KIND:

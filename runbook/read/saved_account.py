@@ -1,4 +1,4 @@
-"""Accounts of checkpoints: the newest one holds what the run held, and the right ones were kept."""
+"""Accounts of checkpoints: they hold what the run held, and the right ones were kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from nsa.contract import checkpoint_step
+from nsa.contract import Event, checkpoint_step
 from runbook.records.evidence import RankLog
 
 
@@ -51,8 +51,8 @@ class Keeping:
 
 
 def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
-    """What was wanted was written, rank 0 has read some tensors of the newest one back, and others
-    went as configured.
+    """What was wanted was written, rank 0 has read some tensors of each back, and those that were
+    to go went.
     """
     if not ranks:
         return []
@@ -71,7 +71,23 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
             f"{newest}: {told.get('other')} of {told['elements']} elements read back are not what "
             f"the run held when the save began ({', '.join(map(str, told.get('tensors') or ()))})"
         ]
-    return _other_ones_kept(ranks[0], told.get("kept"), keeping)
+    return [
+        *_earlier_ones(ranks[0], told),
+        *_other_ones_kept(ranks[0], told.get("kept"), keeping),
+    ]
+
+
+def _earlier_ones(rank: RankLog, told: Mapping[str, Any]) -> list[str]:
+    """Every checkpoint was read back, as the next save began, and held what was saved."""
+    read, written = told.get("read"), rank.counts.get(Event.CHECKPOINT, len(rank.checkpoints))
+    if read != written:
+        return [f"{read} of the {written} checkpoints that were written were read back"]
+    if wrong := told.get("wrong"):
+        return [
+            f"checkpoints of the steps {_listed(wrong)} did not hold what the run held when their "
+            "saves began"
+        ]
+    return []
 
 
 def _written(rank: RankLog) -> list[int]:

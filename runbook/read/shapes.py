@@ -386,6 +386,8 @@ EVENTS: Mapping[str, Fields] = {
                     "tensors": Items(is_text),
                     "elements": is_count,
                     "other": is_count,
+                    "read": is_count,
+                    "wrong": Items(is_count),
                     "kept": Items(is_count),
                 }
             ),

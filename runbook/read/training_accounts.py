@@ -14,8 +14,10 @@ from runbook.read.beside import beside_account
 from runbook.read.evaluation_account import evaluation_account
 from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
+from runbook.read.restarts import restart_account
 from runbook.read.saved_account import saved_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
+from runbook.read.written_account import written_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -45,6 +47,8 @@ def book_problems(
     return [
         *balance(frame, ranks, work, duration_s, exits),
         *beside_account(frame, ranks, env),
+        *written_account(exits),
+        *restart_account(frame, ranks, lag=int(work.device == "cuda")),
         *rate_account(frame, env),
         *memory_account(ranks, work),
         *gates_account(gates, ranks, work),

@@ -55,7 +55,8 @@ class RankLog:
     (nothing but the step since the one before), embedded (tokens), data (digest), mem_mib,
     reserved_mib, rss_mib, cuda_mib, cpu_s (of the whole process so far), and, where the step
     reported progress, loss, toks_per_s, grad_norm and fetch_s; fetch_clock_s is what lies between
-    the marks before and after fetching. `beside` has for each step, the first apart,
+    the marks before and after fetching, timed_from (s, as mono) the last mark before the step's
+    time begins. `beside` has for each step, the first apart,
     the events since the step before that are no part of a step. `checkpoints` are those that were
     written, each with its path and the seconds it took; `evaluations` have the step before them,
     the losses, and the digest of the rows that they read.

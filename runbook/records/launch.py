@@ -218,7 +218,9 @@ class RankExit(Record):
     """One rank's end, from its last heartbeat and from its parent's wait.
 
     said_s: time between two of its steps by the rank's own clock. watched_s: time between their
-    arrivals at the launcher, by the launcher's clock.
+    arrivals at the launcher, by the launcher's clock. wall_gap_s: how far the times of day that it
+    writes are behind those at which its machine reads them. late_rows: by file, how many steps it
+    was behind the rank's heartbeats.
     """
 
     rank: int = Field(ge=0)
@@ -228,6 +230,8 @@ class RankExit(Record):
     steps_done: int | None = None
     said_s: float | None = None
     watched_s: float | None = None
+    wall_gap_s: float | None = None
+    late_rows: dict[str, int] = Field(default_factory=dict)
 
 
 class Begun(Record):

@@ -135,6 +135,7 @@ def beats(
             "grad_norm": table["grad_norm"],
             "fetch_s": table["fetch_s"],
             "fetch_clock_s": table["fetch_s"] + 3e-5,
+            "timed_from": 1000.0 + table["dt_s"].cumsum() - table["dt_s"],
         }
     )
 
@@ -203,6 +204,8 @@ def _read_back(launch: Launch) -> Mapping[str, Any] | None:
         "tensors": ["model.norm.weight"],
         "elements": 64,
         "other": 0,
+        "read": len(saved),
+        "wrong": [],
         "kept": kept,
     }
 

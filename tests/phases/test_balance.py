@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from runbook.read.shapes import ENV, shaped
-from runbook.records import Outcome, Reason
+from runbook.records import Outcome, RankExit, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, heartbeats, spoil, traces
 
@@ -59,7 +59,21 @@ def _faster(made: LaunchEvidence) -> LaunchEvidence:
     )
 
 
+def _an_hour_behind(made: LaunchEvidence) -> LaunchEvidence:
+    """Every rank writes the time of an hour ago; its steps take as long as they say."""
+    exits = tuple(RankExit(rank=log.rank, code=0, wall_gap_s=3600.1) for log in made.ranks)
+    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+
+
+def _rows_in_memory(made: LaunchEvidence) -> LaunchEvidence:
+    """While it ran, training.csv lacked rows that rank 0 had told of."""
+    exits = (RankExit(rank=0, code=0, late_rows={"training.csv": 57}),)
+    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+
+
 SPOILED = [
+    ("accounts", _rows_in_memory, Reason.UNBALANCED, "training.csv was up to 57 steps behind"),
+    ("accounts", _an_hour_behind, Reason.UNBALANCED, "(ts) that are 3600.1 s behind the clock"),
     ("accounts", _same_data, Reason.UNBALANCED, "ranks 0 and 1 read the same data"),
     ("accounts", _faster, Reason.UNBALANCED, "dt_s sums to 0.500"),
     (

@@ -131,6 +131,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
             "grad_norm": table["grad_norm"],
             "fetch_s": fetched,
             "fetch_clock_s": fetched + 3e-5,
+            "timed_from": 500.0 + table["dt_s"].cumsum() - table["dt_s"],
             "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
         }
     )

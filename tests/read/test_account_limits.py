@@ -223,3 +223,38 @@ def test_every_process_is_one_rank() -> None:
     assert accounts.process_account(nameless) == [
         f"rank {number} names no process" for number in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("device", "apart", "good"),
+    [
+        ("cuda", 1.9e-3, True),
+        ("cuda", 2.1e-3, False),
+        ("cpu", 1.9e-4, True),
+        ("cpu", 2.1e-4, False),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_first_step_is_of_the_batch_that_was_proven(
+    device: str, apart: float, good: bool, sign: int
+) -> None:
+    """The mean over two ranks, of which one is off by twice as much."""
+    table, ranks = honest()
+    loss = (ranks[1].proof or {})["loss"] + 2 * sign * apart
+    other = proof_of(ranks, 1, loss=loss, loss_again=loss)
+    found = accounts.first_loss_account(table, other, replace(WORK, device=device))
+    told = f"the CSV's loss of step 1 is 5.60000, the ranks' proof of its batch came to {loss:.5f}"
+    mean = (loss + (ranks[0].proof or {})["loss"]) / 2
+    assert found == ([] if good else [told.replace(f"{loss:.5f}", f"{mean:.5f}")])
+    assert accounts.first_loss_account(table, other[:1], WORK) == [], "not all ranks"
+
+
+def test_of_several_micro_batches_only_the_first_is_proven() -> None:
+    table, ranks = honest()
+    other = proof_of(ranks, 1, loss=1.0, loss_again=1.0)
+    twice = replace(WORK, step_tokens=2 * WORK.step_tokens)
+    assert accounts.first_loss_account(table, other, twice) == []
+    assert len(accounts.first_loss_account(table, other, WORK)) == 1
+    silent = proof_of(ranks, 1, loss=None)
+    assert accounts.first_loss_account(table, silent, WORK) == []
+    assert len(accounts.loss_account(table, silent)) == 1

@@ -46,6 +46,16 @@ def test_steps_arrive_at_the_launcher_as_fast_as_they_are_said_to(
 
 
 @pytest.mark.parametrize(
+    ("gap_s", "says"),
+    [(9.9, ""), (-9.9, ""), (None, ""), (10.1, "10.1 s behind"), (-3600.0, "3600.0 s ahead of")],
+)
+def test_times_of_day_are_those_of_the_machine(gap_s: float | None, says: str) -> None:
+    ends = (RankExit(rank=0, code=0, wall_gap_s=0.1), RankExit(rank=1, code=0, wall_gap_s=gap_s))
+    told = f"rank 1 writes times (ts) that are {says} the clock of the machine that it runs on"
+    assert clocks.time_account(*honest(), None, ends) == ([told] if says else [])
+
+
+@pytest.mark.parametrize(
     ("span_s", "says"),
     [(102.1, ""), (102.2, "in a launch"), (38.0, ""), (37.9, "of a launch"), (None, "")],
 )

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -54,7 +55,7 @@ def read(path: Path, *, by_forms: bool, block: int = 4 << 20) -> dict[str, Any]:
         log = rank_log(fold, sha256=sha256, torn=torn, path=path.name)
     state = {name: value for name, value in vars(fold).items() if name not in ("_forms",)}
     state |= {f"log.{one.name}": getattr(log, one.name) for one in fields(log)}
-    tables = ("ended", "progress", "started", "fetched")
+    tables = ("ended", "progress", "started", "fetched", "again")
     return {name: value for name, value in state.items() if name not in tables}
 
 
@@ -85,6 +86,23 @@ def test_nearly_all_lines_of_a_healthy_rank_are_columns(tmp_path: Path) -> None:
     assert len(found.forms) == 4
     assert (found.form < 0).nonzero()[0].tolist() == [0, 1201]
     assert_same(path)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_marks_of_second_computations_are_columns_too(tmp_path: Path, every: int) -> None:
+    lines = []
+    for line in stepping(300).splitlines():
+        record = json.loads(line)
+        lines.append(line)
+        if record["event"] == "fetched" and record["step"] % every == 0:
+            again = record | {"event": "recomputed", "mono": record["mono"] + 0.01}
+            lines.append(json.dumps(again))
+    path = tmp_path / "x"
+    path.write_text("\n".join(lines) + "\n")
+    assert_same(path)
+    steps = read(path, by_forms=True)["log.steps"]
+    later = steps["timed_from"] - (100 + steps["step"] * 0.1234567)
+    assert np.flatnonzero(later > 0.005).tolist() == list(range(every - 1, 300, every))
 
 
 def test_a_file_of_many_forms_is_read_line_by_line(tmp_path: Path) -> None:

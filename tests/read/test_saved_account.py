@@ -12,7 +12,15 @@ from runbook.records.evidence import RankLog
 from tests.read.launches import honest
 
 WRITTEN = {"path": "checkpoints/step_20", "seconds": 1.0}
-TOLD = {"step": 20, "tensors": ["model.norm.weight"], "elements": 64, "other": 0, "kept": [20]}
+TOLD = {
+    "step": 20,
+    "tensors": ["model.norm.weight"],
+    "elements": 64,
+    "other": 0,
+    "read": 1,
+    "wrong": [],
+    "kept": [20],
+}
 
 
 def ranks(told: Any, *, written: bool = True) -> tuple[RankLog, ...]:
@@ -35,6 +43,9 @@ def test_what_was_read_back_as_it_was_saved_balances() -> None:
         ({**TOLD, "step": 10}, "step 10 was read back, the newest checkpoint is step_20"),
         ({**TOLD, "other": 3}, "step_20: 3 of 64 elements read back are not what the run held"),
         ({**TOLD, "other": None}, "step_20: None of 64 elements"),
+        ({**TOLD, "read": 0}, "0 of the 1 checkpoints that were written were read back"),
+        ({**TOLD, "read": None}, "None of the 1 checkpoints that were written"),
+        ({**TOLD, "wrong": [10]}, "checkpoints of the steps 10 did not hold what the run held"),
     ],
 )
 def test_anything_else_is_told(told: Any, said: str) -> None:
@@ -42,11 +53,18 @@ def test_anything_else_is_told(told: Any, said: str) -> None:
     assert problem.startswith(said)
 
 
+def test_of_more_checkpoints_than_are_kept_as_evidence_the_count_is_held() -> None:
+    (first, *others) = ranks({**TOLD, "read": 5000})
+    many = replace(first, counts={"checkpoint": 5000})
+    assert saved_account((many, *others), Keeping()) == []
+    assert len(saved_account((first, *others), Keeping())) == 1
+
+
 def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
     first, *others = honest()[1]
     assert first.steps is not None and list(first.steps["step"])[-1] == 60
     written = tuple({"path": f"checkpoints/step_{step}"} for step in (20, 40))
-    told = {**TOLD, "step": 40, "kept": [20, 40]}
+    told = {**TOLD, "step": 40, "read": 2, "kept": [20, 40]}
     rank = replace(first, checkpoints=written, ending={**first.ending, "saved": told})
     # The last step's is the launch's end to decide.
     assert saved_account((rank, *others), Keeping(saves=20)) == []
@@ -64,7 +82,7 @@ SAVED = (10, 20, 30, 40, 50)
 
 
 def that_keeps(kept: Any) -> tuple[RankLog, ...]:
-    first, *others = ranks({**TOLD, "step": SAVED[-1], "kept": kept})
+    first, *others = ranks({**TOLD, "step": SAVED[-1], "read": len(SAVED), "kept": kept})
     written = tuple({"path": f"checkpoints/step_{step}"} for step in SAVED)
     told = tuple({"step": step, "loss": loss} for step, loss in LOSSES.items())
     return (replace(first, checkpoints=written, evaluations=told), *others)

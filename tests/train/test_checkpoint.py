@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 from nsa.contract import CHECKSUMS_JSON
 from nsa.data.source import Batch
 from nsa.train import checkpoint, restore
-from nsa.train.checkpoint import Checkpoints
+from nsa.train.checkpoint import Checkpoints, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
 from nsa.train.optimizer import updates
 from nsa.train.output import RecordWriteError
 from nsa.train.ranks import choose_device, start_ranks
+from nsa.train.read_back import ReadBack
 from nsa.train.retention import Retention
 from tests.train.launching import SMOKE
 
@@ -210,3 +212,36 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
         gradients.append([p.grad for p in trainer.model.parameters()])
     for one, two in zip(*gradients, strict=True):
         torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("broken", [None, 1, 2, 3])
+def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> None:
+    """Three saves of which the newest alone stays; one holds other weights than the run."""
+    trainer = engine()
+    store = Checkpoints(tmp_path, trainer, Retention(last=1))
+    noted = ReadBack(trainer, token="t")
+    for step in (1, 2, 3):
+        train(trainer, range(step, step + 1))
+        assert noted.check(store.folder) == (noted.elements if broken == step - 1 else 0)
+        noted.note(step)
+        with torch.no_grad():
+            for state in shared_state(trainer).values():
+                state.add_(int(step == broken))
+        store.begin(step=step, position=POSITION, val_loss=None)
+        store.finish()
+    told = noted.told(store.folder)
+    assert told is not None
+    assert (told["read"], told["wrong"]) == (3, [] if broken is None else [broken])
+    assert (told["other"] > 0) == (broken == 3)
+    assert told["kept"] == [3]
+
+
+def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
+    trainer = engine()
+    store = Checkpoints(tmp_path, trainer, Retention())
+    noted = ReadBack(trainer, token="t")
+    train(trainer, range(1, 2))
+    noted.note(1)
+    store.begin(step=1, position=POSITION, val_loss=None)
+    shutil.rmtree(store.finish().path)
+    assert noted.check(store.folder) == noted.elements > 0

@@ -121,6 +121,7 @@ class Agent:
                 state="" if state.died_at is not None else state.process_state,
                 gone=state.died_at is not None,
                 exit_code=state.parent_saw,
+                gap_s=state.gap_s,
             )
             for rank, state in sorted(self.watch.ranks.items())
             if state.pid is not None

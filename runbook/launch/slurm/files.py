@@ -68,12 +68,16 @@ def job_name(token: str) -> str:
 
 
 class RankOnNode(Record):
-    """A rank's process as its node sees it. `exit_code` is what the kernel said of its end."""
+    """A rank's process as its node sees it. `exit_code` is what the kernel said of its end.
+
+    gap_s: how far the rank's wall clock is behind the node's.
+    """
 
     pid: int
     state: str
     gone: bool
     exit_code: int | None = None
+    gap_s: float | None = None
 
 
 class NodeEnd(Record):

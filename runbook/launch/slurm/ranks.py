@@ -93,6 +93,7 @@ class RanksOnNodes(RankWatch):
             if state is None:
                 continue
             state.pid, state.told_state = process.pid, process.state
+            state.told_gap_s = process.gap_s
             if process.gone and state.died_at is None:
                 state.parent_saw, state.died_at = process.exit_code, time.monotonic()
 
@@ -116,5 +117,5 @@ class RanksOnNodes(RankWatch):
         return next(told, self._given.get(rank, ""))
 
     def _adopt(self, state: RankState, pid: int) -> None:
-        """The number means something on its own node only."""
-        state.foreign_pid = pid
+        """The number, and the time of day, mean something on its own node only."""
+        state.foreign_pid, state.elsewhere = pid, True
