@@ -343,7 +343,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.EVAL: ("loss", "losses", "again", "embedded", "data", "seconds"),
     Event.CHECKPOINT: ("path", "sha256", "seconds", "held_up_s"),
     Event.MEMORY_DUMP: ("path",),
-    Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
+    Event.DDP_BUCKETS: ("arm", "block", "sizes_mib", "bytes", "last_bytes"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
     Event.COMPILED: ("where", "timed", "added", "graphs", "recorded", "breaks"),
     Event.ARM_FAILED: ("arm", "block", "error"),

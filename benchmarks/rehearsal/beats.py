@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rehearsal.effects import ALWAYS, MIB, buckets, effect, typed
+from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets, typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.proof import GROUPS, proof
 from benchmarks.rehearsal.steps import (
@@ -193,7 +193,7 @@ class Rank:
         if self.job.ddp:
             yield self.record(
                 Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
-                sizes_mib=buckets(self.job, block),
+                **told_buckets(self.job, block),
             )  # fmt: skip
         settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
         for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):

@@ -24,6 +24,7 @@ from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 from nsa.train import liger
 from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
+from nsa.train.ddp import MIB
 from nsa.train.engine import Engine
 from nsa.train.replay import REPLAYED_NODE
 
@@ -154,12 +155,18 @@ def _bucket(seen: Seen) -> Evidence:
     wrapped = seen.engine.wrapped
     if wrapped is None or wrapped.ddp is None:
         return False, "no DDP in this launch"
-    sizes = wrapped.bucket_sizes_mib()
-    if sizes is None:
+    buckets = wrapped.buckets()
+    if buckets is None:
         return False, "DDP has not rebuilt its buckets: too few steps"
     cap = seen.toggles.number("NSA_DDP_BUCKET_MB")
-    fits = len(sizes) > 1 or sum(sizes) <= cap
-    return fits, {"cap_mib": cap, "sizes_mib": sizes, "buckets": len(sizes)}
+    goes_by = wrapped.cap_bytes()
+    evidence = {
+        "cap_mib": cap,
+        "in_force_mib": round((goes_by or 0) / MIB, 4),
+        "sizes_mib": [round(bucket.size / MIB, 4) for bucket in buckets],
+        "buckets": len(buckets),
+    }
+    return goes_by == int(cap * MIB), evidence
 
 
 def _compress(seen: Seen) -> Evidence:

@@ -220,7 +220,12 @@ ENV = Fields(
         "resumed": Fields(
             {"path": is_text, "step": is_count, "sha256": is_text, "refused": Items(is_text)}
         ),
-        "arms": Fields({"warmup_steps": is_count}),
+        "arms": Fields(
+            {
+                "warmup_steps": is_count,
+                "blocks": Items(Fields({"block": is_count, "arm": is_text, "set": Each(is_text)})),
+            }
+        ),
     }
 )
 AUDIT = Fields({"arms": Each(Fields({"branches": Each(Fields({"kernel": is_text}))}))})
@@ -338,7 +343,14 @@ _SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
-    Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
+    Event.DDP_BUCKETS: Fields(
+        {
+            "arm": is_text,
+            "block": is_count,
+            "sizes_mib": Items(is_number),
+            **dict.fromkeys(("bytes", "last_bytes"), Items(is_count)),
+        }
+    ),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
     Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
     Event.EVAL: Fields(

@@ -15,6 +15,7 @@ from runbook.read.evaluation_account import evaluation_account
 from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
 from runbook.read.saved_account import saved_account
+from runbook.read.settings_account import settings_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -50,6 +51,7 @@ def book_problems(
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
         *saved_account(ranks, work.keeping),
+        *settings_account(ranks, env),
     ]
 
 

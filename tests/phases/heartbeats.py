@@ -58,9 +58,15 @@ def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     else:
         sizes = {"": launch.env.get("NSA_DDP_BUCKET_MB", "25")}
     return tuple(
-        {"arm": arm, "block": 0, "sizes_mib": [float(size)] * math.ceil(150 / float(size))}
-        for arm, size in sizes.items()
+        {"arm": arm, "block": 0, **cut_by(float(size), 150.0)} for arm, size in sizes.items()
     )
+
+
+def cut_by(cap_mib: float, of_mib: float) -> dict[str, Any]:
+    """The buckets of a model of so many MiB whose parameters have half of the cap each."""
+    sizes = [cap_mib] * math.ceil(of_mib / cap_mib)
+    whole = [round(size * 2**20) for size in sizes]
+    return {"sizes_mib": sizes, "bytes": whole, "last_bytes": [size // 2 for size in whole]}
 
 
 GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")

@@ -6,6 +6,7 @@ what its trainer would have left, in numbers that are easy to reason about.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -160,7 +161,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         "attention": attention(work) if cuda else {},
         "toggles": toggles,
         "notes": [],
-        "arms": {"warmup_steps": launch.schedule.warmup_steps} if launch.schedule else None,
+        "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
     }
 
 

@@ -16,6 +16,7 @@ from nsa.config import NSAConfig
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train import effects
+from nsa.train.ddp import Bucket
 from nsa.train.effects import Seen
 
 # Not in the table of rules: the loop and the tables say what they really do.
@@ -81,6 +82,22 @@ def test_fused_is_what_the_optimizer_goes_by_in_every_group(
     took, evidence = effects._judge("NSA_OPT_FUSED", shown)
     assert took == (set(groups) == {asked})
     assert evidence["fused"] == list(groups)
+
+
+@pytest.mark.parametrize(("goes_by", "took"), [(1.0, False), (0.5, True), (0.25, False)])
+def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None:
+    """Three buckets in each case: their number alone shows nothing."""
+    wrapped = SimpleNamespace(
+        ddp=True,
+        buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
+        cap_bytes=lambda: int(goes_by * 2**20),
+    )
+    shown = replace(
+        seen({"NSA_DDP_BUCKET_MB": "0.5"}), engine=cast("Any", SimpleNamespace(wrapped=wrapped))
+    )
+    found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
+    assert found is took
+    assert (evidence["cap_mib"], evidence["in_force_mib"]) == (0.5, goes_by)
 
 
 def test_safe_mode_is_all_of_its_consequences() -> None:

@@ -174,7 +174,9 @@ def test_buckets_are_those_that_ddp_rebuilt(everything: Launch) -> None:
     params_mib = everything.env()["effective"]["n_params"] * 4 / 2**20
     assert len(sizes) > 1
     assert sum(sizes) == pytest.approx(params_mib, abs=0.01)
-    assert everything.effects()["NSA_DDP_BUCKET_MB"]["took_effect"] is True
+    effect = everything.effects()["NSA_DDP_BUCKET_MB"]
+    assert effect["took_effect"] is True
+    assert effect["evidence"]["in_force_mib"] == effect["evidence"]["cap_mib"] == 0.25
 
 
 def test_fused_is_read_off_the_optimizer(everything: Launch) -> None:
