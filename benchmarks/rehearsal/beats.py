@@ -28,6 +28,8 @@ Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
 STARTED_S = 12.4
+# NSA_PG_TIMEOUT_MIN is 15; the host has so many cores, each of two CPUs.
+GROUP_TIMEOUT_S, CORES = 900.0, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +254,12 @@ class Rank:
             "shadow": self._shadow(done),
             "recomputed": self._recomputed(done),
             "proof": self._proof(done),
+            "in_force": {
+                "timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None,
+                "threads": 1 if self.job.ranks > 1 else CORES,
+                "cpus": 2 * CORES,
+                "variables": {"OMP_NUM_THREADS": "1" if self.job.ranks > 1 else None},
+            },
         }
 
     def _shadow(self, done: int) -> Mapping[str, Any]:

@@ -311,8 +311,14 @@ def _safe_mode(seen: Seen) -> Evidence:
 
 
 def _timeout(seen: Seen) -> Evidence:
-    minutes = seen.toggles.number("NSA_PG_TIMEOUT_MIN")
-    return seen.engine.ranks.grouped, {"timeout_s": minutes * 60}
+    ranks = seen.engine.ranks
+    if not ranks.grouped:
+        return False, "no process group in this launch"
+    told, asked_s = ranks.timeout_s, seen.toggles.number("NSA_PG_TIMEOUT_MIN") * 60
+    if told is None:
+        return None, "this torch does not tell the timeout of a process group"
+    # Backends keep whole milliseconds.
+    return abs(told - asked_s) < 2e-3, {"asked_s": asked_s, "timeout_s": told}
 
 
 def _compile(seen: Seen) -> Evidence:

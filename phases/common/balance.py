@@ -49,6 +49,7 @@ def balanced(case: Case, name: str) -> Finding:
         val=launch.val,
         duration_s=launch.result.duration_s,
         exits=launch.result.ranks,
+        given=launch.launch.env,
     )
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
@@ -60,8 +61,8 @@ def balanced(case: Case, name: str) -> Finding:
     if problems:
         reason = f"{name}: {listed(problems)}"
         # Where the files agree, and tell of another setting, they are right.
-        ignored = set(problems) <= set(settings_account(launch.ranks, case.env(name)))
-        if ignored:
+        ignored = settings_account(launch.ranks, case.env(name), launch.launch.env)
+        if set(problems) <= set(ignored):
             return failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
         found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
         title = f"Two sources disagree about the same steps, so no number of {name} counts."

@@ -11,20 +11,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import NSAError
+from nsa.contract import THREAD_VARIABLES, NSAError
 from nsa.toggles import TOGGLES, Value
 from runbook.records.evidence import RankLog
 
-_CAP = "NSA_DDP_BUCKET_MB"
+_CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"
+# Backends keep whole milliseconds.
+_TIMEOUT_TOLERANCE_S = 2e-3
 _MIB = 2**20
 # From so many steps on DDP has settled its buckets, whatever its options.
 _SETTLED = 4
 _SHOWN = 4
 
 
-def settings_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
-    """Every setting that the ranks do not run with as it was given."""
-    return bucket_account(ranks, env)
+def settings_account(
+    ranks: Sequence[RankLog], env: Mapping[str, Any], given: Mapping[str, str]
+) -> list[str]:
+    """Every setting that the ranks do not run with as it was given.
+
+    given: the variables that the launch was planned with, as far as they are known.
+    """
+    return [
+        *bucket_account(ranks, env),
+        *timeout_account(ranks, env),
+        *thread_account(ranks, given),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +99,57 @@ def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterato
         shown = "/".join(f"{size / _MIB:.4g}" for size in sizes[:_SHOWN])
         more = "/..." if len(sizes) > _SHOWN else ""
         yield f"DDP's buckets ({shown}{more} MiB) are those of {caps}, {_CAP}={cap:g}"
+
+
+def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
+    """The process group of every rank gives up when it was told to."""
+    asked = in_force(_TIMEOUT, {}, env)
+    if not isinstance(asked, int | float):
+        return [f"env.json does not say which {_TIMEOUT} is in force"]
+    problems = []
+    for rank in ranks:
+        found = _told(rank).get("timeout_s")
+        if found is None and len(ranks) > 1:
+            problems.append(f"rank {rank.rank} does not tell the timeout of its process group")
+        elif found is not None and not abs(found - 60 * asked) <= _TIMEOUT_TOLERANCE_S:
+            problems.append(
+                f"rank {rank.rank}: the process group waits for {found:g} s, {_TIMEOUT}={asked:g} "
+                f"asks for {60 * asked:g} s"
+            )
+    return problems
+
+
+def thread_account(ranks: Sequence[RankLog], given: Mapping[str, str]) -> list[str]:
+    """Every rank computes with the threads of OMP_NUM_THREADS: of the plan, else as it found it."""
+    problems = []
+    for rank in ranks:
+        told = _told(rank)
+        found = told.get("variables") or {}
+        omp, mkl = (given.get(name) or found.get(name) for name in THREAD_VARIABLES)
+        threads = told.get("threads")
+        if threads is None:
+            problems.append(f"rank {rank.rank} does not tell with how many threads it computes")
+            continue
+        if not omp or not omp.isdecimal() or (mkl or omp) != omp:
+            continue  # no plain number, or another library's: torch decides
+        if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
+            problems.append(
+                f"rank {rank.rank} computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
+            )
+    return problems
+
+
+def _one_a_core(threads: int, asked: int, cpus: int | None) -> bool:
+    """Are there fewer threads than asked for because MKL takes one for each core at most?
+
+    A core has one CPU, or two that share it.
+    """
+    return cpus is not None and threads < asked and cpus <= 2 * threads
+
+
+def _told(rank: RankLog) -> Mapping[str, Any]:
+    """What the rank says at its end that it runs with."""
+    return rank.ending.get("in_force") or {}
 
 
 def bucket_words(ranks: Sequence[RankLog]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import Ceiling, Event
+from nsa.contract import THREAD_VARIABLES, Ceiling, Event
 from runbook.read.forms import DIGEST_TEXT
 
 # Of a GPU in devices_before.json and devices_after.json.
@@ -386,6 +386,13 @@ EVENTS: Mapping[str, Fields] = {
                 }
             ),
             "proof": _PROOF,
+            "in_force": Fields(
+                {
+                    "timeout_s": is_number,
+                    **dict.fromkeys(("threads", "cpus"), is_count),
+                    "variables": Fields(dict.fromkeys(THREAD_VARIABLES, is_text)),
+                }
+            ),
             "saved": Fields(
                 {
                     "step": is_count,

@@ -41,8 +41,12 @@ def book_problems(
     val: pd.DataFrame | None,
     duration_s: float | None,
     exits: Sequence[RankExit] = (),
+    given: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Everything in the tables of a launch that no second source bears out."""
+    """Everything in the tables of a launch, and of its settings, that no second source bears out.
+
+    given: the variables that it was planned with, where there was a plan.
+    """
     return [
         *balance(frame, ranks, work, duration_s, exits),
         *beside_account(frame, ranks, env),
@@ -51,7 +55,7 @@ def book_problems(
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
         *saved_account(ranks, work.keeping),
-        *settings_account(ranks, env),
+        *settings_account(ranks, env, given or {}),
     ]
 
 

@@ -59,9 +59,28 @@ def _faster(made: LaunchEvidence) -> LaunchEvidence:
     )
 
 
+def _in_force(made: LaunchEvidence, **values: Any) -> LaunchEvidence:
+    """Rank 1 runs with other settings than it was given."""
+    ending = made.ranks[1].ending
+    told = {**ending["in_force"], **values}
+    return spoil.rank(1, ending={**ending, "in_force": told})(made)
+
+
 SPOILED = [
     ("accounts", _same_data, Reason.UNBALANCED, "ranks 0 and 1 read the same data"),
     ("accounts", _faster, Reason.UNBALANCED, "dt_s sums to 0.500"),
+    (
+        "accounts",
+        lambda made: _in_force(made, timeout_s=1800.0),
+        Reason.MISMATCH,
+        "rank 1: the process group waits for 1800 s",
+    ),
+    (
+        "accounts",
+        lambda made: _in_force(made, threads=4),
+        Reason.MISMATCH,
+        "rank 1 computes with 4 threads, OMP_NUM_THREADS=1",
+    ),
     (
         "gradients",
         lambda made: _proof(made, 1, mean_high=0.5),
@@ -95,6 +114,7 @@ def test_a_launch_that_does_not_balance_fails(
     assert check.code is code
     assert text in check.reason
     assert check.remedy
+    assert ("a setting that it was given" in check.remedy) is (code is Reason.MISMATCH)
 
 
 def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:

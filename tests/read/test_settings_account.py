@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from runbook.read.settings_account import Caps, bucket_account, bucket_words
-from tests.read.launches import Ranks, changed, honest
+from runbook.read.settings_account import (
+    Caps,
+    bucket_account,
+    bucket_words,
+    thread_account,
+    timeout_account,
+)
+from tests.read.launches import Ranks, changed, ending_of, honest
 
 MIB = 2**20
 # Bytes of parameters of very different sizes, as gradients come.
@@ -128,3 +134,91 @@ def test_a_launch_that_tells_no_buckets_is_told_once_it_must_have_some() -> None
     assert steps is not None
     short = changed(changed(ranks, 0, steps=steps[:3]), 1, steps=steps[:3])
     assert bucket_account(short, env(1.0)) == []
+
+
+def in_force(**changes: Any) -> dict[str, Any]:
+    """What a healthy rank says that it runs with; `variables` are those that it found."""
+    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None}
+    return {"timeout_s": 900.0, "threads": 1, "cpus": 8, "variables": variables, **changes}
+
+
+def running(**changes: Any) -> Ranks:
+    """Two ranks, of which the second runs with something else."""
+    ranks = ending_of(honest()[1], 0, in_force=in_force())
+    return ending_of(ranks, 1, in_force=in_force(**changes))
+
+
+def minutes(value: object) -> dict[str, Any]:
+    return {"toggles": [{"name": "NSA_PG_TIMEOUT_MIN", "value": value}]}
+
+
+def test_the_process_group_waits_as_long_as_it_was_told() -> None:
+    assert timeout_account(running(), {}) == []
+    assert timeout_account(running(timeout_s=9.0), minutes(0.15)) == [
+        "rank 0: the process group waits for 900 s, NSA_PG_TIMEOUT_MIN=0.15 asks for 9 s"
+    ]
+    # A third of a minute is no whole number of milliseconds in every step of the way.
+    third = ending_of(running(timeout_s=20.0), 0, in_force=in_force(timeout_s=19.999))
+    assert timeout_account(third, minutes(1 / 3)) == []
+    assert "does not say" in timeout_account(running(), minutes("soon"))[0]
+
+
+@pytest.mark.parametrize("ignored", [600.0, 1800.0])
+def test_torchs_own_timeout_in_the_place_of_the_toggles_is_told(ignored: float) -> None:
+    """torch's are 10 minutes for NCCL and 30 for gloo."""
+    (problem,) = timeout_account(running(timeout_s=ignored), {})
+    assert problem.startswith(f"rank 1: the process group waits for {ignored:g} s")
+
+
+def test_a_timeout_that_is_not_told_is_missed_of_several_ranks_only() -> None:
+    assert timeout_account(running(timeout_s=None), {}) == [
+        "rank 1 does not tell the timeout of its process group"
+    ]
+    assert timeout_account(honest()[1][:1], {}) == []
+
+
+def test_every_rank_computes_with_the_threads_of_the_plan() -> None:
+    assert thread_account(running(), {"OMP_NUM_THREADS": "1"}) == []
+    wanted = ["rank 1 computes with 2 threads, OMP_NUM_THREADS=1"]
+    assert thread_account(running(threads=2), {"OMP_NUM_THREADS": "1"}) == wanted
+    assert thread_account(running(threads=2), {}) == wanted, "by what the rank found"
+    # A trainer that changes the variable itself is held against the plan.
+    found = {"OMP_NUM_THREADS": "2"}
+    told = running(threads=2, variables=found)
+    assert thread_account(told, {"OMP_NUM_THREADS": "1"}) == wanted
+    assert thread_account(told, {}) == []
+    assert thread_account(honest()[1][:1], {}) == [
+        "rank 0 does not tell with how many threads it computes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "cpus", "told"),
+    [
+        ("16", 8, 16, False),  # eight cores, of which each has two CPUs: MKL takes no more
+        ("16", 8, 8, False),
+        ("16", 6, 16, True),  # no machine of 16 CPUs has so few cores
+        ("4", 2, 16, True),
+        ("4", 5, 4, True),
+        ("2", 1, 1, False),
+        ("2", 1, None, True),
+    ],
+)
+def test_fewer_threads_than_asked_for_are_explained_by_the_cores_only(
+    asked: str, threads: int, cpus: int | None, told: bool
+) -> None:
+    ranks = running(threads=threads, cpus=cpus, variables={"OMP_NUM_THREADS": asked})
+    assert bool(thread_account(ranks[1:], {})) is told
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"OMP_NUM_THREADS": None},
+        {"OMP_NUM_THREADS": "3,2"},
+        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"},
+    ],
+)
+def test_where_torch_decides_nothing_is_asked(variables: dict[str, Any]) -> None:
+    assert thread_account(running(threads=2, variables=variables)[1:], {}) == []

@@ -100,6 +100,19 @@ def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None
     assert (evidence["cap_mib"], evidence["in_force_mib"]) == (0.5, goes_by)
 
 
+@pytest.mark.parametrize(
+    ("told", "took"), [(300.0, True), (299.9995, True), (1800.0, False), (None, None)]
+)
+def test_the_timeout_is_the_process_groups_own(told: float | None, took: bool | None) -> None:
+    ranks = SimpleNamespace(grouped=True, timeout_s=told)
+    shown = replace(
+        seen({"NSA_PG_TIMEOUT_MIN": "5"}), engine=cast("Any", SimpleNamespace(ranks=ranks))
+    )
+    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is took
+    ranks.grouped = False
+    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is False
+
+
 def test_safe_mode_is_all_of_its_consequences() -> None:
     took, evidence = effects._judge("NSA_DDP_SAFE_MODE", seen({"NSA_DDP_SAFE_MODE": "1"}))
     assert took is True
