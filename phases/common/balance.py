@@ -62,8 +62,10 @@ def balanced(case: Case, name: str) -> Finding:
         reason = f"{name}: {listed(problems)}"
         # Where the files agree, and tell of another setting, they are right.
         ignored = settings_account(launch.ranks, case.env(name), launch.launch.env)
+        paths = (*paths, launch.env_path)
         if set(problems) <= set(ignored):
-            return failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
+            found = failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
+            return replace(found, title=f"{name} does not run with what it was given.")
         found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
         return replace(found, title=title)

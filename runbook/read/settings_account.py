@@ -7,12 +7,14 @@ tells the settings of the plan is another row's to say.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, NSAError
 from nsa.toggles import TOGGLES, Value
+from runbook.read.shapes import is_number
 from runbook.records.evidence import RankLog
 
 _CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"
@@ -22,6 +24,7 @@ _MIB = 2**20
 # From so many steps on DDP has settled its buckets, whatever its options.
 _SETTLED = 4
 _SHOWN = 4
+_PLAIN = re.compile(r"[1-9][0-9]{0,5}")
 
 
 def settings_account(
@@ -91,7 +94,7 @@ def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterato
         yield "DDP's buckets are told without the bytes of each and of its last parameter"
         return
     cap = in_force(_CAP, told, env)
-    if not isinstance(cap, int | float):
+    if not isinstance(cap, int | float) or not is_number(cap):
         yield f"env.json does not say which {_CAP} is in force"
         return
     caps = Caps.of(sizes, last)
@@ -104,7 +107,7 @@ def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterato
 def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
     """The process group of every rank gives up when it was told to."""
     asked = in_force(_TIMEOUT, {}, env)
-    if not isinstance(asked, int | float):
+    if not isinstance(asked, int | float) or not is_number(asked):
         return [f"env.json does not say which {_TIMEOUT} is in force"]
     problems = []
     for rank in ranks:
@@ -130,7 +133,7 @@ def thread_account(ranks: Sequence[RankLog], given: Mapping[str, str]) -> list[s
         if threads is None:
             problems.append(f"rank {rank.rank} does not tell with how many threads it computes")
             continue
-        if not omp or not omp.isdecimal() or (mkl or omp) != omp:
+        if not _PLAIN.fullmatch(omp or "") or (mkl or omp) != omp:
             continue  # no plain number, or another library's: torch decides
         if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
             problems.append(

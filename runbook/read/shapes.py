@@ -174,8 +174,16 @@ ENV = Fields(
                         "lr_schedule": is_text,
                     }
                 ),
-                "model": Fields({"n_layers": is_count}),
-                "nsa": Fields(dict.fromkeys(("l", "l_sel", "n_sel"), is_count)),
+                "model": Fields(
+                    {
+                        **dict.fromkeys(
+                            ("dim", "n_layers", "n_heads", "n_kv_groups", "d_k", "d_v"), is_count
+                        ),
+                        "mlp_ratio": is_number,
+                        "tie_embeddings": is_truth,
+                    }
+                ),
+                "nsa": Fields({**dict.fromkeys(("l", "l_sel", "n_sel"), is_count), "phi": is_text}),
             }
         ),
         "effective": Fields(

@@ -17,6 +17,7 @@ from runbook.read.learning import gradient_account, movement_account
 from runbook.read.saved_account import saved_account
 from runbook.read.settings_account import settings_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
+from runbook.read.size_account import size_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -55,6 +56,7 @@ def book_problems(
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
         *saved_account(ranks, work.keeping),
+        *size_account(env),
         *settings_account(ranks, env, given or {}),
     ]
 

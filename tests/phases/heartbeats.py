@@ -21,7 +21,7 @@ from tests.read.launches import recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
-SEED, VOCABULARY = 1337, 256
+SEED, VOCABULARY, LAYERS = 1337, 256, 12
 # 2026-01-01 00:00:00 UTC: the first step begins.
 BEGAN_AT = 1_767_225_600.0
 
@@ -86,7 +86,7 @@ SPOTS: Mapping[str, Any] = {
     "attention": 1e-3,
     "layer": 1e-3,
     "logits": 1e-3,
-    "layers": 2.0,
+    "layers": float(LAYERS),
     "seams": 0.0,
     "blocks_illegal": 0.0,
     "blocks_shortfall": 0.0,
@@ -185,7 +185,7 @@ def again(launch: Launch, table: pd.DataFrame) -> dict[str, Any]:
     """Loss and gradient of the steps that are computed twice."""
     profiled = "--profile-steps" in launch.argv
     steps = recomputed_steps(TOKEN, launch.after + 1, launch.steps, profiled=profiled)
-    return {**recomputed(steps, table, layers=2), "gradient": 1e-6}
+    return {**recomputed(steps, table, layers=LAYERS), "gradient": 1e-6}
 
 
 def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:

@@ -71,6 +71,12 @@ SPOILED = [
     ("accounts", _faster, Reason.UNBALANCED, "dt_s sums to 0.500"),
     (
         "accounts",
+        spoil.effective(n_params=78_404_784 + 256 * 768),
+        Reason.UNBALANCED,
+        "env.json counts 78601392 parameters, a model of its config has 78404784",
+    ),
+    (
+        "accounts",
         lambda made: _in_force(made, timeout_s=1800.0),
         Reason.MISMATCH,
         "rank 1: the process group waits for 1800 s",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from dataclasses import replace
@@ -222,3 +223,10 @@ def test_fewer_threads_than_asked_for_are_explained_by_the_cores_only(
 )
 def test_where_torch_decides_nothing_is_asked(variables: dict[str, Any]) -> None:
     assert thread_account(running(threads=2, variables=variables)[1:], {}) == []
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 10**400, True, "25", [25], None])
+def test_a_setting_that_is_no_number_is_told(odd: object) -> None:
+    (problem, _) = bucket_account(ranks_with(cut(25.0)), env(odd))
+    assert "NSA_DDP_BUCKET_MB" in problem
+    assert "NSA_PG_TIMEOUT_MIN" in timeout_account(running(), minutes(odd))[0]
