@@ -34,6 +34,8 @@ Evidence = tuple[bool | None, Any]
 # tensor from its lists.
 _VECTORIZED = 10
 _FUSED_KERNEL = "_fused_adamw_"
+# Of one parameter; of many at once it is `_foreach_addcdiv_`.
+_LOOP_KERNEL = "addcdiv_"
 _RECOMPUTES = "NSA_DDP_DISABLE_GC"
 # Judged in every run, set or not: the phases decide from them.
 ALWAYS = (
@@ -148,7 +150,10 @@ def _fused(seen: Seen) -> Evidence:
     }
     asked = seen.toggles.flag("NSA_OPT_FUSED")
     ran = _FUSED_KERNEL in kernels
-    return bool(steps) and all(fused) == any(fused) == asked == ran, evidence
+    # With fused=False instead of None torch drops its multi-tensor kernels on a GPU, too: there a
+    # loop over parameters is not the plain optimizer that fused is compared with.
+    looped = seen.engine.device.type == "cuda" and not asked and _LOOP_KERNEL in seen.update
+    return bool(steps) and not looped and all(fused) == any(fused) == asked == ran, evidence
 
 
 def _bucket(seen: Seen) -> Evidence:
