@@ -128,12 +128,12 @@ def thread_account(ranks: Sequence[RankLog], given: Mapping[str, str]) -> list[s
     for rank in ranks:
         told = _told(rank)
         found = told.get("variables") or {}
-        omp, mkl = (given.get(name) or found.get(name) for name in THREAD_VARIABLES)
+        omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
         threads = told.get("threads")
         if threads is None:
             problems.append(f"rank {rank.rank} does not tell with how many threads it computes")
             continue
-        if not _PLAIN.fullmatch(omp or "") or (mkl or omp) != omp:
+        if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
             continue  # no plain number, or another library's: torch decides
         if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
             problems.append(
