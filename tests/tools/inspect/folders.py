@@ -105,9 +105,6 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     lines: list[dict[str, object]] = [
         {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
     ]
-    if ranks > 1:
-        one = {"bytes": [4 * 462_232], "last_bytes": [131_072]}
-        lines.append({"event": "ddp_buckets", "step": 0, "ts": 1000, "mono": 5.0, **one})
     data = GeneratedData(
         kind="synthetic",
         seed=SEED,
@@ -128,6 +125,9 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
         told = {"embedded": 512 // ranks, "data": data.of_step(rank, step)}
         told |= {"mem_mib": 300.0, "rss_mib": 300.0}
         lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
+    if ranks > 1:
+        one = {"bytes": [4 * 462_232], "last_bytes": [131_072]}
+        lines.append({**now, "event": "ddp_buckets", **one})
     end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + mono, "mono": mono + 1.0}
     sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
     moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
