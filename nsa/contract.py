@@ -77,6 +77,8 @@ class ExitCode(IntEnum):
 RUN_TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
 # The run directory to write into; it must hold no earlier run.
 RUN_DIR_VARIABLE = "RUNBOOK_RUN_DIR"
+# With how many threads a process computes on the CPU; the second counts for MKL where both are set.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # The config file, where no --config is given.
 CONFIG_VARIABLE = "CONFIG"
 
@@ -343,7 +345,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.EVAL: ("loss", "losses", "again", "embedded", "data", "seconds"),
     Event.CHECKPOINT: ("path", "sha256", "seconds", "held_up_s"),
     Event.MEMORY_DUMP: ("path",),
-    Event.DDP_BUCKETS: ("arm", "block", "sizes_mib"),
+    Event.DDP_BUCKETS: ("arm", "block", "sizes_mib", "bytes", "last_bytes"),
     Event.EFFECT: ("toggle", "value", "took_effect", "evidence", "arm", "block"),
     Event.COMPILED: ("where", "timed", "added", "graphs", "recorded", "breaks"),
     Event.ARM_FAILED: ("arm", "block", "error"),
@@ -353,7 +355,7 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.EXIT: (
         "code", "reason", "steps_done", "param_hash", "fetched_sum", "embedded_sum", "moved",
         "largest_lr", "updates", "first_update", "shadow", "recomputed", "proof",
-        "saved", "loader",
+        "saved", "loader", "in_force",
     ),
 }  # fmt: skip
 

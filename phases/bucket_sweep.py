@@ -93,7 +93,10 @@ class BucketSweep(AbPhase):
         problems = dict.fromkeys((*effects, *_size_problems(sizes, same=case.context.aa)))
         paths = [rank.path for name in self.names(case) for rank in case.launch(name).ranks[:1]]
         if problems:
-            return invalid(Reason.NO_EFFECT, "; ".join(problems), evidence=paths)
+            # Where the trainer makes others than it was told, the profile's sizes are not to blame.
+            topic = "settings" if effects else ""
+            reason = "; ".join(problems)
+            return invalid(Reason.NO_EFFECT, reason, evidence=paths, topic=topic)
         counts = ", ".join(f"{arm}: {len(size)} buckets" for arm, size in sizes.items())
         first = case.launch(self.names(case)[0]).ranks[0]
         return passed(

@@ -240,6 +240,13 @@ _TRAINING: dict[str, Remedy] = {
         "do not use these numbers: the files named as evidence tell different things about the "
         "same steps. Find out which of them is wrong, and fix how the trainer writes it"
     ),
+    "settings": (
+        "the trainer does not run with a setting that it was given. The row names the setting, the "
+        "value asked for and what was seen: follow that value through the trainer's code to the "
+        "call that takes it (NSA_DDP_BUCKET_MB to DistributedDataParallel as bucket_cap_mb, "
+        "NSA_PG_TIMEOUT_MIN to init_process_group as timeout), and look for calls that change it "
+        "(torch.set_num_threads)"
+    ),
     "gradients": (
         "the row names the rank, the parameters or the type: look at how the trainer wraps the "
         "model, registers its hook and steps the optimizer, and at the learning rate"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rehearsal.effects import ALWAYS, MIB, buckets, effect, typed
+from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets, typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.proof import GROUPS, proof
 from benchmarks.rehearsal.steps import (
@@ -28,6 +28,8 @@ Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
 STARTED_S = 12.4
+# NSA_PG_TIMEOUT_MIN is 15; the host has so many cores, each of two CPUs.
+GROUP_TIMEOUT_S, CORES = 900.0, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +195,7 @@ class Rank:
         if self.job.ddp:
             yield self.record(
                 Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
-                sizes_mib=buckets(self.job, block),
+                **told_buckets(self.job, block),
             )  # fmt: skip
         settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
         for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):
@@ -252,6 +254,12 @@ class Rank:
             "shadow": self._shadow(done),
             "recomputed": self._recomputed(done),
             "proof": self._proof(done),
+            "in_force": {
+                "timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None,
+                "threads": 1 if self.job.ranks > 1 else CORES,
+                "cpus": 2 * CORES,
+                "variables": {"OMP_NUM_THREADS": "1" if self.job.ranks > 1 else None},
+            },
         }
 
     def _shadow(self, done: int) -> Mapping[str, Any]:

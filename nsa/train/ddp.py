@@ -65,6 +65,32 @@ def compressed_all_reduce(stats: WireStats, bucket: GradBucket) -> Future[Tensor
     return future.then(widen)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Bytes that DDP sends at once, and those of the last parameter that it put in there."""
+
+    size: int
+    last: int
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a text that separates them by commas or blanks."""
+    return [int(number) for number in text.replace(",", " ").split()]
+
+
+def _filled(sizes: list[int], parameters: list[int]) -> list[Bucket]:
+    """Buckets of these sizes, filled with parameters of these bytes one after the other."""
+    left = iter(parameters)
+    made = []
+    for size in sizes:
+        inside = last = 0
+        while inside < size:
+            last = next(left)
+            inside += last
+        made.append(Bucket(size=size, last=last))
+    return made
+
+
 class Wrapped:
     """The model as the step calls it: through DDP, or as it is for a single process."""
 
@@ -112,8 +138,8 @@ class Wrapped:
         if self.wire is not None:
             self.wire.take()
 
-    def bucket_sizes_mib(self) -> list[float] | None:
-        """Sizes of the buckets in use; None until DDP has rebuilt them after its first steps.
+    def buckets(self) -> list[Bucket] | None:
+        """The buckets in use; None until DDP has rebuilt them after its first steps.
 
         While it searches for unused parameters DDP keeps the buckets that it began with.
         """
@@ -123,8 +149,17 @@ class Wrapped:
         kept = self.ddp.find_unused_parameters and not self.static_graph
         if not kept and not data.get("has_rebuilt_buckets"):
             return None
-        sizes = str(data.get("bucket_sizes" if kept else "rebuilt_bucket_sizes", ""))
-        return [round(int(size) / MIB, 4) for size in sizes.split(",") if size.strip()]
+        own = [p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad]
+        sizes = _numbers(data["bucket_sizes" if kept else "rebuilt_bucket_sizes"])
+        if not kept:
+            filled = _numbers(data["rebuilt_per_bucket_param_indices"])
+            return _filled(sizes, [own[place] for place in filled])
+        # It filled these with the parameters as the model lists them, and then turned them round.
+        return _filled(sizes[::-1], own)[::-1]
+
+    def cap_bytes(self) -> int | None:
+        """The cap of a bucket that DDP itself goes by; None without DDP."""
+        return None if self.ddp is None else int(self.ddp.bucket_bytes_cap)
 
     def facts(self) -> dict[str, bool]:
         """What DDP itself says about its options."""

@@ -24,6 +24,7 @@ from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 from nsa.train import liger
 from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
+from nsa.train.ddp import MIB
 from nsa.train.engine import Engine
 from nsa.train.replay import REPLAYED_NODE
 
@@ -33,6 +34,8 @@ Evidence = tuple[bool | None, Any]
 # tensor from its lists.
 _VECTORIZED = 10
 _FUSED_KERNEL = "_fused_adamw_"
+# Of one parameter; of many at once it is `_foreach_addcdiv_`.
+_LOOP_KERNEL = "addcdiv_"
 _RECOMPUTES = "NSA_DDP_DISABLE_GC"
 # Judged in every run, set or not: the phases decide from them.
 ALWAYS = (
@@ -147,19 +150,28 @@ def _fused(seen: Seen) -> Evidence:
     }
     asked = seen.toggles.flag("NSA_OPT_FUSED")
     ran = _FUSED_KERNEL in kernels
-    return bool(steps) and all(fused) == any(fused) == asked == ran, evidence
+    # With fused=False instead of None torch drops its multi-tensor kernels on a GPU, too: there a
+    # loop over parameters is not the plain optimizer that fused is compared with.
+    looped = seen.engine.device.type == "cuda" and not asked and _LOOP_KERNEL in seen.update
+    return bool(steps) and not looped and all(fused) == any(fused) == asked == ran, evidence
 
 
 def _bucket(seen: Seen) -> Evidence:
     wrapped = seen.engine.wrapped
     if wrapped is None or wrapped.ddp is None:
         return False, "no DDP in this launch"
-    sizes = wrapped.bucket_sizes_mib()
-    if sizes is None:
+    buckets = wrapped.buckets()
+    if buckets is None:
         return False, "DDP has not rebuilt its buckets: too few steps"
     cap = seen.toggles.number("NSA_DDP_BUCKET_MB")
-    fits = len(sizes) > 1 or sum(sizes) <= cap
-    return fits, {"cap_mib": cap, "sizes_mib": sizes, "buckets": len(sizes)}
+    goes_by = wrapped.cap_bytes()
+    evidence = {
+        "cap_mib": cap,
+        "in_force_mib": round((goes_by or 0) / MIB, 4),
+        "sizes_mib": [round(bucket.size / MIB, 4) for bucket in buckets],
+        "buckets": len(buckets),
+    }
+    return goes_by == int(cap * MIB), evidence
 
 
 def _compress(seen: Seen) -> Evidence:
@@ -304,8 +316,14 @@ def _safe_mode(seen: Seen) -> Evidence:
 
 
 def _timeout(seen: Seen) -> Evidence:
-    minutes = seen.toggles.number("NSA_PG_TIMEOUT_MIN")
-    return seen.engine.ranks.grouped, {"timeout_s": minutes * 60}
+    ranks = seen.engine.ranks
+    if not ranks.grouped:
+        return False, "no process group in this launch"
+    told, asked_s = ranks.timeout_s, seen.toggles.number("NSA_PG_TIMEOUT_MIN") * 60
+    if told is None:
+        return None, "this torch does not tell the timeout of a process group"
+    # Backends keep whole milliseconds.
+    return abs(told - asked_s) < 2e-3, {"asked_s": asked_s, "timeout_s": told}
 
 
 def _compile(seen: Seen) -> Evidence:

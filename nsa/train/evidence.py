@@ -23,6 +23,7 @@ from nsa.contract import (
 )
 from nsa.train.arms import Block
 from nsa.train.compiled import backward_nodes
+from nsa.train.ddp import MIB, Bucket
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
@@ -238,7 +239,7 @@ class BlockEvidence:
         if self.emitted or self._steps < 2:
             return False
         grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
-        if grouped and self._steps < _EVIDENCE_STEPS and not self._bucket_sizes():
+        if grouped and self._steps < _EVIDENCE_STEPS and not self._buckets():
             return False
         self.emit()
         return True
@@ -248,10 +249,15 @@ class BlockEvidence:
         if self.emitted or not self._steps:
             return
         self.emitted = True
-        block, sizes = self.block, self._bucket_sizes()
-        if sizes is not None:
+        block, buckets = self.block, self._buckets()
+        if buckets is not None:
             self.log.heartbeat.write(
-                Event.DDP_BUCKETS, arm=block.arm, block=block.index, sizes_mib=sizes
+                Event.DDP_BUCKETS,
+                arm=block.arm,
+                block=block.index,
+                sizes_mib=[round(bucket.size / MIB, 4) for bucket in buckets],
+                bytes=[bucket.size for bucket in buckets],
+                last_bytes=[bucket.last for bucket in buckets],
             )
         if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
             self.log.audit(block.arm, self._audit)
@@ -276,6 +282,6 @@ class BlockEvidence:
             layer_calls=self._layer_calls,
         )
 
-    def _bucket_sizes(self) -> list[float] | None:
+    def _buckets(self) -> list[Bucket] | None:
         wrapped = self.engine.wrapped
-        return wrapped.bucket_sizes_mib() if wrapped else None
+        return wrapped.buckets() if wrapped else None

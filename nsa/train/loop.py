@@ -30,6 +30,7 @@ from nsa.train.evaluation import Evaluations
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
 from nsa.train.heartbeat import Heartbeat
+from nsa.train.in_force import in_force
 from nsa.train.launch import LaunchPlan
 from nsa.train.optimizer import updates
 from nsa.train.output import say
@@ -180,6 +181,7 @@ class Loop:
             "proof": self._last_proof,
             "saved": self._read,
             "loader": self.source.statistics(),
+            "in_force": in_force(self.ranks),
         }
 
     def watcher(self, block: Block) -> BlockEvidence:

@@ -37,6 +37,21 @@ class Ranks:
         """Number of ranks."""
         return self.place.world_size if self.grouped else 1
 
+    @property
+    def timeout_s(self) -> float | None:
+        """After how long the process group gives a collective up, as its backend has it.
+
+        None without a group, and where this torch does not tell.
+        """
+        if not self.grouped:
+            return None
+        group = dist.distributed_c10d._get_default_group()
+        backend = group._get_backend(self.device)
+        # Under TORCH_DISTRIBUTED_DEBUG=DETAIL another one stands before it.
+        backend = getattr(backend, "wrapped_pg", backend)
+        options = getattr(backend, "options", None)
+        return None if options is None else float(options._timeout.total_seconds())
+
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sum over the ranks."""
         if self.world_size == 1:

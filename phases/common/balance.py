@@ -26,6 +26,7 @@ from runbook.read.accounts import Workload
 from runbook.read.beside import beside_words
 from runbook.read.clocks import FEW_CLOCKED
 from runbook.read.learning import oracle_account, oracle_tolerance
+from runbook.read.settings_account import bucket_words, settings_account
 from runbook.read.shadow_account import left_over_account
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
@@ -48,6 +49,7 @@ def balanced(case: Case, name: str) -> Finding:
         val=launch.val,
         duration_s=launch.result.duration_s,
         exits=launch.result.ranks,
+        given=launch.launch.env,
     )
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
@@ -58,11 +60,17 @@ def balanced(case: Case, name: str) -> Finding:
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
     if problems:
         reason = f"{name}: {listed(problems)}"
+        # Where the files agree, and tell of another setting, they are right.
+        ignored = settings_account(launch.ranks, case.env(name), launch.launch.env)
+        paths = (*paths, launch.env_path)
+        if set(problems) <= set(ignored):
+            found = failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
+            return replace(found, title=f"{name} does not run with what it was given.")
         found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
         return replace(found, title=title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
-    reason += beside_words(log.frame, launch.ranks[0])
+    reason += beside_words(log.frame, launch.ranks[0]) + bucket_words(launch.ranks)
     return passed(reason, measurement=value, evidence=paths)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import Ceiling, Event
+from nsa.contract import THREAD_VARIABLES, Ceiling, Event
 from runbook.read.forms import DIGEST_TEXT
 
 # Of a GPU in devices_before.json and devices_after.json.
@@ -174,8 +174,16 @@ ENV = Fields(
                         "lr_schedule": is_text,
                     }
                 ),
-                "model": Fields({"n_layers": is_count}),
-                "nsa": Fields(dict.fromkeys(("l", "l_sel", "n_sel"), is_count)),
+                "model": Fields(
+                    {
+                        **dict.fromkeys(
+                            ("dim", "n_layers", "n_heads", "n_kv_groups", "d_k", "d_v"), is_count
+                        ),
+                        "mlp_ratio": is_number,
+                        "tie_embeddings": is_truth,
+                    }
+                ),
+                "nsa": Fields({**dict.fromkeys(("l", "l_sel", "n_sel"), is_count), "phi": is_text}),
             }
         ),
         "effective": Fields(
@@ -220,7 +228,12 @@ ENV = Fields(
         "resumed": Fields(
             {"path": is_text, "step": is_count, "sha256": is_text, "refused": Items(is_text)}
         ),
-        "arms": Fields({"warmup_steps": is_count}),
+        "arms": Fields(
+            {
+                "warmup_steps": is_count,
+                "blocks": Items(Fields({"block": is_count, "arm": is_text, "set": Each(is_text)})),
+            }
+        ),
     }
 )
 AUDIT = Fields({"arms": Each(Fields({"branches": Each(Fields({"kernel": is_text}))}))})
@@ -344,7 +357,14 @@ _SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
-    Event.DDP_BUCKETS: Fields({"arm": is_text, "block": is_count, "sizes_mib": Items(is_number)}),
+    Event.DDP_BUCKETS: Fields(
+        {
+            "arm": is_text,
+            "block": is_count,
+            "sizes_mib": Items(is_number),
+            **dict.fromkeys(("bytes", "last_bytes"), Items(is_count)),
+        }
+    ),
     Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
     Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
     Event.EVAL: Fields(
@@ -380,6 +400,13 @@ EVENTS: Mapping[str, Fields] = {
                 }
             ),
             "proof": _PROOF,
+            "in_force": Fields(
+                {
+                    "timeout_s": is_number,
+                    **dict.fromkeys(("threads", "cpus"), is_count),
+                    "variables": Fields(dict.fromkeys(THREAD_VARIABLES, is_text)),
+                }
+            ),
             "saved": Fields(
                 {
                     "step": is_count,

@@ -16,7 +16,9 @@ from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
 from runbook.read.restarts import restart_account
 from runbook.read.saved_account import saved_account
+from runbook.read.settings_account import settings_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
+from runbook.read.size_account import size_account
 from runbook.read.written_account import written_account
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -42,8 +44,12 @@ def book_problems(
     val: pd.DataFrame | None,
     duration_s: float | None,
     exits: Sequence[RankExit] = (),
+    given: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Everything in the tables of a launch that no second source bears out."""
+    """Everything in the tables of a launch, and of its settings, that no second source bears out.
+
+    given: the variables that it was planned with, where there was a plan.
+    """
     return [
         *balance(frame, ranks, work, duration_s, exits),
         *beside_account(frame, ranks, env),
@@ -54,6 +60,8 @@ def book_problems(
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
         *saved_account(ranks, work.keeping),
+        *size_account(env),
+        *settings_account(ranks, env, given or {}),
     ]
 
 

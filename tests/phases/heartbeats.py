@@ -21,7 +21,7 @@ from tests.read.launches import recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
-SEED, VOCABULARY = 1337, 256
+SEED, VOCABULARY, LAYERS = 1337, 256, 12
 # 2026-01-01 00:00:00 UTC: the first step begins.
 BEGAN_AT = 1_767_225_600.0
 
@@ -58,9 +58,15 @@ def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     else:
         sizes = {"": launch.env.get("NSA_DDP_BUCKET_MB", "25")}
     return tuple(
-        {"arm": arm, "block": 0, "sizes_mib": [float(size)] * math.ceil(150 / float(size))}
-        for arm, size in sizes.items()
+        {"arm": arm, "block": 0, **cut_by(float(size), 150.0)} for arm, size in sizes.items()
     )
+
+
+def cut_by(cap_mib: float, of_mib: float) -> dict[str, Any]:
+    """The buckets of a model of so many MiB whose parameters have half of the cap each."""
+    sizes = [cap_mib] * math.ceil(of_mib / cap_mib)
+    whole = [round(size * 2**20) for size in sizes]
+    return {"sizes_mib": sizes, "bytes": whole, "last_bytes": [size // 2 for size in whole]}
 
 
 GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
@@ -81,7 +87,7 @@ SPOTS: Mapping[str, Any] = {
     "attention": 1e-3,
     "layer": 1e-3,
     "logits": 1e-3,
-    "layers": 2.0,
+    "layers": float(LAYERS),
     "seams": 0.0,
     "blocks_illegal": 0.0,
     "blocks_shortfall": 0.0,
@@ -181,7 +187,7 @@ def again(launch: Launch, table: pd.DataFrame) -> dict[str, Any]:
     """Loss and gradient of the steps that are computed twice."""
     profiled = "--profile-steps" in launch.argv
     steps = recomputed_steps(TOKEN, launch.after + 1, launch.steps, profiled=profiled)
-    return {**recomputed(steps, table, layers=2), "gradient": 1e-6}
+    return {**recomputed(steps, table, layers=LAYERS), "gradient": 1e-6}
 
 
 def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
@@ -207,6 +213,19 @@ def _read_back(launch: Launch) -> Mapping[str, Any] | None:
         "read": len(saved),
         "wrong": [],
         "kept": kept,
+    }
+
+
+def _in_force(launch: Launch) -> Mapping[str, Any]:
+    """The timeout and the threads that the launch asks for; torchrun asks for one thread."""
+    variables = {"OMP_NUM_THREADS": "1", **launch.env} if launch.nproc > 1 else launch.env
+    threads = variables.get("OMP_NUM_THREADS")
+    minutes = float(launch.env.get("NSA_PG_TIMEOUT_MIN", "15"))
+    return {
+        "timeout_s": 60 * minutes if launch.nproc > 1 else None,
+        "threads": int(threads or 8),
+        "cpus": 16,
+        "variables": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": None},
     }
 
 
@@ -242,6 +261,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
                 "saved": _read_back(launch) if rank == 0 else None,
+                "in_force": _in_force(launch),
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
         )

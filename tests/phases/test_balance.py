@@ -71,11 +71,36 @@ def _rows_in_memory(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, result=made.result.model_copy(update={"ranks": exits}))
 
 
+def _in_force(made: LaunchEvidence, **values: Any) -> LaunchEvidence:
+    """Rank 1 runs with other settings than it was given."""
+    ending = made.ranks[1].ending
+    told = {**ending["in_force"], **values}
+    return spoil.rank(1, ending={**ending, "in_force": told})(made)
+
+
 SPOILED = [
     ("accounts", _rows_in_memory, Reason.UNBALANCED, "training.csv was up to 57 steps behind"),
     ("accounts", _an_hour_behind, Reason.UNBALANCED, "(ts) that are 3600.1 s behind the clock"),
     ("accounts", _same_data, Reason.UNBALANCED, "ranks 0 and 1 read the same data"),
     ("accounts", _faster, Reason.UNBALANCED, "dt_s sums to 0.500"),
+    (
+        "accounts",
+        spoil.effective(n_params=78_404_784 + 256 * 768),
+        Reason.UNBALANCED,
+        "env.json counts 78601392 parameters, a model of its config has 78404784",
+    ),
+    (
+        "accounts",
+        lambda made: _in_force(made, timeout_s=1800.0),
+        Reason.MISMATCH,
+        "rank 1: the process group waits for 1800 s",
+    ),
+    (
+        "accounts",
+        lambda made: _in_force(made, threads=4),
+        Reason.MISMATCH,
+        "rank 1 computes with 4 threads, OMP_NUM_THREADS=1",
+    ),
     (
         "gradients",
         lambda made: _proof(made, 1, mean_high=0.5),
@@ -109,6 +134,7 @@ def test_a_launch_that_does_not_balance_fails(
     assert check.code is code
     assert text in check.reason
     assert check.remedy
+    assert ("a setting that it was given" in check.remedy) is (code is Reason.MISMATCH)
 
 
 def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:

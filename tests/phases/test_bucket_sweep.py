@@ -9,7 +9,7 @@ import pytest
 from runbook import registry
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder, spoil, traces
+from tests.phases import builder, heartbeats, spoil, traces
 from tests.phases.answers import WHERE, get, judged, said
 
 PHASES = registry.phases()
@@ -89,6 +89,30 @@ def test_buckets_that_did_not_differ_decide_nothing(change: spoil.Change, text: 
         check = get(judgement, f"bucket_sweep.{what}")
         assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT) and text in check.reason
     assert judgement.choices == {}
+
+
+def _twice(made: LaunchEvidence) -> LaunchEvidence:
+    """Every arm's DDP got twice its cap: the largest arm has one bucket of all gradients."""
+    sizes = made.launch.schedule.settings if made.launch.schedule else {}
+    told = tuple(
+        {"arm": arm, "block": 0, **heartbeats.cut_by(2 * float(one["NSA_DDP_BUCKET_MB"]), 150.0)}
+        for arm, one in sizes.items()
+    )
+    return spoil.every_rank(ddp_buckets=told)(made)
+
+
+def test_buckets_of_twice_the_cap_fail_and_the_trainer_is_to_blame() -> None:
+    found = builder.evidence("bucket_sweep", WHERE, change=_twice)
+    check = builder.row("bucket_sweep", "accounts", found, WHERE)
+    assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "rank 0 in arm 25: DDP's buckets (50/50/50 MiB) are those of a cap" in check.reason
+    assert "a setting that it was given" in check.remedy
+    silent = spoil.without_effect("NSA_DDP_BUCKET_MB")
+    both = builder.evidence("bucket_sweep", WHERE, change=lambda made: silent(_twice(made)))
+    differ = builder.row("bucket_sweep", "buckets_differ", both, WHERE)
+    assert "one bucket of 200.00 MiB" in differ.reason
+    assert "a setting that it was given" in differ.remedy
+    assert "below the size of the model's gradients" not in differ.remedy
 
 
 def test_an_arm_that_failed_fails_the_sweep() -> None:

@@ -127,6 +127,10 @@ FIELDS: list[tuple[str, str, Any, str]] = [
     ("exit", "param_hash", {}, "accounts"),
     ("progress", "loss", [5.6], "accounts"),
     ("ddp_buckets", "sizes_mib", "many", "ranks_alive"),
+    ("ddp_buckets", "bytes", "many", "accounts"),
+    ("ddp_buckets", "last_bytes", [], "accounts"),
+    ("exit", "in_force", 5, "accounts"),
+    ("exit", "in_force", {"threads": "one", "timeout_s": 900.0}, "accounts"),
 ]
 
 

@@ -6,6 +6,7 @@ what its trainer would have left, in numbers that are easy to reason about.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +30,7 @@ from runbook.records.evidence import (
 )
 from runbook.records.launch import option
 from tests.phases import ceiling_files
-from tests.phases.heartbeats import BEGAN_AT, SEED, SHA, TOKEN, VOCABULARY, digest_of, ranks
+from tests.phases.heartbeats import BEGAN_AT, LAYERS, SEED, SHA, TOKEN, VOCABULARY, digest_of, ranks
 
 DRIVER, NCCL = "580.95.05", "2.27.7"
 # The first step begins so many seconds after the launch.
@@ -79,6 +80,19 @@ def _learned(steps: int) -> Any:
     """From knowing nothing most of the way to the entropy rate, in a tenth of the steps."""
     share = np.minimum(1.0, np.arange(steps) / max(1, steps // 10))
     return FLOOR - 0.9 * share * (FLOOR - ENTROPY)
+
+
+# The production model.
+MODEL: Mapping[str, Any] = {
+    "dim": 768,
+    "n_layers": LAYERS,
+    "n_heads": 12,
+    "n_kv_groups": 2,
+    "d_k": 64,
+    "d_v": 64,
+    "mlp_ratio": 8 / 3,
+    "tie_embeddings": True,
+}
 
 
 def env(launch: Launch, profile: Profile) -> dict[str, Any]:
@@ -136,8 +150,8 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
                     if key.startswith("train.keep_")
                 },
             },
-            "model": {"n_layers": 2},
-            "nsa": {"l": 16},
+            "model": dict(MODEL),
+            "nsa": {"l": 32, "phi": "avg"},
         },
         "config_sha256": "c" * 64,
         "effective": {
@@ -148,7 +162,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "tokens_per_step": work.tokens_per_step,
             "steps": launch.steps,
             "schedule_steps": launch.steps,
-            "n_params": 78_400_000,
+            "n_params": 78_404_784,
             "vocab_size": VOCABULARY,
             "dtype": work.dtype,
             "device": profile.hardware.device,
@@ -160,7 +174,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         "attention": attention(work) if cuda else {},
         "toggles": toggles,
         "notes": [],
-        "arms": {"warmup_steps": launch.schedule.warmup_steps} if launch.schedule else None,
+        "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
     }
 
 

@@ -88,7 +88,8 @@ def test_notes_may_be_anything_but_nothing() -> None:
     [
         ("exit", {"updates": [1, 1], "moved": {"a": math.nan}, "largest_lr": 1, "param_hash": "h"}),
         ("proof", {"positions": 8, "missing": [], "wire": "fp32", "loss": math.nan}),
-        ("ddp_buckets", {"arm": "25", "block": 1, "sizes_mib": [1.5]}),
+        ("ddp_buckets", {"arm": "25", "sizes_mib": [1.5], "bytes": [9], "last_bytes": [8]}),
+        ("exit", {"in_force": {"timeout_s": 9.5, "threads": 1, "cpus": 2, "variables": {}}}),
         ("halt", {"reason": "asked"}),
         ("nonfinite", {"step": 9}),
     ],

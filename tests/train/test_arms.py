@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from runbook.read.history import read_heartbeats
+from runbook.read.settings_account import bucket_account
 from tests.train.launching import Launch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -43,6 +45,23 @@ def test_origin_bucket_sizes_really_differ_between_arms(arms: Launch) -> None:
     assert set(sizes) == set(RUN)
     assert len(sizes["small"]) > len(sizes["big"]) > 1
     assert sizes["flash"] == [pytest.approx(sum(sizes["small"]), abs=0.01)]
+
+
+def test_every_arms_buckets_are_those_of_its_cap_and_of_no_other(arms: Launch) -> None:
+    """Arm bf16 looks for unused parameters, so it keeps the buckets that DDP begins with."""
+    env = arms.env()
+    for rank in range(2):
+        log = read_heartbeats(
+            arms.run_dir / f"heartbeat_rank{rank}.jsonl", rank=rank, relative_to=arms.run_dir
+        )
+        assert not log.problems
+        assert bucket_account((log,), env) == []
+        for block in env["arms"]["blocks"]:
+            cap = float(block["set"].get("NSA_DDP_BUCKET_MB", 25.0))
+            block["set"]["NSA_DDP_BUCKET_MB"] = str(cap / 2 if cap < 25 else 0.5)
+        told = {text.partition(":")[0] for text in bucket_account((log,), env)}
+        assert told == {f"rank {rank} in arm {arm}" for arm in RUN}
+        env = arms.env()
 
 
 def test_origin_fused_arms_run_different_optimizers(arms: Launch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ from nsa.config import NSAConfig
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train import effects
+from nsa.train.ddp import Bucket
 from nsa.train.effects import Seen
+from tests.real import H100
 
 # Not in the table of rules: the loop and the tables say what they really do.
 RUNNING = {
@@ -75,12 +79,41 @@ def test_fused_is_what_the_optimizer_goes_by_in_every_group(
         optimizer.step()
     shown = replace(
         seen({"NSA_OPT_FUSED": "1" if asked else "0"}),
-        engine=cast("Any", SimpleNamespace(optimizer=optimizer)),
+        engine=cast("Any", SimpleNamespace(optimizer=optimizer, device=torch.device("cpu"))),
         update=dict(operators.names),
     )
     took, evidence = effects._judge("NSA_OPT_FUSED", shown)
     assert took == (set(groups) == {asked})
     assert evidence["fused"] == list(groups)
+
+
+@pytest.mark.parametrize(("goes_by", "took"), [(1.0, False), (0.5, True), (0.25, False)])
+def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None:
+    """Three buckets in each case: their number alone shows nothing."""
+    wrapped = SimpleNamespace(
+        ddp=True,
+        buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
+        cap_bytes=lambda: int(goes_by * 2**20),
+    )
+    shown = replace(
+        seen({"NSA_DDP_BUCKET_MB": "0.5"}), engine=cast("Any", SimpleNamespace(wrapped=wrapped))
+    )
+    found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
+    assert found is took
+    assert (evidence["cap_mib"], evidence["in_force_mib"]) == (0.5, goes_by)
+
+
+@pytest.mark.parametrize(
+    ("told", "took"), [(300.0, True), (299.9995, True), (1800.0, False), (None, None)]
+)
+def test_the_timeout_is_the_process_groups_own(told: float | None, took: bool | None) -> None:
+    ranks = SimpleNamespace(grouped=True, timeout_s=told)
+    shown = replace(
+        seen({"NSA_PG_TIMEOUT_MIN": "5"}), engine=cast("Any", SimpleNamespace(ranks=ranks))
+    )
+    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is took
+    ranks.grouped = False
+    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is False
 
 
 def test_safe_mode_is_all_of_its_consequences() -> None:
@@ -140,7 +173,7 @@ def test_the_fused_kernel_has_to_run() -> None:
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
     optimizer.step()
-    engine = cast("Any", SimpleNamespace(optimizer=optimizer))
+    engine = cast("Any", SimpleNamespace(optimizer=optimizer, device=torch.device("cpu")))
     took, evidence = effects._fused(replace(seen({"NSA_OPT_FUSED": "1"}), engine=engine))
     assert took is False
     assert evidence["kernels"] == []
@@ -203,3 +236,34 @@ def test_recomputation_calls_a_layer_twice_for_a_micro_batch(
     )
     asked = replace(seen({}), engine=cast("Any", engine), layer_calls=calls)
     assert effects._judge("NSA_DDP_DISABLE_GC", asked)[0] is took
+
+
+def _stepped(device: str, **how: Any) -> Seen:
+    """The first update of a plain optimizer, whose parameters are said to lie on that device."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW([parameter], **how)
+    with OperatorCount() as operators:
+        optimizer.step()
+    engine = SimpleNamespace(optimizer=optimizer, device=torch.device(device))
+    shown = seen({"NSA_OPT_FUSED": "0"})
+    return replace(shown, engine=cast("Any", engine), update=dict(operators.names))
+
+
+def test_plain_is_many_tensors_at_once_on_a_gpu_and_one_by_one_on_a_cpu() -> None:
+    """With fused=None torch takes foreach on CUDA by itself, with fused=False it takes neither."""
+    assert effects._fused(_stepped("cuda", foreach=True))[0] is True
+    for how in ({"fused": False}, {"foreach": False}, {}):
+        assert effects._fused(_stepped("cpu", **how))[0] is True
+        assert effects._fused(_stepped("cuda", **how))[0] is False
+    # fp16's scaler leaves a first step out: nothing ran, which shows no loop.
+    assert effects._fused(replace(_stepped("cuda"), update={}))[0] is True
+
+
+def test_what_a_plain_optimizer_ran_on_an_h100_is_its_effect() -> None:
+    text = (H100 / "evidence" / "asleep" / "console.log").read_text()
+    told = re.search(r"NSA_OPT_FUSED=False: took effect \((\{.*\})\)", text)
+    assert told is not None
+    kernels = ast.literal_eval(told[1])["kernels"]
+    plain = replace(_stepped("cuda"), update=dict.fromkeys(kernels, 1))
+    assert effects._fused(plain)[0] is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import stat
 from itertools import pairwise
 from pathlib import Path
@@ -174,7 +175,20 @@ def test_buckets_are_those_that_ddp_rebuilt(everything: Launch) -> None:
     params_mib = everything.env()["effective"]["n_params"] * 4 / 2**20
     assert len(sizes) > 1
     assert sum(sizes) == pytest.approx(params_mib, abs=0.01)
-    assert everything.effects()["NSA_DDP_BUCKET_MB"]["took_effect"] is True
+    effect = everything.effects()["NSA_DDP_BUCKET_MB"]
+    assert effect["took_effect"] is True
+    assert effect["evidence"]["in_force_mib"] == effect["evidence"]["cap_mib"] == 0.25
+
+
+def test_what_runs_is_asked_of_torch_and_the_process_group(everything: Launch) -> None:
+    effect = everything.effects()["NSA_PG_TIMEOUT_MIN"]
+    assert effect["took_effect"] is True
+    assert effect["evidence"] == {"asked_s": 300.0, "timeout_s": 300.0}
+    for rank in range(2):
+        told = everything.exit(rank)["in_force"]
+        assert (told["timeout_s"], told["threads"]) == (300.0, 1)
+        assert told["cpus"] == len(os.sched_getaffinity(0))
+        assert told["variables"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_fused_is_read_off_the_optimizer(everything: Launch) -> None:

@@ -12,6 +12,12 @@ from tests.read.launches import shadow
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 TOKEN, SEED = "a1b2", 1
+# The model of configs/cpu_smoke.yaml.
+SHAPE = {
+    "model": {"dim": 128, "n_layers": 2, "n_heads": 4, "n_kv_groups": 2, "d_k": 32, "d_v": 32}
+    | {"mlp_ratio": 8 / 3, "tie_embeddings": True},
+    "nsa": {"l": 16, "phi": "avg"},
+}
 
 
 def loss_of(step: int) -> float:
@@ -63,11 +69,12 @@ def write_env(
         "vocab_size": 256,
         "steps": steps,
         "schedule_steps": 1000,
+        "n_params": 462_232,
     }
     train = {"lr": 0.001, "warmup_steps": 0, "lr_schedule": "constant", "grad_clip": 1.0}
     train["seed"] = SEED
     document = {"run_token": TOKEN, "world_size": world_size, "effective": effective}
-    document |= {"config": {"train": train}}
+    document |= {"config": {"train": train, **SHAPE}}
     (folder / "env.json").write_text(json.dumps(document))
 
 
@@ -118,11 +125,17 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
         told = {"embedded": 512 // ranks, "data": data.of_step(rank, step)}
         told |= {"mem_mib": 300.0, "rss_mib": 300.0}
         lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
+    if ranks > 1:
+        one = {"bytes": [4 * 462_232], "last_bytes": [131_072]}
+        lines.append({**now, "event": "ddp_buckets", **one})
     end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + mono, "mono": mono + 1.0}
     sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
     moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
     moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
     moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
+    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None}
+    own = {"timeout_s": 900.0 if ranks > 1 else None, "threads": 1, "variables": variables}
+    moved |= {"in_force": own}
     twice = recomputed_steps(token, 1, steps)
     losses = [loss_of(step) for step in twice]
     moved |= {
