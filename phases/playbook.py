@@ -247,6 +247,13 @@ _TRAINING: dict[str, Remedy] = {
         "NSA_PG_TIMEOUT_MIN to init_process_group as timeout), and look for calls that change it "
         "(torch.set_num_threads)"
     ),
+    "saves": (
+        "look at the condition under which the trainer begins a save: it has to hold after every "
+        "step that train.save_every divides, counted over the whole run and not from a resume, and "
+        "where the save before is still under way it has to wait, not to leave this one out. Each "
+        "event `checkpoint` in `{folder}/heartbeat_rank0.jsonl` is one that was written. Begin no "
+        "long run before: what ends it costs more steps than save_every"
+    ),
     "gradients": (
         "the row names the rank, the parameters or the type: look at how the trainer wraps the "
         "model, registers its hook and steps the optimizer, and at the learning rate"

@@ -5,6 +5,8 @@ Shares no code with the package: only these few lines have to be believed. Slow 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,9 @@ def _chosen(p: Tensor, t: int, s: dict[str, int]) -> list[int]:
     scores = []
     for j in visible:
         score = torch.zeros((), dtype=p.dtype)
-        for i in range(p.shape[0]):
+        # Those that begin behind the block, or end before it, overlap by nothing.
+        begin, end = (j * s["l_sel"] - s["l"]) // s["d"] + 1, -(-(j + 1) * s["l_sel"] // s["d"])
+        for i in range(max(0, begin), min(end, p.shape[0])):
             first = max(j * s["l_sel"], i * s["d"])
             last = min((j + 1) * s["l_sel"], i * s["d"] + s["l"])
             score = score + p[i] * (max(0, last - first) // s["d"])
@@ -76,14 +80,20 @@ def _chosen(p: Tensor, t: int, s: dict[str, int]) -> list[int]:
     return sorted([*must, *rest][: s["n_sel"]])
 
 
-def attend(x: Inputs, s: dict[str, int]) -> tuple[Tensor, list[list[list[list[int]]]]]:
-    """Output [B,S,H,Dv] and the blocks of each batch element, position and group."""
+def attend(
+    x: Inputs, s: dict[str, int], positions: Sequence[int] | None = None
+) -> tuple[Tensor, list[list[list[list[int]]]]]:
+    """Output [B,S,H,Dv] and the blocks of each batch element, position and group.
+
+    Of `positions` only where they are given: output [B,P,H,Dv], and blocks in their order.
+    """
     x = {name: value.cpu() for name, value in x.items()}
     batch, seq_len, heads, _ = x["q"].shape
     groups, share = s["n_kv_groups"], heads // s["n_kv_groups"]
-    out, blocks = [], [[[[] for _ in range(groups)] for _ in range(seq_len)] for _ in range(batch)]
+    places = range(seq_len) if positions is None else positions
+    out, blocks = [], [[[[] for _ in range(groups)] for _ in places] for _ in range(batch)]
     for b in range(batch):
-        for t in range(seq_len):
+        for place, t in enumerate(places):
             for g in range(groups):
                 mine = slice(g * share, (g + 1) * share)
                 q, gate = x["q"][b, t, mine], x["gates"][b, t, mine]
@@ -99,7 +109,7 @@ def attend(x: Inputs, s: dict[str, int]) -> tuple[Tensor, list[list[list[list[in
                 weights, total = _softmax_over(q, *pooled)
                 total = gate[:, 0:1] * total
                 picked = _chosen(weights.detach().sum(0), t, s)
-                blocks[b][t][g] = picked
+                blocks[b][place][g] = picked
                 tokens = [
                     i for j in picked for i in range(j * s["l_sel"], (j + 1) * s["l_sel"]) if i <= t
                 ]
@@ -108,4 +118,4 @@ def attend(x: Inputs, s: dict[str, int]) -> tuple[Tensor, list[list[list[list[in
                     keys, values = x[f"k_{branch}"][b, seen, g], x[f"v_{branch}"][b, seen, g]
                     total = total + gate[:, k : k + 1] * _softmax_over(q, keys, values)[1]
                 out.append(total)
-    return torch.stack(out).view(batch, seq_len, heads, -1), blocks
+    return torch.stack(out).view(batch, len(places), heads, -1), blocks

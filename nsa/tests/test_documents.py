@@ -1,7 +1,8 @@
 """Documents reach training whole, in order, once, by one rank, and none that is held out.
 
 The other side is made here from the definition (docs/trainer-contract.md, "Data"), of files that
-are written here: tokens are bytes, 0 stands between two documents.
+are written here: tokens are bytes, 0 stands between two documents. Parquet is among them where
+this machine has the package; where it has not, the trainer refuses such files by name.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -19,21 +21,62 @@ from nsa.data.open import open_source
 from nsa.data.source import DataError, Source
 from nsa.settings import DataSection
 
-DOCUMENTS, SEQ_LEN, ROWS = 90, 16, 2
+SEQ_LEN, ROWS = 16, 2
 HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
+# Where documents lie, in the order of reading: files by name, folders among them.
+FILES = ["a.jsonl", "b/a.txt"]
+if find_spec("pyarrow"):
+    FILES += ["c.parquet", "d/e/a.parquet"]
+IN_A_FILE = 45
+DOCUMENTS = IN_A_FILE * len(FILES)
+# Of parquet; the last one of a file is smaller.
+ROW_GROUP = 20
+# A file of more rows than pyarrow reads at once, and row groups that do not divide that either.
+MANY, MANY_ROW_GROUP, LONG = 70_001, 30_000, 4096
 
 
 def texts() -> list[str]:
     """Documents of 3 to 60 characters, no two alike, some of letters of two bytes.
 
-    In the first half, which JSON holds, some have blanks and line ends around them, or a NUL.
+    Where the file can hold them, some have blanks and line ends around them, or a NUL.
     """
     words = [f"{n}: {'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip() for n in range(DOCUMENTS)]
     odd = {0: "{} \n", 1: "\t {}", 2: "{}\0{}", 3: "{}"}
     return [
-        odd[n % 4].format(word, word) if n < DOCUMENTS // 2 else word
+        f"{word}\n" if in_plain_text(n) else odd[n % 4].format(word, word)
         for n, word in enumerate(words)
     ]
+
+
+def in_plain_text(document: int) -> bool:
+    """Plain text has lines, which keep their ends; an empty one ends a document."""
+    return FILES[document // IN_A_FILE].endswith(".txt")
+
+
+def write(path: Path, documents: Sequence[str], *, row_group: int = ROW_GROUP) -> None:
+    """A file of these documents in the form that its name tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        lines = (json.dumps({"text": text}) + "\n" for text in documents)
+        path.write_text("".join(lines), "utf-8")
+    elif path.suffix == ".txt":
+        path.write_text("\n".join(documents), "utf-8")
+    else:
+        write_parquet(path, documents, row_group)
+
+
+def write_parquet(path: Path, documents: Sequence[str], row_group: int) -> None:
+    """The second of two columns; a row without a text stands in the middle."""
+    import pyarrow
+    from pyarrow import parquet
+
+    middle = len(documents) // 2
+    rows = [*documents[:middle], None, *documents[middle:]]
+    table = pyarrow.table({"url": [f"no {n}" for n in range(len(rows))], "text": rows})
+    parquet.write_table(table, path, row_group_size=row_group)
+    groups = parquet.ParquetFile(path).metadata
+    sizes = [groups.row_group(n).num_rows for n in range(groups.num_row_groups)]
+    assert len(sizes) > 2 and sizes[-1] < sizes[0], f"{path} has row groups of {sizes} rows"
 
 
 def is_held_out(text: str) -> bool:
@@ -44,50 +87,45 @@ def is_held_out(text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files, which are read in the order of their names: JSON lines, then plain text, which
-    lies a folder deeper.
-    """
+    """A file of each form, in folders one in another."""
     folder, every = tmp_path_factory.mktemp("documents"), texts()
-    half = DOCUMENTS // 2
-    lines = (json.dumps({"text": text}) + "\n" for text in every[:half])
-    (folder / "a.jsonl").write_text("".join(lines), "utf-8")
-    # An empty line ends a document of plain text, whose lines keep their ends.
-    (folder / "b").mkdir()
-    (folder / "b" / "a.txt").write_text("\n".join(f"{text}\n" for text in every[half:]), "utf-8")
+    for n, name in enumerate(FILES):
+        write(folder / name, every[n * IN_A_FILE : (n + 1) * IN_A_FILE])
     return folder
 
 
 def documents_of(rank: int, ranks: int, *, held_out: bool) -> list[bytes]:
     """What the rank has to read: document n is of rank n modulo the ranks."""
-    half = DOCUMENTS // 2
-    every = [text if n < half else f"{text}\n" for n, text in enumerate(texts())]
-    mine = (text for text in every[rank::ranks] if is_held_out(text) == held_out)
+    mine = (text for text in texts()[rank::ranks] if is_held_out(text) == held_out)
     # A NUL of a text would end its document.
     return [text.replace("\0", "").encode() for text in mine]
 
 
-def batches_of(documents: list[bytes], count: int) -> Iterator[list[list[int]]]:
+def batches_of(
+    documents: list[bytes], count: int, seq_len: int = SEQ_LEN
+) -> Iterator[list[list[int]]]:
     """So many batches of the endless stream of these documents; rows overlap by one token."""
-    need = count * ROWS * SEQ_LEN + 1
+    need = count * ROWS * seq_len + 1
     stream = bytearray(b"\0")
     for document in cycle(documents):
         if len(stream) >= need:
             break
         stream += document + b"\0"
-    rows = (list(stream[n * SEQ_LEN :][: SEQ_LEN + 1]) for n in range(count * ROWS))
+    starts = range(0, count * ROWS * seq_len, seq_len)
+    rows = (list(stream[start : start + seq_len + 1]) for start in starts)
     return iter([list(islice(rows, ROWS)) for _ in range(count)])
 
 
-def epoch_batches(documents: list[bytes]) -> int:
+def epoch_batches(documents: list[bytes], seq_len: int = SEQ_LEN) -> int:
     """Batches that go once through the documents, and a quarter of the way again."""
     tokens = sum(len(document) + 1 for document in documents)
-    return 5 * tokens // (4 * ROWS * SEQ_LEN)
+    return 5 * tokens // (4 * ROWS * seq_len)
 
 
-def opened(corpus: Path, rank: int, ranks: int) -> Source:
+def opened(corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN) -> Source:
     data = DataSection(local_path=str(corpus), tokenizer="byte")
     return open_source(
-        data, dataset="local", seq_len=SEQ_LEN, batch_size=ROWS, rank=rank, world_size=ranks, seed=1
+        data, dataset="local", seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks, seed=1
     )
 
 
@@ -104,6 +142,20 @@ def test_training_reads_its_documents_in_order_and_again(
     source = opened(corpus, rank, ranks)
     try:
         for number, wanted in enumerate(batches_of(documents, count)):
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("suffix", sorted({Path(name).suffix for name in FILES}))
+def test_a_file_of_many_documents_is_read_to_its_end(tmp_path: Path, suffix: str) -> None:
+    every = [f"{n}\n" if suffix == ".txt" else str(n) for n in range(MANY)]
+    write(tmp_path / f"many{suffix}", every, row_group=MANY_ROW_GROUP)
+    documents = [text.encode() for text in every[1::2] if not is_held_out(text)]
+    count = epoch_batches(documents, LONG)
+    source = opened(tmp_path, 1, 2, LONG)
+    try:
+        for number, wanted in enumerate(batches_of(documents, count, LONG)):
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
     finally:
         source.close()
@@ -152,8 +204,8 @@ def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> 
         position = first.fetch().position
     finally:
         first.close()
-    last = folder / "b" / "a.txt"
-    last.write_bytes(last.read_bytes().replace(b"abcdefghij", b"abcdefghik", 1))
+    other = folder / "b" / "a.txt"
+    other.write_bytes(other.read_bytes().replace(b"abcdefghij", b"abcdefghik", 1))
     second = opened(folder, 0, 1)
     try:
         with pytest.raises(DataError, match=r"a\.txt"):

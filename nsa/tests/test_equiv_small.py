@@ -13,6 +13,9 @@ PATHS = ("reference", "sequential", "batched")
 # float64 pins the algorithm; float32 (on the same values) pins the path that training runs.
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
 LENGTHS = (1, 7, 8, 33, 61)
+# Of a long sequence: the 256th compressed key, the 257th block, the end, and drawn places between.
+ONE_HEAD, LONG = {**maths.SMALL, "n_heads": 1, "n_kv_groups": 1}, 4101
+LOOKED_AT = (1027, 1437, 2048, 2611, 3350, 4100)
 
 
 def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
@@ -54,6 +57,24 @@ def test_selected_blocks_equal_the_equations(seq_len: int) -> None:
         [[g + [-1] * (cfg.n_sel - len(g)) for g in row] for row in element] for element in truth
     ]
     assert found == padded
+
+
+def test_a_long_sequence_equals_the_equations_where_it_is_looked_at() -> None:
+    """Over 1,024 compressed keys and 512 blocks: what numbers them needs more than a byte."""
+    cfg, places = nsa.NSAConfig(**ONE_HEAD), list(LOOKED_AT)
+    x = maths.random_inputs(ONE_HEAD, 1, LONG, seed=5, dtype=torch.float32)
+    weight = torch.linspace(-1, 1, len(places) * cfg.d_v, dtype=torch.float64)
+    leaves = {n: v.detach().cpu().double().requires_grad_() for n, v in x.items()}
+    truth, chosen = maths.attend(leaves, ONE_HEAD, places)
+    wanted = torch.autograd.grad((truth.flatten() * weight).sum(), list(leaves.values()))
+    found = select_blocks(x["q"], x["k_cmp"], cfg)[0, places, 0].tolist()
+    assert found == [groups[0] for groups in chosen[0]]
+    out = nsa_attention(**x, cfg=cfg, path="batched")[:, places]
+    grads = torch.autograd.grad((out.flatten() * weight.to(out)).sum(), list(x.values()))
+    pairs = {"out": (out, truth), **dict(zip(x, zip(grads, wanted, strict=True), strict=True))}
+    for name, (value, exact) in pairs.items():
+        worst = float((value.detach().cpu().double() - exact.detach()).abs().max())
+        assert worst <= BOUNDS[torch.float32], f"{name} is off by {worst:.2e}"
 
 
 @pytest.mark.parametrize("dtype", list(BOUNDS), ids=("float64", "float32"))

@@ -252,6 +252,36 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
     check_goes_on(tmp_path, whole[0], whole)
 
 
+def test_random_numbers_go_on_as_after_the_step_that_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our model draws none while it trains, so each step begins a sequence of its own here."""
+    begun: list[list[Tensor]] = []
+    run = Loop.run
+
+    def seeded(loop: Loop) -> Any:
+        def seed(*_: Any) -> None:
+            torch.manual_seed(1000 + loop.step)
+
+        begun.append(random_states())
+        loop.engine.model.register_forward_hook(seed)
+        return run(loop)
+
+    monkeypatch.setattr(Loop, "run", seeded)
+    folder, _ = launch(tmp_path / "first", save_every=SPOILED)
+    launch(tmp_path / "on", "--resume", str(folder / f"checkpoints/{MIDDLE}"))
+    torch.manual_seed(1000 + SPOILED)
+    wanted = random_states()
+    assert not all(map(torch.equal, wanted, begun[0])), "the seed of the config would do"
+    assert all(map(torch.equal, wanted, begun[1])), "random numbers begin anew"
+
+
+def random_states() -> list[Tensor]:
+    """Those of the host, and of the device under test."""
+    on_cuda = device().type == "cuda"
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_cuda else [])]
+
+
 def test_a_save_is_of_one_moment_however_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -27,6 +27,7 @@ from runbook.read.beside import beside_words
 from runbook.read.clocks import FEW_CLOCKED
 from runbook.read.learning import oracle_account, oracle_tolerance
 from runbook.read.settings_account import bucket_words, settings_account
+from runbook.read.saved_account import left_out_account
 from runbook.read.shadow_account import left_over_account
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
@@ -67,6 +68,9 @@ def balanced(case: Case, name: str) -> Finding:
             found = failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
             return replace(found, title=f"{name} does not run with what it was given.")
         found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
+        if problems == left_out_account(launch.ranks, work.keeping):
+            title = f"{name} left out checkpoints that train.save_every asks for."
+            return replace(found, title=title, topic="saves")
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
         return replace(found, title=title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"

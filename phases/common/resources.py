@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from phases.common.case import Case, Finding, failed, invalid
@@ -33,6 +34,16 @@ LEVEL_SPREAD, LEVEL_SHARE, LEVEL_MIB = 0.1, 0.25, 64.0
 _COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "children": "children"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Growth:
+    """What is held ever more, by how much, in words; `title` is its headline, where it has one."""
+
+    what: str
+    more: float
+    says: str
+    title: str = ""
+
+
 def resource_leak(case: Case, name: str) -> Finding | None:
     """FAIL if a rank, or all together, hold ever more in the second half of the launch.
 
@@ -49,17 +60,19 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())
     problems = [
         *_not_told(looks, launch),
-        *_by_rank(looks),
+        *_by_rank(looks, float(case.profile.workload.production_steps)),
         *_in_files(looks, launch.launch.nproc, steps_left),
     ]
     if not problems:
         return None
-    what, grown, _ = problems[0]
-    reason = "; ".join(text for _, _, text in problems)
-    value = _measured(launch, what, grown, len(looks))
+    first = problems[0]
+    reason = "; ".join(one.says for one in problems)
+    value = _measured(launch, first.what, first.more, len(looks))
     # Memory that is not told may be a leak too; which of both lies is the first question.
-    code, topic = (Reason.UNBALANCED, "accounts") if what == "rss_mib" else (Reason.LEAK, "leak")
-    return failed(code, reason, measurement=value, topic=topic)
+    code, topic = (
+        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "leak")
+    )
+    return replace(failed(code, reason, measurement=value, topic=topic), title=first.title)
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -78,7 +91,7 @@ def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
     return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
 
 
-def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[tuple[str, float, str]]:
+def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
     """Resident memory that the kernel shows and the rank's heartbeats do not."""
     for log in launch.ranks:
         own = looks[looks["rank"] == log.rank]
@@ -90,18 +103,18 @@ def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[tuple[str
         quarter = len(gap) // 4
         grown = float(gap[-quarter:].min() - gap[quarter : 2 * quarter].max())
         if grown > TOLD_MIB:
-            yield (
-                "rss_mib",
-                grown,
-                f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
+            yield _Growth(
+                what="rss_mib",
+                more=grown,
+                says=f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
                 f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
             )
         elif off := _off_level(seen, gap):
-            yield (
-                "rss_mib",
-                off,
-                f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} than "
-                f"the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
+            yield _Growth(
+                what="rss_mib",
+                more=off,
+                says=f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} "
+                f"than the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
             )
 
 
@@ -115,23 +128,26 @@ def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> f
     return off if high - low < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
 
 
-def _by_rank(looks: pd.DataFrame) -> Iterator[tuple[str, float, str]]:
+def _by_rank(looks: pd.DataFrame, production: float) -> Iterator[_Growth]:
     for rank, own in looks.groupby("rank"):
         for column, words in _COUNTED.items():
             held = own[column].to_numpy(dtype=float)
             before, after = _late_levels(held)
             if after - before - _once(held) > FEW:
-                yield (
-                    column,
-                    after - before,
-                    f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
+                begin, end = _late_levels(own["step"].to_numpy(dtype=float))
+                pace = (after - before) / max(1.0, end - begin)
+                then = after + pace * max(0.0, production - end)
+                yield _Growth(
+                    what=column,
+                    more=after - before,
+                    says=f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
                     f"{after:.0f} in the last, allowed {FEW:.0f} more",
+                    title=f"Rank {rank} holds ever more {words}: {after:.0f}, at this pace "
+                    f"{then:.0f} by the end of production.",
                 )
 
 
-def _in_files(
-    looks: pd.DataFrame, ranks: int, steps_left: float
-) -> Iterator[tuple[str, float, str]]:
+def _in_files(looks: pd.DataFrame, ranks: int, steps_left: float) -> Iterator[_Growth]:
     """Of all ranks together: /dev/shm keeps its level, and the folder grows as logs do."""
     both = looks.drop_duplicates("mono")
     half = both.iloc[len(both) // 2 :]
@@ -139,10 +155,10 @@ def _in_files(
     grown = {name: float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES}
     rate = {name: more / steps for name, more in grown.items()}
     if grown["shm_mib"] > SHM_SLACK_MIB:
-        yield (
-            "shm_mib",
-            grown["shm_mib"],
-            f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
+        yield _Growth(
+            what="shm_mib",
+            more=grown["shm_mib"],
+            says=f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
             f"({grown['shm_mib']:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)",
         )
     allowed, free = LOGS_MIB * ranks, float(half["free_mib"].iloc[-1])
@@ -150,12 +166,12 @@ def _in_files(
     if grown["folder_mib"] <= 1.0:
         return
     if rate["folder_mib"] > allowed or needed > free:
-        yield (
-            "folder_mib",
-            grown["folder_mib"],
-            f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without its "
-            f"checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step of "
-            f"production, {free:.0f} MiB are free",
+        yield _Growth(
+            what="folder_mib",
+            more=grown["folder_mib"],
+            says=f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without "
+            f"its checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step "
+            f"of production, {free:.0f} MiB are free",
         )
 
 

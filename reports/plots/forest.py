@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.plots import draw
+from reports.plots.units import compared_in_gib
 from reports.view import one_line
 from runbook.records import Check, Compared, Comparison, Mark, Span
 from runbook.records.measurement import TOKENS_PER_SECOND, plain_number
@@ -122,6 +123,7 @@ class Forest:
 
 def forest_of(comparison: Comparison) -> Forest:
     """The picture of a comparison."""
+    comparison = compared_in_gib(comparison)
     return Forest(
         title=f"{comparison.title}: {comparison.answer}".removesuffix(": "),
         each=comparison.each,

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from reports.plots import draw
 from reports.plots.forest import mark_text
+from reports.plots.units import curves_in_gib
 from runbook.records import Mark, Series
 from runbook.records.measurement import plain_number
 
@@ -39,7 +40,7 @@ class Traces:
 
     def __init__(self, group: str, curves: Sequence[Series]) -> None:
         self.group = group
-        self.curves = tuple(curves)
+        self.curves = curves = curves_in_gib(curves)
         self._held = [y for curve in curves for _, y in _counted(curve)]
         self._apart = len(curves) > 1 and any(curve.window for curve in curves)
         levels = {(mark.label, mark.value): mark for curve in curves for mark in curve.limits}

@@ -11,6 +11,9 @@ from typing import Any
 from nsa.contract import Event, checkpoint_step
 from runbook.records.evidence import RankLog
 
+# A long run saves hundreds of times.
+_NAMED = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Keeping:
@@ -56,7 +59,7 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     """
     if not ranks:
         return []
-    if missing := _not_written(ranks[0], keeping):
+    if missing := left_out_account(ranks, keeping):
         return missing
     if not ranks[0].checkpoints:
         return []
@@ -96,16 +99,17 @@ def _written(rank: RankLog) -> list[int]:
     return [step for step in map(checkpoint_step, names) if step is not None]
 
 
-def _not_written(rank: RankLog, keeping: Keeping) -> list[str]:
+def left_out_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     """Steps that lack their checkpoint; of the last step the end of the launch decides."""
-    if not keeping.saves or rank.steps is None:
+    if not ranks or not keeping.saves or ranks[0].steps is None:
         return []
-    trained = rank.steps["step"].iloc[:-1]
-    due = set(trained[trained % keeping.saves == 0].astype(int))
-    if missing := sorted(due - set(_written(rank))):
+    trained = ranks[0].steps["step"].iloc[:-1]
+    due, written = set(trained[trained % keeping.saves == 0].astype(int)), _written(ranks[0])
+    if missing := sorted(due - set(written)):
+        others = f"those of {_listed(sorted(written))} were" if written else "none was"
         return [
             f"no checkpoint of step {_listed(missing)} was written, train.save_every="
-            f"{keeping.saves} asks for it"
+            f"{keeping.saves} asks for it; {others}"
         ]
     return []
 
@@ -132,4 +136,7 @@ def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]
 
 
 def _listed(steps: object) -> str:
-    return ", ".join(map(str, steps)) if isinstance(steps, list) and steps else str(steps)
+    if not isinstance(steps, list) or not steps:
+        return str(steps)
+    more = f" and {len(steps) - _NAMED} more" if steps[_NAMED:] else ""
+    return f"{', '.join(map(str, steps[:_NAMED]))}{more}"

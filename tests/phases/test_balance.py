@@ -356,6 +356,22 @@ def test_gradients_that_were_left_over_have_a_remedy_of_their_own() -> None:
     assert check.remedy.startswith("clear the gradients after every update")
 
 
+def test_checkpoints_that_were_left_out_have_a_remedy_of_their_own() -> None:
+    def every_other(made: LaunchEvidence) -> LaunchEvidence:
+        written = made.ranks[0].checkpoints
+        assert len(written) > 2
+        return spoil.rank(0, checkpoints=written[1::2])(made)
+
+    where = builder.context("cpu")
+    spoiled = builder.evidence("long_run", where, change=every_other)
+    check = builder.row("long_run", "accounts", spoiled, where)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
+    assert "no checkpoint of step 100, 300" in check.reason
+    assert check.title == "run left out checkpoints that train.save_every asks for."
+    assert check.remedy.startswith("look at the condition under which the trainer begins a save")
+    assert "long_run/run/heartbeat_rank0.jsonl" in check.remedy
+
+
 def _learns(change: spoil.Change, **context: Any) -> Any:
     where = builder.context(**context)
     spoiled = builder.evidence("long_run", where, change=change)

@@ -68,6 +68,13 @@ def test_what_grows_with_the_steps_is_a_leak(grown: dict[str, Any], words: str) 
     assert check.measurement is not None and check.measurement.path.endswith("resources.csv")
 
 
+def test_the_headline_says_what_is_held_at_the_end_of_production() -> None:
+    """40, and one more in each of the 50,000 steps."""
+    check = row("long_run", "memory_plateau", seen(descriptors=40 + STEP))
+    assert check.title.startswith("Rank 1 holds ever more open file descriptors: ")
+    assert check.title.endswith(", at this pace 50040 by the end of production.")
+
+
 @pytest.mark.parametrize(
     ("held", "words"),
     [

@@ -147,7 +147,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
                 **{
                     key.removeprefix("train."): value
                     for key, value in launch.config_overrides.items()
-                    if key.startswith("train.keep_")
+                    if key.startswith(("train.keep_", "train.save_"))
                 },
             },
             "model": dict(MODEL),

@@ -70,10 +70,19 @@ def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
     assert saved_account((rank, *others), Keeping(saves=20)) == []
     (problem,) = saved_account((rank, *others), Keeping(saves=10))
     assert problem == (
-        "no checkpoint of step 10, 30, 50 was written, train.save_every=10 asks for it"
+        "no checkpoint of step 10, 30, 50 was written, train.save_every=10 asks for it; "
+        "those of 20, 40 were"
     )
     (problem,) = saved_account((replace(rank, checkpoints=()), *others), Keeping(saves=20))
     assert problem.startswith("no checkpoint of step 20, 40 was written")
+    assert problem.endswith("; none was")
+
+
+def test_of_many_steps_without_a_checkpoint_the_first_are_named() -> None:
+    first, *others = honest()[1]
+    none = replace(first, checkpoints=())
+    (problem,) = saved_account((none, *others), Keeping(saves=1))
+    assert problem.startswith("no checkpoint of step 1, 2, 3, 4, 5, 6, 7, 8 and 51 more was")
 
 
 # Validation losses of the steps that were evaluated; all but 25 were saved, 50 was not evaluated.

@@ -84,10 +84,27 @@ def test_a_far_limit_is_named_and_not_drawn() -> None:
 
 
 def test_a_limit_has_its_unit_and_a_ratio_none() -> None:
-    limit = Mark(label="limit of each rank", value=8192.0)
+    limit = Mark(label="limit of each rank", value=819.0)
     words = drawn(sizes(), limits=[limit], unit="MiB").words()
-    assert "limit of each rank: 8192 MiB (off this scale)" in words
+    assert "limit of each rank: 819 MiB (off this scale)" in words
     assert "equal: 1" in drawn(sizes()).words()
+
+
+def test_large_memory_is_in_gib_as_the_numbers_beside_it() -> None:
+    """Rows, interval, level and axis; the record keeps MiB."""
+    small, large = (
+        Compared(
+            label=label, values=(value,), measurement=estimate(value, (value - 256, value + 256))
+        )
+        for label, value in (("rank 0", 512.0), ("rank 1", 3072.0))
+    )
+    limits = [Mark(label="limit", value=2048.0)]
+    picture = drawn(small, large, limits=limits, reference=None, unit="MiB")
+    assert {"GiB", "limit: 2 GiB", "0.5 (0.25 to 0.75)", "3 (2.75 to 3.25)"} <= set(picture.words())
+    assert bar(picture, 1) == pytest.approx((2.75, 3.25), abs=0.02)
+    assert "rank 1: 3 GiB, interval 2.75 to 3.25; " in picture.says
+    assert "MiB" not in picture.says
+    assert "512 MiB" in drawn(small, reference=None, unit="MiB").says
 
 
 def test_it_says_in_words_what_it_shows() -> None:

@@ -93,6 +93,17 @@ def test_near_limits_are_labelled_lines_and_far_ones_are_named() -> None:
     assert "Too far away to draw: most: 800000 tok/s." in caption([series(YS, limits=limits)])
 
 
+def test_large_memory_is_in_gib_as_the_numbers_beside_it() -> None:
+    """One level that is large is enough; else curve and level would be read in two units."""
+    mib = [512.0, 768.0, 1000.0]
+    assert "MiB" in drawn([series(mib, unit="MiB")]).words()
+    picture = drawn([series(mib, unit="MiB", limits=[Mark(label="limit", value=1536.0)])])
+    (line,) = picture.of("limit", "line")
+    assert picture.up(float(line["y1"])) == pytest.approx(1.5, abs=0.01)
+    assert {"GiB", "limit: 1.5 GiB"} <= set(picture.words())
+    assert "0.5 to 0.9766 GiB" in picture.says
+
+
 def test_labels_of_close_limits_do_not_lie_over_each_other() -> None:
     limits = [Mark(label=name, value=value) for name, value in (("a", 960.0), ("b", 961.0))]
     picture = drawn([series(YS, limits=limits)])
