@@ -26,8 +26,8 @@ from runbook.read.accounts import Workload
 from runbook.read.beside import beside_words
 from runbook.read.clocks import FEW_CLOCKED
 from runbook.read.learning import oracle_account, oracle_tolerance
-from runbook.read.settings_account import bucket_words, settings_account
 from runbook.read.saved_account import left_out_account
+from runbook.read.settings_account import bucket_words, settings_account
 from runbook.read.shadow_account import left_over_account
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import Reason
