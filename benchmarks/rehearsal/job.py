@@ -15,11 +15,14 @@ from benchmarks.rehearsal.steps import Block, Job
 # The byte tokenizer's symbols.
 VOCABULARY = 256
 MLP_RATIO = 8 / 3
+# What a config file may leave out of the model.
+_DEFAULTS: Mapping[str, Any] = {"mlp_ratio": MLP_RATIO, "tie_embeddings": True}
 
 
 def read_job(argv: Sequence[str], env: Mapping[str, str], where: str) -> tuple[Job, dict[str, Any]]:
     """The job, and the config in force with what the command line changes in it."""
     config = yaml.safe_load(Path(_option(argv, "--config")).read_text(encoding="utf-8"))
+    config["model"] = {**_DEFAULTS, **config["model"]}
     file_steps = int(config["train"]["steps"])
     steps = int(_option(argv, "--steps"))
     config["train"]["steps"] = steps

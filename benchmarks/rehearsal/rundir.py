@@ -75,10 +75,6 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-# What a config file may leave out of the model.
-_DEFAULTS: Mapping[str, Any] = {"mlp_ratio": 8 / 3, "tie_embeddings": True}
-
-
 def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: Launched) -> Any:
     """env.json: what was asked for, and what really ran."""
     shape = job.shape
@@ -132,7 +128,7 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
             # torch writes them without nvidia-smi's prefix.
             "uuids": [machine.uuid(r).removeprefix("GPU-") for r in range(job.ranks)],
         },
-        "config": {**config, "model": {**_DEFAULTS, **config["model"]}},
+        "config": config,
         "config_sha256": hashlib.sha256(
             json.dumps([compared, config["model"], config["nsa"]], sort_keys=True).encode()
         ).hexdigest(),

@@ -222,6 +222,11 @@ def rank_state(engine: Engine, position: dict[str, Any] | None) -> dict[str, Ten
     return {f"rank{engine.ranks.rank}.{name}": value for name, value in states.items()}
 
 
+def position_name(rank: int) -> str:
+    """How a rank's place in the data is named in a checkpoint."""
+    return f"rank{rank}.position"
+
+
 def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
     """What this rank writes: its own state, and a part of what all hold, about equal in bytes."""
     shared = shared_state(engine)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from nsa.contract import checkpoint_name
-from nsa.train.checkpoint import shared_state
+from nsa.train.checkpoint import position_name, shared_state
 from nsa.train.engine import Engine
-from nsa.train.restore import CheckpointError, read
+from nsa.train.restore import CheckpointError, read, read_position
 from nsa.train.retention import numbered
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
@@ -85,7 +85,8 @@ class ReadBack:
 
         Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
         that were not right. folder: of the checkpoints, all of which are written; `kept` are the
-        steps that lie there. None on other ranks, and where none was saved.
+        steps that lie there; `positions` is where each rank goes on in its data. None on other
+        ranks, and where none was saved.
         """
         if self._step is None:
             return None
@@ -98,7 +99,17 @@ class ReadBack:
             "read": self._read,
             "wrong": self._wrong,
             "kept": sorted(numbered(folder)),
+            "positions": self._positions(folder / checkpoint_name(self._step)),
         }
+
+    def _positions(self, newest: Path) -> list[Any] | None:
+        """Where each rank goes on in its data, by rank; None where that cannot be read."""
+        names = [position_name(rank) for rank in range(self._engine.ranks.world_size)]
+        try:
+            saved = read(newest, names=names)
+        except (CheckpointError, OSError):
+            return None
+        return [read_position(saved[name]) if name in saved else None for name in names]
 
     def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

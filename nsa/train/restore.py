@@ -25,7 +25,7 @@ from nsa.contract import (
     checkpoint_step,
 )
 from nsa.sound import damage, identity_of
-from nsa.train.checkpoint import shared_state
+from nsa.train.checkpoint import position_name, shared_state
 from nsa.train.engine import Engine
 from nsa.train.retention import numbered
 
@@ -114,7 +114,7 @@ def load(path: Path, engine: Engine) -> Restored:
     cuda_rng = saved.get(f"rank{rank}.cuda_rng")
     if engine.device.type == "cuda" and cuda_rng is not None:
         torch.cuda.set_rng_state(cuda_rng, engine.device)
-    position = json.loads(saved[f"rank{rank}.position"].numpy().tobytes())
+    position = read_position(saved[position_name(rank)])
     return Restored(
         path=folder,
         step=int(facts["step"]),
@@ -123,6 +123,12 @@ def load(path: Path, engine: Engine) -> Restored:
         refused=tuple(refused),
         evaluated=facts.get("val_loss") is not None,
     )
+
+
+def read_position(saved: Tensor) -> dict[str, Any]:
+    """A position in the data as `rank_state` keeps it."""
+    position: dict[str, Any] = json.loads(saved.numpy().tobytes())
+    return position
 
 
 def read(folder: Path, *, names: Collection[str] | None = None) -> dict[str, Tensor]:

@@ -154,11 +154,13 @@ def _spot_problems(
     if work.layers is not None and spots.get("layers") != work.layers:
         problems.append(f"{who}: {spots.get('layers')} layers ran, the config has {work.layers}")
     told = spots.get("shape") or {}
-    problems += [
-        f"{who}: the model has {name}={told.get(name)}, the config {value} ({when} batch)"
-        for name, value in work.shape.items()
-        if told.get(name) != value
-    ]
+    other = [n for n, value in work.shape.items() if told.get(n) != value]
+    if other:
+        has, wanted = (
+            ", ".join(f"{name}={values.get(name)}" for name in other)
+            for values in (told, work.shape)
+        )
+        problems.append(f"{who}: the model has {has}, the config {wanted} ({when} batch)")
     if spots.get("seams") != 0:
         problems.append(f"{who}: {spots.get('seams')} modules get what the one before did not give")
     if spots.get("blocks_illegal") != 0:

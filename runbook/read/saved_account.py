@@ -80,6 +80,26 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     ]
 
 
+def position_account(ranks: Sequence[RankLog], accumulation: int) -> list[str]:
+    """Every rank goes on behind the last micro-batch of the step that was saved.
+
+    Of generated data, whose position is the number of micro-batches; what place in documents is
+    the right one nobody else knows. accumulation: micro-batches of a step.
+    """
+    told: Mapping[str, Any] = (ranks[0].ending.get("saved") if ranks else None) or {}
+    if not told:
+        return []
+    step, found = told.get("step"), told.get("positions")
+    if not isinstance(found, list) or len(found) != len(ranks) or not isinstance(step, int):
+        return ["the checkpoint does not tell where each rank goes on in its data"]
+    wanted = {"step": step * accumulation}
+    return [
+        f"rank {rank} goes on from step {step} at {place} in its data, behind that step is {wanted}"
+        for rank, place in enumerate(found)
+        if place != wanted
+    ]
+
+
 def _earlier_ones(rank: RankLog, told: Mapping[str, Any]) -> list[str]:
     """Every checkpoint was read back, as the next save began, and held what was saved."""
     read, written = told.get("read"), rank.counts.get(Event.CHECKPOINT, len(rank.checkpoints))

@@ -416,6 +416,7 @@ EVENTS: Mapping[str, Fields] = {
                     "read": is_count,
                     "wrong": Items(is_count),
                     "kept": Items(is_count),
+                    "positions": Items(anything),
                 }
             ),
         }

@@ -15,7 +15,7 @@ from runbook.read.evaluation_account import evaluation_account
 from runbook.read.gates_account import gates_account
 from runbook.read.learning import gradient_account, movement_account
 from runbook.read.restarts import restart_account
-from runbook.read.saved_account import saved_account
+from runbook.read.saved_account import position_account, saved_account
 from runbook.read.settings_account import settings_account
 from runbook.read.shadow_account import NORM_TOLERANCE, left_over_account, shadow_account
 from runbook.read.size_account import size_account
@@ -60,6 +60,7 @@ def book_problems(
         *gates_account(gates, ranks, work),
         *evaluation_account(val, ranks, work),
         *saved_account(ranks, work.keeping),
+        *(position_account(ranks, work.data.accumulation) if work.data else ()),
         *size_account(env),
         *settings_account(ranks, env, given or {}),
     ]

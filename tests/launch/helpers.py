@@ -11,8 +11,9 @@ from runbook.launch.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 
 FAKE = str(Path(__file__).with_name("fake_trainer.py"))
+# Short where a test waits for its end, long where a busy machine only starts slowly.
 FAST = Budgets(
-    init_s=20, first_step_s=20, data_s=1.0, step_s=1.0, eval_s=20, checkpoint_s=20, silence_s=3
+    init_s=60, first_step_s=60, data_s=1.0, step_s=1.0, eval_s=60, checkpoint_s=60, silence_s=60
 )
 
 

@@ -80,9 +80,21 @@ PROOF: Mapping[str, Any] = {
     "logit_gradient": 1e-6,
     "own_gradient": dict.fromkeys(GROUPS, 1e-3),
 }
+# The production model.
+MODEL: Mapping[str, Any] = {
+    "dim": 768,
+    "n_layers": LAYERS,
+    "n_heads": 12,
+    "n_kv_groups": 2,
+    "d_k": 64,
+    "d_v": 64,
+    "mlp_ratio": 8 / 3,
+    "tie_embeddings": True,
+}
+NSA: Mapping[str, Any] = {"l": 32, "phi": "avg"}
 SPOTS: Mapping[str, Any] = {
     "positions": [0, 9, 99],
-    "shape": {"n_layers": 2, "l": 16},
+    "shape": {**MODEL, **NSA},
     "embedding": 0.0,
     "attention": 1e-3,
     "layer": 1e-3,
@@ -198,7 +210,7 @@ def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     return tuple({"path": f"checkpoints/step_{step}", "seconds": 1.0} for step in steps)
 
 
-def _read_back(launch: Launch) -> Mapping[str, Any] | None:
+def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
     """The newest of these checkpoints, read back as it was written, and those that were kept."""
     if not (saved := _saved(launch)):
         return None
@@ -213,6 +225,7 @@ def _read_back(launch: Launch) -> Mapping[str, Any] | None:
         "read": len(saved),
         "wrong": [],
         "kept": kept,
+        "positions": [{"step": step * accumulation}] * launch.nproc,
     }
 
 
@@ -260,7 +273,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
-                "saved": _read_back(launch) if rank == 0 else None,
+                "saved": _read_back(launch, profile.workload.accumulation) if rank == 0 else None,
                 "in_force": _in_force(launch),
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),

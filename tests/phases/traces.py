@@ -30,7 +30,17 @@ from runbook.records.evidence import (
 )
 from runbook.records.launch import option
 from tests.phases import ceiling_files
-from tests.phases.heartbeats import BEGAN_AT, LAYERS, SEED, SHA, TOKEN, VOCABULARY, digest_of, ranks
+from tests.phases.heartbeats import (
+    BEGAN_AT,
+    MODEL,
+    NSA,
+    SEED,
+    SHA,
+    TOKEN,
+    VOCABULARY,
+    digest_of,
+    ranks,
+)
 
 DRIVER, NCCL = "580.95.05", "2.27.7"
 # The first step begins so many seconds after the launch.
@@ -80,19 +90,6 @@ def _learned(steps: int) -> Any:
     """From knowing nothing most of the way to the entropy rate, in a tenth of the steps."""
     share = np.minimum(1.0, np.arange(steps) / max(1, steps // 10))
     return FLOOR - 0.9 * share * (FLOOR - ENTROPY)
-
-
-# The production model.
-MODEL: Mapping[str, Any] = {
-    "dim": 768,
-    "n_layers": LAYERS,
-    "n_heads": 12,
-    "n_kv_groups": 2,
-    "d_k": 64,
-    "d_v": 64,
-    "mlp_ratio": 8 / 3,
-    "tie_embeddings": True,
-}
 
 
 def env(launch: Launch, profile: Profile) -> dict[str, Any]:
@@ -151,7 +148,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
                 },
             },
             "model": dict(MODEL),
-            "nsa": {"l": 32, "phi": "avg"},
+            "nsa": dict(NSA),
         },
         "config_sha256": "c" * 64,
         "effective": {

@@ -174,7 +174,10 @@ def test_a_model_of_another_shape_than_the_config_is_seen(told: dict[str, Any] |
     _, ranks = honest()
     assert learning.oracle_account(spots(ranks, shape=work.shape), work) == []
     found = learning.oracle_account(spots(ranks, shape=told), work)
-    assert f"rank 0: the model has w={(told or {}).get('w')}, the config 64 (first batch)" in found
+    wrong = {n: value for n, value in work.shape.items() if (told or {}).get(n) != value}
+    has = ", ".join(f"{name}={(told or {}).get(name)}" for name in wrong)
+    wanted = ", ".join(f"{name}={value}" for name, value in wrong.items())
+    assert f"rank 0: the model has {has}, the config {wanted} (first batch)" in found
 
 
 def test_an_embedding_is_copied_exactly() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.read.saved_account import Keeping, saved_account
+from runbook.read.saved_account import Keeping, position_account, saved_account
 from runbook.records.evidence import RankLog
 from tests.read.launches import honest
 
@@ -51,6 +51,25 @@ def test_what_was_read_back_as_it_was_saved_balances() -> None:
 def test_anything_else_is_told(told: Any, said: str) -> None:
     (problem,) = saved_account(ranks(told), Keeping())
     assert problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ([{"step": 60}, {"step": 60}], []),
+        ([{"step": 60}, {"step": 59}], ["rank 1 goes on from step 20 at {'step': 59} in its data"]),
+        ([{"step": 60}, None], ["rank 1 goes on from step 20 at None"]),
+        ([{"step": 20}] * 2, ["rank 0 goes on", "rank 1 goes on"]),
+        ([{"step": 60}], ["the checkpoint does not tell where each rank goes on"]),
+        (None, ["the checkpoint does not tell where each rank goes on"]),
+    ],
+)
+def test_every_rank_goes_on_behind_the_step_that_was_saved(places: Any, said: list[str]) -> None:
+    """Three micro-batches a step."""
+    problems = position_account(ranks({**TOLD, "positions": places}), 3)
+    assert len(problems) == len(said)
+    assert all(text.startswith(begin) for text, begin in zip(problems, said, strict=True))
+    assert position_account(ranks(None, written=False), 3) == []
 
 
 def test_of_more_checkpoints_than_are_kept_as_evidence_the_count_is_held() -> None:
