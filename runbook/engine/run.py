@@ -16,7 +16,7 @@ from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import identity
+from runbook.engine.identity import PACKAGE_PATH, identity, package_path
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
@@ -311,6 +311,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         options=setup.options.document(),
         environment={
             **identity(),
+            PACKAGE_PATH: package_path(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
         },
