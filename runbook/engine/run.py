@@ -34,6 +34,7 @@ from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
+from runbook.engine.refused import refused
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
@@ -226,13 +227,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     """The record of a run that its disk refused to keep: told, never GO, nothing pretended."""
     what = f"{error.filename or state.run_root}: {error.strerror or error}"
     state.observer.note(f"the run's files cannot be written: {what}")
-    record = derive_record(state.journal.events)
-    record = record.model_copy(
-        update={
-            "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
-            "reasons": (f"the run's files cannot be written ({what})", *record.reasons[:1]),
-        }
-    )
+    record = refused(derive_record(state.journal.events), error, what)
     state.observer.run_finished(record, str(state.run_root))
     return record
 
