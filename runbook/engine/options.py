@@ -234,8 +234,8 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     options = replace(options, settings=words(found["settings"]))
-    own = {"package": package_under_test(), "package_path": package_path()}
-    setup = Setup(options=options, **own, **found)
+    package, path = package_under_test(), package_path()
+    setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
