@@ -280,6 +280,12 @@ _TRAINING: dict[str, Remedy] = {
         "is not finite, or which checkpoints it kept. Start no long run until it passes: it would "
         "train on NaN, or lose its best checkpoint"
     ),
+    "checkpoints": (
+        "read the failing assertion in junit.xml: it names the test, and with it what a save "
+        "lacks, which checkpoints stayed, or what was not restored (data position, random states, "
+        "optimizer, schedule). Look at how the trainer saves and resumes. Start no run that has to "
+        "survive an interruption until it passes"
+    ),
     "self_test": (
         "attention.self_test in env.json has the errors by tensor",
         gpu(

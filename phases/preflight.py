@@ -96,6 +96,15 @@ _OF_THE_BEGINNING = (
     "test_norms_begin_as_one_and_gates_half_open",
     "test_a_short_launch_has_the_schedule_of_the_whole_run",
 )
+# Tests of the safeguards that are about saving, and about going on from what was saved.
+_OF_CHECKPOINTS = (
+    "test_checkpoints_that_stay_are_those_that_were_asked_for",
+    "test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped",
+    "test_a_save_is_of_one_moment_however_long_it_takes",
+    "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none",
+)
+# What has a remedy of its own where no other test of its module failed.
+_TOPICS = {"beginning": _OF_THE_BEGINNING, "checkpoints": _OF_CHECKPOINTS}
 _OF_OUR_TRAINER = ("trainer_imports", "prefill", *(what for what, *_ in _SANITY_TESTS))
 
 
@@ -315,16 +324,12 @@ def _sanity_rows() -> tuple[Row, ...]:
 
 def _passed(case: Case, *, module: str, shown: str) -> Finding:
     found = judge_cases(case, _SANITY, shown, lambda test: module in test.classname)
-    if found.code is Reason.TEST_FAILED and _only_the_beginning(case, module):
-        return replace(found, topic="beginning")
-    return found
-
-
-def _only_the_beginning(case: Case, module: str) -> bool:
-    """Are all failed tests of a module about how training begins?"""
+    if found.code is not Reason.TEST_FAILED:
+        return found
     broken = broken_tests(report_of(case, _SANITY).cases)
-    names = (test.name.partition("[")[0] for test in broken if module in test.classname)
-    return all(name in _OF_THE_BEGINNING for name in names)
+    names = {test.name.partition("[")[0] for test in broken if module in test.classname}
+    topics = (topic for topic, known in _TOPICS.items() if names <= set(known))
+    return replace(found, topic=next(topics, ""))
 
 
 def _imports(case: Case) -> Finding:

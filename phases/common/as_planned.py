@@ -9,7 +9,7 @@ from phases.common.case import Case, Finding, invalid, once, passed
 from phases.common.measure import in_file
 from phases.common.nodes import other_nodes
 from phases.common.plausible import other_checkpoint
-from phases.common.software import other_software
+from phases.common.software import other_folder, other_software
 from runbook.config.plan import stands_on_go
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
@@ -34,6 +34,7 @@ def as_planned(case: Case, name: str) -> Finding:
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         topic = "workload" if problems == workload else ""
+        topic = "two_folders" if other_folder(case, launch, env) else topic
         return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
     work = case.profile.workload
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"

@@ -6,6 +6,10 @@ from phases.common.situation import Remedy, anywhere, gpu
 
 MACHINE: dict[str, Remedy] = {
     "branch": "git fetch && git checkout the profile's branch && git pull, with a clean tree",
+    "two_folders": (
+        "unset PYTHONPATH, or let it name the checkout that `runbook` itself runs from (the row "
+        "has both folders); to test the other one, run the `runbook` of that checkout"
+    ),
     "hardware": anywhere(
         "choose the profile of this machine (`runbook profiles`), or run on the right one",
         command="runbook profiles",

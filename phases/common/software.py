@@ -44,20 +44,46 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
     return problems
 
 
+def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
+    """That launch and harness loaded the package under test from two folders; empty if not.
+
+    Without preflight only another digest shows it: the same files may lie in two places. A
+    commit's launch has its own folder.
+    """
+    package = env.get("package") or {}
+    ours, theirs = case.context.package_path, str(package.get("path") or "")
+    seen = case.evidence.facts.get("package.path")
+    if seen is not None and seen.value is not None:
+        ours = str(seen.value)
+    elif not _other_digest(case, package):
+        return ""
+    if launch.launch.commit or not (ours and theirs) or ours == theirs:
+        return ""
+    return f"nsa was loaded from two folders: the harness has {ours}, the launch ran {theirs}"
+
+
+def _other_digest(case: Case, package: Mapping[str, Any]) -> str:
+    """The digest of the package that ran where the run began with another one, as long as that."""
+    began = case.context.package
+    ran = str(package.get("sha256") or "")[: len(began)]
+    return ran if ran != began else ""
+
+
 def _other_package(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
     """The package under test is not the one that the run began with, or that preflight saw.
 
     A commit's launch has its own.
     """
-    package, began = env.get("package") or {}, case.context.package
+    package = env.get("package") or {}
+    if launch.launch.commit:
+        return []
+    if folders := other_folder(case, launch, env):
+        return [folders]
     problems = []
-    ran = str(package.get("sha256") or "")[: len(began)]
-    if ran and ran != began and not launch.launch.commit:
+    if ran := _other_digest(case, package):
+        began = case.context.package
         problems.append(f"package.sha256: {began} as the run began, it ran {ran}: code was changed")
-    for what, name in (("path", "package.path"), ("sha256", "package.sha256")):
-        found, told = case.evidence.facts.get(name), package.get(what)
-        if launch.launch.commit or found is None or None in (found.value, told):
-            continue
-        if told != found.value:
-            problems.append(f"{name}: preflight saw {found.value}, it ran {told}")
+    found, told = case.evidence.facts.get("package.sha256"), package.get("sha256")
+    if found is not None and None not in (found.value, told) and told != found.value:
+        problems.append(f"package.sha256: preflight saw {found.value}, it ran {told}")
     return problems

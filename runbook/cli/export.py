@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
-from runbook.cli.finished import find_run, load_told
+from runbook.cli.finished import find_run, load_told, refuse_changed
 from runbook.console import Console, printable
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -95,6 +95,7 @@ def _export(args: argparse.Namespace, console: Console) -> int:
     from runbook.files import written_to
 
     folder = find_run(args.run_name, args.out)
+    refuse_changed(folder, "nothing is exported of it")
     record = load_told(folder, console)
     written = []
     for name, target in args.to:
@@ -126,6 +127,7 @@ tensorboard DIR/RUN: the curves of every launch, the checks' numbers, the verdic
   runbook export --to csv numbers.csv                      the newest run
   runbook export --to prometheus /var/lib/node_exporter/runbook.prom
   runbook export 20261121T010203Z-840303b --to tensorboard boards --to csv -""",
+    exits="0 written, 2 usage, or run.json changed since the run: nothing is written",
     json_help="the paths that were written, as one JSON document on stdout",
     add_arguments=_add_arguments,
     problems=_problems,

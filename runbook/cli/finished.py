@@ -98,6 +98,17 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
     return record
 
 
+def refuse_changed(folder: Path, what: str) -> None:
+    """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
+    from runbook.engine.outputs import MANIFEST_FILE, record_is_changed
+
+    if record_is_changed(folder):
+        raise UsageError(
+            f"{folder / _RECORD} is another file than its {MANIFEST_FILE} has: {what}",
+            hint=f"`runbook verify {folder.name}` names what differs",
+        )
+
+
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     _add_format(parser, "LIST", "md, details, json, html, junit, terminal, github, comma-separated")
@@ -143,12 +154,17 @@ def _print(console: Console, record: RunRecord, fmt: str) -> None:
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
-    """Print one format, or write several. The exit code says nothing of the verdict."""
-    from runbook.engine.outputs import write_reports
+    """Print one format, or write several. The exit code says nothing of a verdict that stands."""
+    from runbook.engine.intact import untrusted
+    from runbook.engine.outputs import record_is_changed, write_reports
 
     folder = find_run(args.run_name, args.out)
-    record = load_told(folder, console, artifacts=True)
     formats = _formats(args)
+    if len(formats) > 1:
+        refuse_changed(folder, "its reports are kept; one --format goes to stdout")
+    record = load_told(folder, console, artifacts=True)
+    changed = record_is_changed(folder)
+    record = untrusted(record) if changed else record
     if len(formats) == 1:
         _print(console, record, formats[0])
         if formats == [_DEFAULT_FORMAT]:
@@ -156,7 +172,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     else:
         for path in write_reports(record, folder, formats):
             console.result(str(path))
-    return 0
+    return ProgramExit.INCOMPLETE if changed else ProgramExit.GO
 
 
 REPORT = Command(
@@ -169,6 +185,7 @@ into the run's folder, and their paths go to stdout.""",
   runbook report                                the newest run, on the terminal
   runbook report --format md > report.md
   runbook report 20261121T010203Z-840303b --format md,html,junit""",
+    exits="0 whatever the verdict, 2 usage, 3 run.json changed since the run: as INCOMPLETE",
     json_help="the same as --format json",
     add_arguments=_add_report,
     problems=_unknown_formats,
@@ -254,6 +271,8 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import load_profile, load_profile_document
+    from runbook.engine.intact import untrusted
+    from runbook.engine.outputs import record_is_changed
     from runbook.engine.verify import judge_again
 
     folder = find_run(args.run_name, args.out)
@@ -263,6 +282,7 @@ def _judge(args: argparse.Namespace, console: Console) -> int:
     else:
         profile = load_profile_document(record.profile_document, where="run.json")
     judged = judge_again(record, folder, profile, named=args.profile)
+    judged = untrusted(judged) if record_is_changed(folder) else judged
     _print(console, judged, _formats(args)[0])
     return judged.verdict.exit_code
 

@@ -28,6 +28,8 @@ from runbook.records import RunRecord
 CODE = "code"
 # And under this one the digest of the package under test, which every launch says of itself.
 PACKAGE = "package"
+# Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
+PACKAGE_PATH = "package.path"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
@@ -77,6 +79,11 @@ def code_digest() -> str:
 def package_under_test() -> str:
     """Digest of the trainer's package, as the harness would import it."""
     return package_digest(package_folders()["nsa"])[:_DIGITS]
+
+
+def package_path() -> str:
+    """The folder that the harness would import the trainer's package from."""
+    return str(package_folders()["nsa"])
 
 
 def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:

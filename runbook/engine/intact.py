@@ -28,7 +28,7 @@ from runbook.errors import RunbookError
 from runbook.read import file_sha256
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
 from runbook.read.redact import redact_variables
-from runbook.records import ArtifactRecord, LaunchEntry, PhaseRecord, Reason, RunRecord
+from runbook.records import ArtifactRecord, LaunchEntry, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import json_ready
 from runbook.records.phase import Phase
 
@@ -115,6 +115,19 @@ def _changed(files: Mapping[str, Path], artifacts: Iterable[ArtifactRecord]) -> 
         for one in artifacts
         if (path := files.get(one.path)) is not None and file_sha256(path) != one.sha256
     ]
+
+
+def untrusted(record: RunRecord) -> RunRecord:
+    """The record where run.json is another file than its manifest has: no verdict of it counts.
+
+    What else it holds stays, to be looked at.
+    """
+    reason = (
+        f"{RECORD_FILE} says {record.verdict}, but is another file than its {MANIFEST_FILE} has: "
+        f"nothing in it can be trusted; see runbook verify {record.run_id}"
+    )
+    fields = {"verdict": Verdict.INCOMPLETE, "reasons": (reason, *record.reasons)}
+    return record.model_copy(update=fields)
 
 
 def journal_problems(run_root: Path, record: RunRecord) -> list[str]:

@@ -21,7 +21,7 @@ from runbook.config.presets import load_preset
 from runbook.config.settings import torch_variable_problems
 from runbook.defaults import PROTOCOLS
 from runbook.engine.commits import with_commits
-from runbook.engine.identity import PACKAGE, package_under_test
+from runbook.engine.identity import PACKAGE, PACKAGE_PATH, package_path, package_under_test
 from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
@@ -81,7 +81,7 @@ class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
     `planned` are their launches as far as they are known before anything ran, for estimates.
-    `package` is the digest of the package under test as the run began.
+    `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
 
     options: RunOptions
@@ -90,6 +90,7 @@ class Setup:
     phases: tuple[Phase, ...]
     planned: tuple[Launch, ...] = ()
     package: str = ""
+    package_path: str = ""
 
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
@@ -110,6 +111,7 @@ class Setup:
             head=options.head,
             nodes=options.nodes,
             package=self.package,
+            package_path=self.package_path,
             invocation=replace(options.invocation(), settings=words),
         )
 
@@ -232,7 +234,8 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     options = replace(options, settings=words(found["settings"]))
-    setup = Setup(options=options, package=package_under_test(), **found)
+    package, path = package_under_test(), package_path()
+    setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
@@ -317,6 +320,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         settings=settings,
         phases=phases,
         package=record.environment.get(PACKAGE, ""),
+        package_path=record.environment.get(PACKAGE_PATH, ""),
     )
 
 

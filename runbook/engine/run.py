@@ -16,7 +16,7 @@ from runbook.checkout import how_to_call
 from runbook.collect import git
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import identity
+from runbook.engine.identity import PACKAGE_PATH, identity, package_path
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
@@ -34,6 +34,7 @@ from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
+from runbook.engine.refused import refused
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
@@ -226,13 +227,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     """The record of a run that its disk refused to keep: told, never GO, nothing pretended."""
     what = f"{error.filename or state.run_root}: {error.strerror or error}"
     state.observer.note(f"the run's files cannot be written: {what}")
-    record = derive_record(state.journal.events)
-    record = record.model_copy(
-        update={
-            "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
-            "reasons": (f"the run's files cannot be written ({what})", *record.reasons[:1]),
-        }
-    )
+    record = refused(derive_record(state.journal.events), error, what)
     state.observer.run_finished(record, str(state.run_root))
     return record
 
@@ -311,6 +306,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         options=setup.options.document(),
         environment={
             **identity(),
+            PACKAGE_PATH: package_path(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
         },

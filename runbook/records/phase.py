@@ -26,7 +26,8 @@ class PlanContext:
     `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
     the run was asked for, for the commands that ask for it again. `reference` and `head` are the
     commits of a phase that compares two, in full. The ranks are spread over `nodes`. `package` is
-    the digest of the package under test as the run began; empty where that is not known.
+    the digest of the package under test as the run began, `package_path` the folder that the
+    harness has it from; each is empty where that is not known.
     """
 
     profile: Profile
@@ -42,6 +43,7 @@ class PlanContext:
     head: str = ""
     nodes: int = 1
     package: str = ""
+    package_path: str = ""
     invocation: Invocation | None = None
 
     @property

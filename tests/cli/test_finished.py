@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import render, write_manifest
+from runbook.engine.outputs import record_text, render, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 
@@ -64,17 +64,59 @@ def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "words",
-    [("report",), ("judge",), ("export", "--to", "csv", "-"), ("compare", "RUN", "RUN")],
+    [("report",), ("compare", "RUN", "RUN")],
 )
 def test_a_verdict_that_was_written_into_the_record_is_told(
     finished: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     write_manifest(finished)
     typed = [finished.name if word == "RUN" else word for word in words]
-    assert "changed since" not in inside(*typed, cwd=tmp_path).err
-    text = (finished / "run.json").read_text()
-    (finished / "run.json").write_text(text.replace('"NO-GO"', '"GO"'))
-    assert "changed since the run: run.json; see runbook verify" in inside(*typed, cwd=tmp_path).err
+    before = inside(*typed, cwd=tmp_path)
+    assert "changed since" not in before.err and "another file" not in before.out
+    forge(finished)
+    ended = inside(*typed, cwd=tmp_path)
+    assert "changed since the run: run.json; see runbook verify" in ended.err
+    assert "is another file than its MANIFEST.sha256 has" in ended.out
+    assert ended.code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("export", "--to", "csv", "x.csv", "--to", "csv", "-"), "nothing is exported of it"),
+        (("report", "--format", "md,html"), "its reports are kept"),
+    ],
+)
+def test_of_a_verdict_that_was_written_into_the_record_nothing_is_written(
+    finished: Path, tmp_path: Path, words: tuple[str, ...], what: str
+) -> None:
+    write_manifest(finished)
+    forge(finished)
+    before = sorted(tmp_path.rglob("*"))
+    ended = inside(*words, cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"run.json is another file than its MANIFEST.sha256 has: {what}" in ended.err
+    assert f"`runbook verify {finished.name}` names what differs" in ended.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "json", "junit", "github"])
+def test_no_format_shows_the_go_that_was_written_into_the_record(
+    finished: Path, tmp_path: Path, fmt: str
+) -> None:
+    """A whole GO of another run, with all that a GO prints: none of it is repeated."""
+    write_manifest(finished)
+    (finished / "run.json").write_text(record_text(samples.go()))
+    ended = inside("report", "--format", fmt, cwd=tmp_path)
+    assert ended.code == 3
+    assert "run.json says GO, but is another file than its MANIFEST.sha256 has" in ended.out
+    assert "INCOMPLETE" in ended.out and samples.go().headline not in ended.out
+    assert "runbook launch" not in ended.out
+
+
+def forge(folder: Path) -> None:
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace('"verdict":"NO-GO"', '"verdict":"GO"'))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.journal import Journal, read_events
+from runbook.engine.refused import refused
 from runbook.launch.observer import Observer
-from runbook.records import PhaseRecord, RunRecord, Verdict
+from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict
 from tests.engine.toys import Toy, run
 
 
@@ -54,3 +56,45 @@ def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
     assert kept.phases[0].outcome == "PASS"
     assert not list(folder.glob("*.tmp"))
     assert not list(folder.glob(".*.tmp"))
+
+
+def test_rows_that_a_run_has_not_come_to_say_what_to_do_about_the_disk(tmp_path: Path) -> None:
+    """The first phase is kept; of the second the journal takes nothing any more."""
+
+    class Full(Observer):
+        def phase_finished(self, record: PhaseRecord) -> None:
+            (journal,) = tmp_path.glob("*/events.jsonl")
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size, hard))
+
+    with largest_file(2**40):
+        record, _ = run(tmp_path, Toy("baseline"), Toy("bucket_sweep"), observer=Full())
+    waiting = [check for check in record.checks() if check.phase == "bucket_sweep"]
+    assert waiting and record.verdict is Verdict.INCOMPLETE
+    assert all("`ulimit -f unlimited`" in check.remedy for check in waiting), waiting[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "first"),
+    [
+        (errno.ENOSPC, "free space on the disk of --out first"),
+        (errno.EDQUOT, "free space on the disk of --out first"),
+        (errno.EFBIG, "raise the limit of a file's size first"),
+        (errno.EROFS, "make the folder of the run writable again first"),
+    ],
+)
+def test_what_to_do_about_the_disk_comes_before_going_on(
+    tmp_path: Path, number: int, first: str
+) -> None:
+    """On the same full disk --resume ends as the run did. What was answered keeps its words."""
+    whole, _ = run(tmp_path, Toy("baseline"))
+    row = whole.phases[0].checks[0]
+    waits = row.model_copy(update={"follows": THE_RUN, "remedy": "continue with --resume"})
+    phase = whole.phases[0].model_copy(update={"checks": (row, waits)})
+    told = refused(whole.model_copy(update={"phases": (phase,)}), OSError(number, "no"), "x: no")
+    assert told.verdict is Verdict.INCOMPLETE and "(x: no)" in told.reasons[0]
+    answered, waiting = told.checks()
+    assert answered == row
+    assert (
+        waiting.remedy.startswith(first) and "then continue the run with --resume" in waiting.remedy
+    )

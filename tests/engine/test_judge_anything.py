@@ -12,7 +12,7 @@ from runbook.cli import main
 from runbook.config import load_profile
 from runbook.engine.judge import record_of
 from runbook.engine.options import RunOptions
-from runbook.engine.outputs import record_text
+from runbook.engine.outputs import record_text, write_manifest
 from runbook.records import LaunchEntry, RunRecord, Verdict
 from tests.phases import builder, on_disk
 
@@ -106,6 +106,18 @@ def test_a_spoiled_file_is_judged(
     assert "internal error" not in capsys.readouterr().err
     assert main(["inspect", str(folder)]) in (0, 1, 3)
     assert "internal error" not in capsys.readouterr().err
+
+
+def test_limits_that_were_written_into_the_record_give_no_verdict(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_manifest(folder)
+    assert main(["judge", str(folder)]) == 4
+    assert "another file" not in capsys.readouterr().out
+    text = (folder / "run.json").read_text()
+    (folder / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
+    assert main(["judge", str(folder)]) == 3
+    assert "is another file than its MANIFEST.sha256 has" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("facts", ['["not", "facts"]', "{", '{"a": 5}', '{"a": {"name": 3}}'])

@@ -316,9 +316,44 @@ def test_a_model_that_begins_otherwise_has_a_remedy_of_its_own(
     assert advice in check.remedy
 
 
-def test_the_tests_of_the_beginning_are_there() -> None:
-    text = files("nsa.tests").joinpath("test_whole_model.py").read_text("utf-8")
-    for name in preflight._OF_THE_BEGINNING:
+SAVE, STOP = (
+    "test_a_save_is_of_one_moment_however_long_it_takes",
+    "test_training_stops_at_a_number_that_is_not_finite[loss]",
+)
+
+
+@pytest.mark.parametrize(
+    ("failed", "of_checkpoints"), [((SAVE,), True), ((STOP,), False), ((SAVE, STOP), False)]
+)
+def test_a_save_that_failed_has_a_remedy_of_its_own(
+    failed: tuple[str, ...], of_checkpoints: bool
+) -> None:
+    """Where numbers that are not finite go through too, those are looked at first."""
+
+    def change(made: Any) -> Any:
+        one = next(c for c in made.junit.cases if "test_safeguards" in c.classname)
+        named = tuple(replace(one, name=name, status="failed") for name in failed)
+        return replace(made, junit=replace(made.junit, cases=(*made.junit.cases, *named)))
+
+    found = builder.evidence("preflight", WHERE, change=change, only=("sanity",))
+    check = builder.row("preflight", "safeguards", found, WHERE)
+    assert said(check) == (Outcome.FAIL, Reason.TEST_FAILED)
+    assert ("how the trainer saves and resumes" in check.remedy) is of_checkpoints
+    assert ("not finite" in check.remedy) is not of_checkpoints
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("test_whole_model.py", preflight._OF_THE_BEGINNING),
+        ("test_safeguards.py", preflight._OF_CHECKPOINTS),
+    ],
+)
+def test_the_tests_with_a_remedy_of_their_own_are_there(
+    module: str, names: tuple[str, ...]
+) -> None:
+    text = files("nsa.tests").joinpath(module).read_text("utf-8")
+    for name in names:
         assert f"def {name}(" in text
 
 

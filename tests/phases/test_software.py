@@ -104,4 +104,26 @@ def test_another_package_than_preflight_saw_is_named_and_decides() -> None:
         }
         check = builder.row("baseline", "as_planned", replace(found, facts=seen), WHERE)
         assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
-        assert f"package.{what}: preflight saw {value}, it ran " in check.reason
+        told = {
+            "path": f"two folders: the harness has {value}, the launch ran {package['path']}",
+            "sha256": f"package.sha256: preflight saw {value}, it ran ",
+        }
+        assert told[what] in check.reason
+        assert ("PYTHONPATH" in check.remedy) is (what == "path")
+
+
+def test_without_preflight_another_digest_from_another_folder_is_told_as_two_folders() -> None:
+    """PYTHONPATH named another checkout: nobody changed code, and the remedy says what to unset."""
+    found = builder.evidence("baseline", WHERE)
+    package = (next(iter(found.launches.values())).env or {})["package"]
+    where = replace(WHERE, package="0" * 12, package_path="/ours/nsa")
+    check = builder.row("baseline", "as_planned", found, where)
+    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+    folders = f"the harness has /ours/nsa, the launch ran {package['path']}"
+    assert folders in check.reason and "code was changed" not in check.reason
+    assert "PYTHONPATH" in check.remedy
+    same = replace(where, package_path=package["path"])
+    check = builder.row("baseline", "as_planned", found, same)
+    assert "code was changed" in check.reason and "PYTHONPATH" not in check.remedy
+    alike = replace(where, package=package["sha256"][:12])
+    assert builder.row("baseline", "as_planned", found, alike).outcome is Outcome.PASS

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, record_is_changed
 from runbook.read import read_launch
 from runbook.read.alike import Facts, device_facts, env_facts, unlike
 from runbook.records import PhaseRecord, RunRecord
@@ -31,9 +32,13 @@ _CAUSES = ("code", "machine", "software", "toggles")
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One run with what its trainer launches left, by phase and launch name."""
+    """One run with what its trainer launches left, by phase and launch name.
+
+    `changed`: its run.json is another file than its manifest has.
+    """
 
     record: RunRecord
+    changed: bool
     launches: Mapping[tuple[str, str], LaunchEvidence]
 
 
@@ -45,7 +50,7 @@ def read_side(record: RunRecord, folder: Path) -> Side:
         for entry in phase.launches
         if entry.launch.kind in ("trainer", "own")
     }
-    return Side(record=record, launches=launches)
+    return Side(record=record, changed=record_is_changed(folder), launches=launches)
 
 
 def phases_run(record: RunRecord) -> dict[str, PhaseRecord]:
@@ -119,6 +124,11 @@ def obstacles(a: Side, b: Side, found: list[Difference]) -> list[str]:
     if blind:
         reasons.append(f"no env.json on both sides for: {', '.join(blind)}")
     for side in (a, b):
+        if side.changed:
+            reasons.append(
+                f"{RECORD_FILE} of {side.record.run_id} is another file than its {MANIFEST_FILE} "
+                f"has: see runbook verify {side.record.run_id}"
+            )
         if side.record.interrupted or side.record.finished_at is None:
             reasons.append(f"run {side.record.run_id} did not complete")
     return reasons
