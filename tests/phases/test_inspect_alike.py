@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,3 +53,14 @@ def test_inspect_and_judge_say_alike(tmp_path: Path, name: str) -> None:
     assert bool(said) == (name != "healthy")
     reasons = "; ".join(check.reason for check in judged)
     assert all(text in reasons for text in said), (said, reasons)
+
+
+@pytest.mark.parametrize("ranks", [3, [{"rank": "x"}], {"a": 1}])
+def test_ends_of_ranks_that_cannot_be_read_are_told(tmp_path: Path, ranks: object) -> None:
+    found = builder.evidence("baseline", WHERE, only=["run1"])
+    for made in found.launches.values():
+        on_disk.write_launch(tmp_path, made)
+    path = tmp_path / "baseline/run1/result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ranks": ranks}))
+    said = [remark.message for remark in inspect_path(path.parent).remarks]
+    assert "result.json: its `ranks` are no ends of ranks" in said

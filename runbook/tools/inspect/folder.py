@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, name_below, read_json_object
@@ -15,6 +17,7 @@ from runbook.read.history import RankHistory, rank_log
 from runbook.read.launch import GATES, VAL
 from runbook.read.rows import RowSpec, read_rows
 from runbook.read.shapes import ENV, is_number, shaped
+from runbook.records import RankExit
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.second_source import account_remarks
 from runbook.tools.inspect.training import inspect_training
@@ -88,6 +91,7 @@ def _inspect_one(
         problems += misfits
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     result, _ = read_json_object(folder / RESULT_JSON, problems)
+    exits = _exits(result, problems)
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
     if csv is None and (folder / HALT_FILE).exists():
@@ -119,7 +123,9 @@ def _inspect_one(
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
     gates, val = (_table(folder / name, spec) for name, spec in _BESIDE)
-    doubts = account_remarks(rows, logs, env, _duration_s(result), gates=gates, val=val)
+    doubts = account_remarks(
+        rows, logs, env, _duration_s(result), exits=exits, gates=gates, val=val
+    )
     remarks += remarks_on(place, doubts)
     return RunDirectory(
         path=place,
@@ -140,6 +146,15 @@ def _duration_s(result: Mapping[str, Any] | None) -> float | None:
     """What the launcher's clock showed, where a launcher was there."""
     value = (result or {}).get("duration_s")
     return float(value) if is_number(value) and value is not None and value > 0 else None
+
+
+def _exits(result: Mapping[str, Any] | None, problems: list[str]) -> tuple[RankExit, ...]:
+    """What the launcher saw of each rank, where a launcher was there."""
+    try:
+        return tuple(map(RankExit.model_validate, (result or {}).get("ranks") or ()))
+    except (ValidationError, TypeError):
+        problems.append(f"{RESULT_JSON}: its `ranks` are no ends of ranks")
+        return ()
 
 
 def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runbook.read.accounts import Workload
 from runbook.read.learning import oracle_account
 from runbook.read.training_accounts import book_problems, learning_problems
+from runbook.records import RankExit
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
 
@@ -25,6 +26,7 @@ def account_remarks(
     env: Mapping[str, Any] | None,
     duration_s: float | None,
     *,
+    exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
 ) -> Iterator[Found]:
@@ -41,7 +43,14 @@ def account_remarks(
         return
     problems = [
         *book_problems(
-            log.frame, ranks, work, env or {}, gates=gates, val=val, duration_s=duration_s
+            log.frame,
+            ranks,
+            work,
+            env or {},
+            gates=gates,
+            val=val,
+            duration_s=duration_s,
+            exits=exits,
         ),
         *learning_problems(ranks, work),
         *oracle_account(ranks, work),

@@ -100,7 +100,12 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
         "mean_low": 1.0,
         "mean_high": 1.0,
         "logit_gradient": 1e-6,
-        "oracle": {**dict.fromkeys(spots, 0.0), "layers": 2, "seams": 0},
+        "oracle": {
+            **dict.fromkeys(spots, 0.0),
+            "shape": {**SHAPE["model"], **SHAPE["nsa"]},
+            "layers": 2,
+            "seams": 0,
+        },
     }
     lines: list[dict[str, object]] = [
         {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
