@@ -119,7 +119,7 @@ class _Way:
     def _leaves(self) -> dict[str, Tensor]:
         """Tensors of the same memory for the parameters, by name: nobody hung a hook on these.
 
-        None where a recording or a compilation knows the parameters themselves.
+        Empty where a recording or a compilation knows the parameters themselves.
         """
         if self.engine.holds_parameters:
             return {}

@@ -8,7 +8,8 @@ from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict
 
 _THEN = "then continue the run with --resume, or start it anew with another --out"
 _FULL = f"free space on the disk of --out first (`df -h` shows it; a quota: `quota`), {_THEN}"
-_REMEDIES = {
+# By errno.
+REMEDIES = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: f"raise the limit of a file's size first (`ulimit -f unlimited`), {_THEN}",
@@ -21,7 +22,7 @@ def refused(record: RunRecord, error: OSError, what: str) -> RunRecord:
 
     `what`: file and error, in words.
     """
-    remedy = _REMEDIES.get(error.errno or 0, _NOT_WRITABLE)
+    remedy = REMEDIES.get(error.errno or 0, _NOT_WRITABLE)
     fields = {
         "phases": tuple(_remedied(phase, remedy) for phase in record.phases),
         "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,

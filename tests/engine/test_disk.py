@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.journal import Journal, read_events
-from runbook.engine.refused import refused
+from runbook.engine.refused import REMEDIES, refused
 from runbook.launch.observer import Observer
 from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict
+from tests import executed
 from tests.engine.toys import Toy, run
 
 
@@ -72,6 +74,17 @@ def test_rows_that_a_run_has_not_come_to_say_what_to_do_about_the_disk(tmp_path:
     waiting = [check for check in record.checks() if check.phase == "bucket_sweep"]
     assert waiting and record.verdict is Verdict.INCOMPLETE
     assert all("`ulimit -f unlimited`" in check.remedy for check in waiting), waiting[0]
+
+
+@pytest.mark.executes("ulimit -f")
+def test_the_printed_command_takes_the_limit_of_a_file_away() -> None:
+    line = "ulimit -f unlimited"
+    shell = subprocess.run(
+        ["bash", "-c", f"ulimit -S -f 1 && {line} && ulimit -f"], capture_output=True, text=True
+    )
+    executed.note(line, shell.returncode)
+    assert (shell.returncode, shell.stdout) == (0, "unlimited\n"), shell.stderr
+    assert any(f"`{line}`" in remedy for remedy in REMEDIES.values())
 
 
 @pytest.mark.parametrize(
