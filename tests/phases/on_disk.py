@@ -68,6 +68,7 @@ def records(log: RankLog) -> list[Record]:
         {**made[0], "event": Event.EFFECT, **_effect(effect)} for effect in log.effects
     ]  # fmt: skip
     made += [{**made[0], "event": Event.DDP_BUCKETS, **sizes} for sizes in log.ddp_buckets]
+    made += [{**made[0], "event": Event.CHECKPOINT, **saved} for saved in log.checkpoints]
     begun = first
     for row in log.steps.to_dict("records"):
         now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
