@@ -77,6 +77,8 @@ class ExitCode(IntEnum):
 RUN_TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
 # The run directory to write into; it must hold no earlier run.
 RUN_DIR_VARIABLE = "RUNBOOK_RUN_DIR"
+# Backends keep the timeout of a process group in whole milliseconds.
+TIMEOUT_TOLERANCE_S = 2e-3
 # With how many threads a process computes on the CPU; the second counts for MKL where both are set.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # The config file, where no --config is given.

@@ -16,9 +16,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from nsa.toggles import ToggleSet
+from nsa.train.heartbeat import MIB
 from nsa.train.ranks import Ranks
 
-MIB = 1024 * 1024
 WIRE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -71,6 +71,11 @@ class Bucket:
 
     size: int
     last: int
+
+    @property
+    def size_mib(self) -> float:
+        """MiB, as they are shown."""
+        return round(self.size / MIB, 4)
 
 
 def _numbers(text: str) -> list[int]:

@@ -19,13 +19,13 @@ from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
 from nsa.attention.triton.window_operators import WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import SELECTION_RANGES
+from nsa.contract import SELECTION_RANGES, TIMEOUT_TOLERANCE_S
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 from nsa.train import liger
 from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
-from nsa.train.ddp import MIB
 from nsa.train.engine import Engine
+from nsa.train.heartbeat import MIB
 from nsa.train.replay import REPLAYED_NODE
 
 Evidence = tuple[bool | None, Any]
@@ -168,7 +168,7 @@ def _bucket(seen: Seen) -> Evidence:
     evidence = {
         "cap_mib": cap,
         "in_force_mib": round((goes_by or 0) / MIB, 4),
-        "sizes_mib": [round(bucket.size / MIB, 4) for bucket in buckets],
+        "sizes_mib": [bucket.size_mib for bucket in buckets],
         "buckets": len(buckets),
     }
     return goes_by == int(cap * MIB), evidence
@@ -322,8 +322,7 @@ def _timeout(seen: Seen) -> Evidence:
     told, asked_s = ranks.timeout_s, seen.toggles.number("NSA_PG_TIMEOUT_MIN") * 60
     if told is None:
         return None, "this torch does not tell the timeout of a process group"
-    # Backends keep whole milliseconds.
-    return abs(told - asked_s) < 2e-3, {"asked_s": asked_s, "timeout_s": told}
+    return abs(told - asked_s) < TIMEOUT_TOLERANCE_S, {"asked_s": asked_s, "timeout_s": told}
 
 
 def _compile(seen: Seen) -> Evidence:

@@ -23,7 +23,7 @@ from nsa.contract import (
 )
 from nsa.train.arms import Block
 from nsa.train.compiled import backward_nodes
-from nsa.train.ddp import MIB, Bucket
+from nsa.train.ddp import Bucket
 from nsa.train.effects import Seen, judge_all
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
@@ -255,7 +255,7 @@ class BlockEvidence:
                 Event.DDP_BUCKETS,
                 arm=block.arm,
                 block=block.index,
-                sizes_mib=[round(bucket.size / MIB, 4) for bucket in buckets],
+                sizes_mib=[bucket.size_mib for bucket in buckets],
                 bytes=[bucket.size for bucket in buckets],
                 last_bytes=[bucket.last for bucket in buckets],
             )

@@ -8,6 +8,7 @@ and compares, bit by bit.
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,7 @@ class ReadBack:
         if self._step is None:
             return 0
         self._read += 1
-        try:
-            saved = read(folder / checkpoint_name(self._step), names=self._places)
-        except (CheckpointError, OSError):
-            saved = {}
+        saved = _read(folder / checkpoint_name(self._step), self._places)
         other = sum(
             self._differ(saved.get(name), name, places) for name, places in self._places.items()
         )
@@ -102,13 +100,10 @@ class ReadBack:
             "positions": self._positions(folder / checkpoint_name(self._step)),
         }
 
-    def _positions(self, newest: Path) -> list[Any] | None:
+    def _positions(self, newest: Path) -> list[Any]:
         """Where each rank goes on in its data, by rank; None where that cannot be read."""
         names = [position_name(rank) for rank in range(self._engine.ranks.world_size)]
-        try:
-            saved = read(newest, names=names)
-        except (CheckpointError, OSError):
-            return None
+        saved = _read(newest, names)
         return [read_position(saved[name]) if name in saved else None for name in names]
 
     def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -124,3 +119,11 @@ class ReadBack:
                 places = self._random.sample(range(count), min(_ELEMENTS, count))
                 found[name] = torch.tensor(sorted(places), device=live[name].device)
         return found
+
+
+def _read(checkpoint: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """These tensors; none of a checkpoint that cannot be read."""
+    try:
+        return read(checkpoint, names=names)
+    except (CheckpointError, OSError):
+        return {}

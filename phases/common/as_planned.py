@@ -11,6 +11,7 @@ from phases.common.nodes import other_nodes
 from phases.common.plausible import other_checkpoint
 from phases.common.software import other_folder, other_software
 from runbook.config.plan import stands_on_go
+from runbook.read.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import DATASET_FLAG, option
@@ -52,7 +53,7 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     if env.get("world_size") != launch.launch.nproc:
         problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
     problems += other_nodes(launch, env)
-    got = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    got = recorded_toggles(env)
     for key, text in launch.launch.env.items():
         if (
             key in TOGGLES

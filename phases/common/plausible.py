@@ -10,6 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, invalid, once, passed
 from phases.common.measure import log_value
 from phases.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
+from runbook.read.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 
@@ -288,7 +289,7 @@ def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         yield from _flat(key, value)
-    given = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    given = recorded_toggles(env)
     for name, toggle in TOGGLES.items():
         if name not in _OBSERVERS and toggle.reader == "trainer":
             yield f"toggles.{name}", given.get(name, toggle.default)

@@ -7,11 +7,14 @@ loses them when it is killed.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from nsa.contract import TRAINING_CSV, VAL_CSV, Event
 from runbook.launch.ranks import RankState
-from runbook.read.tail import LineTail
+from runbook.launch.readings import step_of
+from runbook.read.launch import LEGACY_COLUMNS
+from runbook.read.tail import TableTail
 
 _TOLD_BY = {TRAINING_CSV: Event.PROGRESS, VAL_CSV: Event.EVAL}
 
@@ -20,8 +23,10 @@ class LateRows:
     """Follows rank 0's tables; `look` is called after its heartbeats were read."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._tails = {name: LineTail(run_dir / name) for name in _TOLD_BY}
-        self._newest = dict.fromkeys(_TOLD_BY, 0)
+        self._tails = {
+            name: TableTail(run_dir / name, headerless=LEGACY_COLUMNS) for name in _TOLD_BY
+        }
+        self._newest = dict.fromkeys(_TOLD_BY, 0.0)
 
     def look(self, rank: RankState) -> None:
         """Note in the rank's state how many steps each file is behind, where it is.
@@ -32,16 +37,9 @@ class LateRows:
             return
         for name, tail in self._tails.items():
             told = rank.latest.get(_TOLD_BY[name], {}).get("step")
-            for line in tail.lines():
-                self._newest[name] = max(self._newest[name], _step(line))
+            for row in tail.rows():
+                if (step := step_of(row)) < math.inf:
+                    self._newest[name] = max(self._newest[name], step)
             if isinstance(told, int) and told > self._newest[name]:
-                behind = told - self._newest[name]
+                behind = told - int(self._newest[name])
                 rank.late_rows[name] = max(rank.late_rows.get(name, 0), behind)
-
-
-def _step(line: bytes) -> int:
-    """The step of a row; 0 of a line that is none."""
-    try:
-        return int(float(line.partition(b",")[0]))
-    except (ValueError, OverflowError):
-        return 0

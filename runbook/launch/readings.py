@@ -37,10 +37,10 @@ class Readings:
         rows = self._table.rows() if source is self._table else self._progress()
         for row in rows:
             # A CSV that comes late begins with steps that the heartbeats have told.
-            if source is self._table and self._told and not _step(row) > self._told:
+            if source is self._table and self._told and not step_of(row) > self._told:
                 continue
             if source is self._beats:
-                self._told = max(self._told, _step(row))
+                self._told = max(self._told, step_of(row))
             self.path = source.path
             self.rows_read += 1
             yield row
@@ -56,7 +56,7 @@ class Readings:
                 yield row if self._memory is None else row | {_MEMORY: self._memory}
 
 
-def _step(row: dict[str, str]) -> float:
+def step_of(row: dict[str, str]) -> float:
     """The row's step; 0 where it has none, which no detector takes either."""
     try:
         return float(row["step"])

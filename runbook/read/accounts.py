@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.read.clocks import joined, time_account
 from runbook.read.data_account import data_account
+from runbook.read.documents import recorded_toggles
 from runbook.read.fetch_account import fetch_account
 from runbook.read.generated import GeneratedData
 from runbook.read.saved_account import Keeping
@@ -110,7 +111,7 @@ def _wire(env: Mapping[str, Any], nproc: int) -> str | None:
     """
     if "NSA_DDP_COMPRESS" in str(env.get("arms") or ""):
         return None
-    toggles = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    toggles = recorded_toggles(env)
     kind = str(toggles.get("NSA_DDP_COMPRESS") or "off")
     if kind == "off":
         return "fp32"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsa.contract import Event
 from nsa.drawn import recomputed_steps
 from runbook.read.clocks import with_clock
+from runbook.read.documents import recorded_toggles
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def beside_words(frame: pd.DataFrame, rank: RankLog) -> str:
 def _every(env: Mapping[str, Any]) -> dict[str, int]:
     """How often, in steps, each kind is asked for; 0 for never."""
     train = (env.get("config") or {}).get("train") or {}
-    toggles = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    toggles = recorded_toggles(env)
     told = {f"train.{name}": train.get(name) for name in ("eval_every", "save_every")}
     told["NSA_MEM_DUMP_EVERY"] = toggles.get("NSA_MEM_DUMP_EVERY")
     return {

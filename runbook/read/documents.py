@@ -160,6 +160,11 @@ def _case(element: ElementTree.Element) -> JUnitCase:
     )
 
 
+def recorded_toggles(env: Mapping[str, Any]) -> dict[str, Any]:
+    """The toggles of env.json by name, with their values as the launch began."""
+    return {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+
+
 def read_console(path: Path) -> tuple[tuple[str, ...], str]:
     """Return the console's lines and digest; of a very long one, its first and last lines."""
     digest = hashlib.sha256()

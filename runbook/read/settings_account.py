@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsa.contract import THREAD_VARIABLES, NSAError
+from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, NSAError
 from nsa.toggles import TOGGLES, Value
+from runbook.read.documents import recorded_toggles
 from runbook.read.shapes import is_number
 from runbook.records.evidence import RankLog
 
 _CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"
-# Backends keep whole milliseconds.
-_TIMEOUT_TOLERANCE_S = 2e-3
 _MIB = 2**20
 # From so many steps on DDP has settled its buckets, whatever its options.
 _SETTLED = 4
@@ -114,7 +113,7 @@ def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[st
         found = _told(rank).get("timeout_s")
         if found is None and len(ranks) > 1:
             problems.append(f"rank {rank.rank} does not tell the timeout of its process group")
-        elif found is not None and not abs(found - 60 * asked) <= _TIMEOUT_TOLERANCE_S:
+        elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
             problems.append(
                 f"rank {rank.rank}: the process group waits for {found:g} s, {_TIMEOUT}={asked:g} "
                 f"asks for {60 * asked:g} s"
@@ -176,6 +175,6 @@ def in_force(name: str, told: Mapping[str, Any], env: Mapping[str, Any]) -> Valu
                 return TOGGLES[name].parse(block["set"][name])
             except NSAError:
                 return None
-    given = {row.get("name"): row.get("value") for row in env.get("toggles") or ()}
+    given = recorded_toggles(env)
     value: Value = given.get(name, TOGGLES[name].default)
     return value

@@ -8,6 +8,8 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,46 +74,49 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("token", "known"), [("ab12", True), ("cd34", False), ("", False)])
-def test_a_process_that_ended_is_known_by_its_parent_until_that_has_waited(
-    token: str, known: bool
-) -> None:
-    """It has no memory any more, and so no token of its own."""
+@contextmanager
+def neglected(token: str) -> Iterator[tuple[int, int]]:
+    """The pids of such a process with the token, and of its child."""
     env = {**os.environ, RUN_TOKEN_VARIABLE: token}
     with subprocess.Popen(
         [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        handle = os.pidfd_open(pid)
-        try:
-            assert not environment_holds(pid, "ab12")
-            assert has_ended_under(pid, handle, "ab12") is known
-            assert exit_code_of(pid, handle) == 7
-            alive = os.pidfd_open(parent.pid)
-            assert not has_ended_under(parent.pid, alive, "ab12")
-            os.close(alive)
-        finally:
-            os.close(handle)
-            parent.stdin.close()
+        yield parent.pid, int(parent.stdout.readline())
+        parent.stdin.close()
+
+
+@contextmanager
+def held(pid: int) -> Iterator[int]:
+    """A pidfd."""
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize(("token", "known"), [("ab12", True), ("cd34", False), ("", False)])
+def test_a_process_that_ended_is_known_by_its_parent_until_that_has_waited(
+    token: str, known: bool
+) -> None:
+    """It has no memory any more, and so no token of its own."""
+    with neglected(token) as (parent, pid), held(pid) as handle, held(parent) as alive:
+        assert not environment_holds(pid, "ab12")
+        assert has_ended_under(pid, handle, "ab12") is known
+        assert exit_code_of(pid, handle) == 7
+        assert not has_ended_under(parent, alive, "ab12")
 
 
 def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
     """It was taken for a process of somebody else, and so for one that hangs."""
-    env = {**os.environ, RUN_TOKEN_VARIABLE: "ab12"}
-    with subprocess.Popen(
-        [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
+    with neglected("ab12") as (_, pid):
         record = {"event": "step_start", "rank": 0, "token": "ab12", "step": 3, "phase": "step"}
-        record |= {"pid": int(parent.stdout.readline())}
-        (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps(record) + "\n")
+        (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps({**record, "pid": pid}) + "\n")
         watch = RankWatch(tmp_path, "ab12", time.monotonic())
         watch.update()
         watch.wait(1.0)
         assert watch.ranks[0].ended
         assert watch.ranks[0].parent_saw == 7
         watch.close()
-        parent.stdin.close()
