@@ -1,4 +1,4 @@
-# Two commands do everything: `make demo` runs the runbook here, `make test` runs every test.
+# Two commands do everything: `make demo` runs the runbook here, `make test` tests a change.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -14,11 +14,12 @@ WORKERS ?= logical
 PYTEST_ARGS ?=
 GPU_ARGS ?=
 
-.PHONY: help demo test gpu lint wheels clean
+.PHONY: help demo test test-all gpu lint wheels clean
 
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
-	@echo "make test   install, run all tests on all cores (PYTEST_ARGS='-n0 tests/read': some, on one)"
+	@echo "make test   install, run the tests of every commit on all cores (PYTEST_ARGS='-n0 tests/read')"
+	@echo "make test-all  the same and the long tier: every fault, every mutant, whole runs"
 	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
 	@echo "make lint   install, run ruff, mypy, import-linter and zizmor"
 	@echo "make wheels download what a machine that has HAVE='torch numpy' (or a file) still needs"
@@ -29,10 +30,12 @@ demo:
 	@$(INSTALL)
 	$(BIN)/runbook run --phase all
 
-test:
+# Tests marked `slow` are the long tier.
+test-all: TIER := --long
+test test-all:
 	@$(INSTALL) --dev
 	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 \
-	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(PYTEST_ARGS)
+	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER) $(PYTEST_ARGS)
 
 # pytest and hypothesis are what its stage `tests` needs.
 gpu:

@@ -7,15 +7,16 @@ readers take them from here. docs/trainer-contract.md says what a run directory 
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 
 class NSAError(ValueError):
@@ -45,6 +46,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean X?"` for the nearest known name, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+
+def proof_text(evidence: Any) -> str:
+    """The trainer's evidence as a reader wants it: `fused yes, state_entries 16`.
+
+    >>> proof_text({"hook": "bf16", "fused": [True, True], "bytes_after": 2773392})
+    'hook bf16, fused yes/yes, bytes_after 2773392'
+    """
+    if isinstance(evidence, Mapping):
+        return ", ".join(f"{name} {proof_text(value)}" for name, value in evidence.items())
+    if isinstance(evidence, list | tuple):
+        return "/".join(proof_text(value) for value in evidence) or "none"
+    if isinstance(evidence, bool):
+        return "yes" if evidence else "no"
+    return str(evidence)
 
 
 # -- ends ------------------------------------------------------------------------------------------
@@ -105,11 +124,25 @@ ENOUGH_FILE = ".ENOUGH"
 ARMS_JSON = "arms.json"
 # When `nsa.inject` caused its fault.
 INJECTED_JSON = "injected.json"
-# Beside the run directories of a launch by hand: a link to the newest.
+# A link to the newest run directory: beside those of launches by hand, and in the folder of all.
 LATEST_LINK = "latest"
 # In a checkpoint's folder.
 CHECKSUMS_JSON = "checksums.json"
 METADATA_FILE = ".metadata"
+
+
+def link_latest(folder: Path, run_dir: Path) -> None:
+    """Point `latest` in a folder at a run directory below it, replacing the link in one step.
+
+    Raises OSError where that cannot be, and where somebody's file has that name.
+    """
+    link, temporary = folder / LATEST_LINK, folder / f".{LATEST_LINK}-{os.getpid()}"
+    if link.exists() and not link.is_symlink():
+        raise FileExistsError(errno.EEXIST, "it is there and no link", str(link))
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(run_dir.relative_to(folder))
+    temporary.replace(link)
+
 
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
@@ -337,7 +370,8 @@ COMMON_FIELDS = (
 EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
     Event.PROOF: (
         "loss", "loss_again", "positions", "own_gradient", "mean_low", "mean_high", "wire",
-        "missing", "norm_told", "norm_before", "norm_after", "logit_gradient", "oracle",
+        "missing", "norm_told", "norm_before", "norm_after", "logit_gradient", "oracle", "weights",
+        "text",
     ),
     Event.STEP_END: ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s"),
     Event.PROFILER: ("active",),
@@ -360,6 +394,12 @@ EVENT_FIELDS: dict[Event, tuple[str, ...]] = {
         "saved", "loader", "in_force",
     ),
 }  # fmt: skip
+
+
+# Of the first weights: multiples of a piece's root mean square up to which its elements are
+# counted, and how many of its first elements tell their signs.
+WEIGHT_CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
+WEIGHT_SIGNS = 64
 
 
 # -- ceilings of the devices -----------------------------------------------------------------------

@@ -31,12 +31,37 @@ _BOOL = re.compile(r"^(?:true|false|True|False)$")
 _NULL = re.compile(r"^(?:~|null|Null|)$")
 
 
+# A tag that is written down means no more than what the value would be read as without it.
+_STANDARD = "tag:yaml.org,2002:"
+_FITS: dict[str, re.Pattern[str] | type[yaml.Node]] = {
+    "bool": _BOOL,
+    "int": _INT,
+    "float": _FLOAT,
+    "null": _NULL,
+    "str": yaml.ScalarNode,
+    "seq": yaml.SequenceNode,
+    "map": yaml.MappingNode,
+}
+
 # libyaml's parser takes a tenth of the time; PyYAML has it where it was built with it.
 _Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Safe):  # type: ignore[misc]
     problems: list[str]
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = node.tag.removeprefix(_STANDARD)
+        fits = _FITS.get(kind)
+        if not isinstance(fits, re.Pattern):
+            right = isinstance(node, fits or ())
+        else:
+            right = isinstance(node, yaml.ScalarNode) and fits.match(node.value) is not None
+        if not right:
+            tag = f"!!{kind}" if node.tag.startswith(_STANDARD) else node.tag
+            line = node.start_mark.line + 1
+            raise yaml.YAMLError(f"line {line}: the tag {tag} is not read; write the value alone")
+        return super().construct_object(node, deep=deep)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
@@ -53,13 +78,13 @@ class _Loader(_Safe):  # type: ignore[misc]
 
 
 _Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("tag:yaml.org,2002:bool", _BOOL, "tfTF"),
-    ("tag:yaml.org,2002:int", _INT, "-+0123456789"),
-    ("tag:yaml.org,2002:float", _FLOAT, "-+0123456789."),
-    ("tag:yaml.org,2002:null", _NULL, ["~", "n", "N", ""]),
+for _kind, _pattern, _first in (
+    ("bool", _BOOL, "tfTF"),
+    ("int", _INT, "-+0123456789"),
+    ("float", _FLOAT, "-+0123456789."),
+    ("null", _NULL, ["~", "n", "N", ""]),
 ):
-    _Loader.add_implicit_resolver(_tag, _pattern, list(_first))
+    _Loader.add_implicit_resolver(f"{_STANDARD}{_kind}", _pattern, list(_first))
 
 
 def load_strict(text: str) -> tuple[Any, list[str]]:
@@ -74,6 +99,7 @@ def load_strict(text: str) -> tuple[Any, list[str]]:
 LEAST_WINDOW = 2
 # More values than any profile or config has, with every alias written out, and deeper than any.
 _MOST_NODES, _DEEPEST = 100_000, 64
+_MOST_BYTES = 1 << 20
 
 
 def _outsize(root: yaml.Node) -> str:
@@ -95,6 +121,8 @@ def _outsize(root: yaml.Node) -> str:
 
 @lru_cache(maxsize=32)
 def _parsed(text: str) -> tuple[Any, list[str]]:
+    if len(text) > _MOST_BYTES:
+        return None, [f"not usable YAML: longer than {_MOST_BYTES} characters"]
     loader = _Loader(text)
     loader.problems = []
     try:
@@ -148,9 +176,12 @@ OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
 # The flag that has the last word on a key of the config.
 FLAGS = {f"{section}.{key}": flag for flag, section, key, _, _ in OVERRIDES}
 
-Whole = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+# Sizes and steps are 32-bit numbers to the kernels; a seed is one of 63 bits to every generator.
+_LARGEST, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
+Whole = Annotated[int, Field(ge=1, le=_LARGEST)]
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Least0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ConfigError(NSAError):
@@ -211,13 +242,13 @@ class TrainSection(_Section):
     """The optimization. batch_size is global: sequences of all ranks in one micro-batch."""
 
     steps: Whole
-    seq_len: Annotated[int, Field(ge=2)]
+    seq_len: Annotated[int, Field(ge=2, le=_LARGEST)]
     batch_size: Whole
-    lr: Annotated[float, Field(ge=0)]
+    lr: Least0
     lr_schedule: Literal["cosine", "constant"] = "cosine"
     warmup_steps: Count = 0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    grad_clip: Annotated[float, Field(ge=0)] = 1.0
+    weight_decay: Least0 = 0.01
+    grad_clip: Least0 = 1.0
     accumulate_grad_batches: Whole = 1
     log_every: Whole = 20
     eval_every: Count = 0
@@ -226,7 +257,7 @@ class TrainSection(_Section):
     keep_last: Count = 0
     keep_every: Count = 0
     keep_best: bool = False
-    seed: Count = 1337
+    seed: Annotated[int, Field(ge=0, le=_LARGEST_SEED)] = 1337
     out_dir: str = "artifacts/train"
 
 
@@ -322,7 +353,8 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
     if path.is_fifo():
         return None, [f"config {path}: is a pipe, of which one rank could read; save it as a file"]
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            text = stream.read(_MOST_BYTES + 1).decode("utf-8")
     except OSError as error:
         return None, [f"config {path}: {error.strerror or error}"]
     except UnicodeDecodeError as error:

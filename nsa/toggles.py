@@ -354,9 +354,7 @@ def meaning(name: str, variables: Mapping[str, str]) -> Value:
 def safe_mode_changes(variables: Mapping[str, str]) -> dict[str, str]:
     """What the safe mode changes of these variables, as text."""
     return {
-        name: _word(value)
-        for name, value in _SAFE_MODE_OFF.items()
-        if meaning(name, variables) != value
+        name: _word(value) for name, value in SAFE_MODE.items() if meaning(name, variables) != value
     }
 
 

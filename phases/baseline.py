@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nsa.contract import COMPRESSION_LINE
+from nsa.contract import COMPRESSION_LINE, proof_text
 from phases.common.accepted import against_best, against_last
 from phases.common.case import Case, Finding, invalid, passed, skipped
 from phases.common.commands import repeated
@@ -14,7 +14,7 @@ from phases.common.gpu_samples import balance, headroom, on_gpus, utilisation
 from phases.common.launches import first_problem
 from phases.common.measure import rank_value
 from phases.common.plausible import alike
-from phases.common.proofs import effect_problem, proof_text
+from phases.common.proofs import effect_problem
 from phases.common.rates import (
     aim,
     gather,

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nsa.contract import proof_text
+from nsa.toggles import meaning
 from phases.common.ab import AbPhase, Rounds
 from phases.common.arms import ArmFault, arm_fault, places, source_log, tolerant
 from phases.common.case import (
@@ -20,12 +22,13 @@ from phases.common.case import (
     passed,
     warned,
 )
+from phases.common.commands import environment
 from phases.common.measure import log_value, rank_value, with_limit
-from phases.common.proofs import proof_text
 from phases.common.rates import gather, optional
 from phases.common.rows import Row
 from phases.common.training import training_rows
 from phases.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from runbook.config.precedence import SAFE_MODE
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.phase import Judgement, PlanContext
 
@@ -60,6 +63,12 @@ class FusedAdamW(AbPhase):
     def values(self, context: PlanContext) -> Mapping[str, str]:
         """The control first; an A/A runs it twice."""
         return {"baseline": "0", "again": "0"} if context.aa else {"baseline": "0", "fused": "1"}
+
+    def excluded(self, context: PlanContext) -> str:
+        """The safe mode forbids the fused arm."""
+        if context.aa or not meaning(SAFE_MODE, environment(context, self.name)):
+            return ""
+        return f"{SAFE_MODE}=1 forbids {self.toggle}=1, so this needs a run without it"
 
     def control(self, context: PlanContext) -> str:
         """The plain optimizer."""

@@ -174,8 +174,8 @@ OTHER_WORK_SHARE = 0.2
 SEQUENTIAL_HANG_STEP = 5
 # The same steps from a checkpoint: on a GPU sums are in no fixed order, so rounding differs.
 RESUMED_TOLERANCE = 0.002
-# What a production run keeps, and room beside it: one more is written before any is removed.
-CHECKPOINTS_KEPT, DISK_MARGIN = 10, 1.1
+# What a production run keeps.
+CHECKPOINTS_KEPT = 10
 # From this length on, token-by-token prefill looks like a hang (E1).
 LONG_SEQUENCE = 1024
 

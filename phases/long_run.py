@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from nsa.contract import HALT_FILE
 from phases.common.case import Case, Finding, Unanswerable, incomplete, invalid
-from phases.common.commands import environment, trainer_launch
+from phases.common.commands import environment, scaled, trainer_launch
 from phases.common.compared import drift_compared, projected_compared
 from phases.common.curves import gate_curves, losses, marks, memories, throughputs
 from phases.common.gates import gates, selection
@@ -16,6 +17,7 @@ from phases.common.measure import against, log_value
 from phases.common.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
 from phases.common.plausible import LOSS_WINDOW
 from phases.common.rates import gather, last50s, optional, rate_table
+from phases.common.resuming import resumed, stopped
 from phases.common.rows import Row, RowPhase
 from phases.common.stability import (
     memory_limit,
@@ -37,11 +39,13 @@ from phases.limits import (
     STABLE,
     STALL_SHARE,
 )
-from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series
+from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series, Stop
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.records.phase import Judgement, PlanContext
 
-_LAUNCH = "run"
+_LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
+# Steps that a launch does before it is told to end, and those that it would have left.
+_STEPS_BEFORE, _ROOM = 3, 200
 _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
@@ -67,30 +71,67 @@ class LongRun(RowPhase):
     )
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        """One launch with the bucket and optimizer that the earlier phases chose."""
+        """A launch with what the earlier phases chose; where it saves, two that go on from it."""
         chosen = {
             name: context.choices[name]
             for name in _CHOSEN
             if name in context.choices and name not in context.toggles
         }
         said = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        total = scaled(context.profile.phases[self.name].steps, context)
+        make = partial(
+            trainer_launch,
+            context,
+            phase=self.name,
+            env=environment(context, self.name, extra=chosen),
+            # Noise cannot be learned: only a source with structure shows that a model learns.
+            dataset="markov",
+            # All follow one schedule, so that they can be held against each other.
+            extra=("--run-steps", str(total + _ROOM)) if _saves(context) else (),
+        )
+        purpose = f"stability and learning; chosen by earlier phases: {said or 'nothing'}"
+        run = make(name=_LAUNCH, watched=True, purpose=purpose)
+        saving = _scaled_saving(run, context)
+        if not saving:
+            return [run]
+        after = saving["train.keep_every"]
+        stopped = make(
+            name=_STOPPED,
+            steps=total + _ROOM,
+            purpose=f"from step {after} again, until a signal",
+            resumes=_LAUNCH,
+            after=after,
+            stop=Stop(by="SIGTERM", steps=_STEPS_BEFORE),
+        )
+        again = make(
+            name=_RESUMED,
+            steps=total + _ROOM,
+            purpose=f"on from where {_STOPPED} ended, until it is halted",
+            resumes=_STOPPED,
+            # Beyond the next save, which has to be that of the launch that was not stopped.
+            stop=Stop(by=HALT_FILE, steps=saving["train.save_every"]),
+        )
         return [
-            trainer_launch(
-                context,
-                phase=self.name,
-                name=_LAUNCH,
-                env=environment(context, self.name, extra=chosen),
-                # Noise cannot be learned: only a source with structure shows that a model learns.
-                dataset="markov",
-                watched=True,
-                purpose=f"stability and learning; chosen by earlier phases: {said or 'nothing'}",
-            )
+            one.model_copy(update={"config_overrides": {**one.config_overrides, **saving}})
+            for one in (run, stopped, again)
         ]
+
+    def names(self, case: Case) -> Sequence[str]:
+        """The long one; what goes on from it has rows of its own."""
+        del case
+        return [_LAUNCH]
+
+    def asked(self, context: PlanContext) -> Sequence[Row]:
+        """Where the profile has it save, also what becomes of a launch that is stopped."""
+        return (*self.rows(), *(_STOPPING if _saves(context) else ()))
 
     def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
+        # What is stopped has to end well too.
+        completed = training_rows(super().names)[0]
         return (
-            *training_rows(self.names),
+            completed,
+            *training_rows(self.names)[1:],
             toggles_row(self.names),
             Row(
                 "no_halt",
@@ -139,6 +180,58 @@ class LongRun(RowPhase):
             series=_curves(case),
             comparisons=_comparisons(case),
         )
+
+
+def _saves(context: PlanContext) -> bool:
+    """Does the profile have the long run save?"""
+    settings = context.profile.phases[LongRun.name]
+    return bool(settings.config_overrides.get("train.save_every"))
+
+
+def _scaled_saving(run: Launch, context: PlanContext) -> dict[str, int]:
+    """Saves and evaluations in proportion to the steps, and the save that stays to go on from.
+
+    Empty where there is none before three fifths of the steps. What a person gave stays.
+    """
+    given = run.config_overrides
+    every = {
+        key: value if key in context.config_overrides else scaled(value, context)
+        for key in ("train.save_every", "train.eval_every")
+        if isinstance(value := given.get(key), int) and value > 0
+    }
+    save = every.get("train.save_every", 0) if _saves(context) and run.own is None else 0
+    after = run.steps * 3 // 5 // save * save if save else 0
+    return {**every, "train.keep_every": after} if after else {}
+
+
+def _if_planned(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
+    """The answer, or why nothing was stopped."""
+
+    def judged(case: Case) -> Finding:
+        if len(LongRun().plan(case.context)) > 1:
+            return answer(case)
+        every = case.context.config_overrides.get("train.save_every", "as it is")
+        reason = f"train.save_every={every} leaves no checkpoint that a launch could go on from"
+        return incomplete(Reason.NOT_RUN, reason)
+
+    return judged
+
+
+_STOPPING = (
+    Row(
+        "stopped",
+        "Does a launch end at once when it is told to, and save where it is?",
+        _if_planned(partial(stopped, names=(_STOPPED, _RESUMED))),
+        topic="stopping",
+    ),
+    Row(
+        "resumed",
+        "Does a launch that was stopped go on as if it had not been?",
+        _if_planned(partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED))),
+        topic="resume",
+        rests_on="stopped",
+    ),
+)
 
 
 def _learns(case: Case) -> Finding:

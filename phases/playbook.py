@@ -254,6 +254,12 @@ _TRAINING: dict[str, Remedy] = {
         "event `checkpoint` in `{folder}/heartbeat_rank0.jsonl` is one that was written. Begin no "
         "long run before: what ends it costs more steps than save_every"
     ),
+    "evaluations": (
+        "look at the condition under which the trainer evaluates: it has to hold after every step "
+        "that train.eval_every divides, counted over the whole run and not from a resume. What is "
+        "left out is no reading of how the run generalizes, and keep_best chooses among fewer "
+        "checkpoints"
+    ),
     "gradients": (
         "the row names the rank, the parameters or the type: look at how the trainer wraps the "
         "model, registers its hook and steps the optimizer, and at the learning rate"
@@ -269,6 +275,12 @@ _TRAINING: dict[str, Remedy] = {
     "oracle": (
         "run `pytest --pyargs nsa.tests.test_whole_model` to see which part differs from the "
         "equations; do not train until it agrees"
+    ),
+    "first_weights": (
+        "look at how the trainer draws its weights: normal with a deviation of 0.02, of what "
+        "writes into the residual stream (out_proj, down) 0.02 / sqrt(2 layers), norms 1, biases "
+        "0, each with numbers of its own and the same on all ranks (docs/trainer-contract.md, "
+        "First weights). The row names the parameters and what they begin with"
     ),
     "beginning": (
         "let every rank call `torch.manual_seed` with train.seed before it builds the model, and "
@@ -286,6 +298,11 @@ _TRAINING: dict[str, Remedy] = {
         "optimizer, schedule). Look at how the trainer saves and resumes. Start no run that has to "
         "survive an interruption until it passes"
     ),
+    "stopping": (
+        "read the console and the last lines of the heartbeats: they tell whether the ranks heard "
+        "of the signal or the file .HALT, agreed on a step, and saved it. Start no run under a "
+        "scheduler, or that a watchdog is to halt, until this passes: its last steps would be lost"
+    ),
     "self_test": (
         "attention.self_test in env.json has the errors by tensor",
         gpu(
@@ -296,6 +313,12 @@ _TRAINING: dict[str, Remedy] = {
     "untested": gpu(
         "leave NSA_SELF_TEST at auto and NSA_PREFILL_BATCHED at 1, so that the trainer holds "
         "attention on this GPU against the equations, at its own length and type, before it trains"
+    ),
+    "selection": (
+        "no training changes how many blocks a query reads: leave the learning rate alone. Where "
+        "the row `oracle` passes, the choice itself is right and its statistics are wrong: look at "
+        "how they count (padding is no block) in `gate_numbers` of nsa/layer.py. Where `oracle` "
+        "fails too, look at how blocks are chosen"
     ),
     "gates": (
         "lower the learning rate, check the gate shares in gates.csv for the branch that died, "

@@ -26,6 +26,7 @@ from phases.common.facts import (
     branch,
     clean_tree,
     leftovers,
+    needs,
     recorded,
     sequential_prefill,
     variables,
@@ -305,6 +306,12 @@ def _machine_rows() -> tuple[Row, ...]:
             "Is the host set up and quiet enough to be measured?",
             host_settings,
             topic="host_settings",
+        ),
+        Row(
+            "needs",
+            "Is all there that the launches need beside the program?",
+            needs,
+            topic="environment",
         ),
         Row(
             "prefill",

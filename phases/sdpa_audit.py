@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nsa.toggles import meaning
 from phases.common.arms import ArmFault, arm_fault, refused, tolerant
-from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed, warned
-from phases.common.commands import INTERLEAVED, interleaved
+from phases.common.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    failed,
+    invalid,
+    missing,
+    passed,
+    skipped,
+    warned,
+)
+from phases.common.commands import INTERLEAVED, environment, interleaved
 from phases.common.measure import in_file
 from phases.common.own import contract_only
 from phases.common.proofs import effect_problem
@@ -15,6 +26,7 @@ from phases.common.rates import optional
 from phases.common.rows import Row, RowPhase
 from phases.common.training import toggles_row, training_rows
 from phases.limits import FLAKY_LAUNCHES
+from runbook.config.precedence import SAFE_MODE
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -28,8 +40,9 @@ _ARMS: dict[str, dict[str, str]] = {
     _NO_FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_NO_FLASH": "1", "NSA_USE_TRITON_SEL": "0"},
 }
 # NSA_WINDOW: asked for by name it would contradict an arm without flash kernels.
-_DECIDED = ("NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_WINDOW")
+_DECIDED = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
 _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
+_OTHER = {_FLASH: _MAIN[_NO_FLASH], _NO_FLASH: _MAIN[_FLASH]}
 
 
 class SdpaAudit(RowPhase):
@@ -43,22 +56,22 @@ class SdpaAudit(RowPhase):
     limits = (FLAKY_LAUNCHES,)
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
-        """The settings of SDPA, as the first arm has them."""
-        unset = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
-        return {**dict.fromkeys(_DECIDED, "0"), **unset, **_ARMS[_DEFAULT]}
+        """What its arms decide; of the two settings of SDPA, the first arm has what was given."""
+        return {**_DECIDED, **_ARMS[_DEFAULT]}
 
     @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
-        """The default, flash only and no flash, in this order, in one launch."""
+        """The default or what was given, flash only and no flash, in one launch in this order."""
+        arms = _arms(context)
         return [
             interleaved(
                 context,
                 phase=self.name,
-                arms=_ARMS,
-                without=_DECIDED,
+                arms=arms,
+                without=tuple(_DECIDED),
                 extra=_ARMS[_DEFAULT],
                 shuffled=False,
-                purpose="audit the kernels: default, flash only, no flash",
+                purpose=f"audit the kernels: {', '.join(arms).replace('_', ' ')}",
             )
         ]
 
@@ -89,7 +102,8 @@ class SdpaAudit(RowPhase):
     def details(self, case: Case) -> Judgement:
         """Kernel per branch and arm."""
         audit = optional(lambda: _audit(case))
-        rows = [(arm, *(_cell(audit, arm, branch) for branch in _BRANCHES)) for arm in _ARMS]
+        arms = _arms(case.context)
+        rows = [(arm, *(_cell(audit, arm, branch) for branch in _BRANCHES)) for arm in arms]
         table = Table(
             title="Kernel per branch",
             columns=("arm", "compressed", "selected", "window"),
@@ -97,6 +111,18 @@ class SdpaAudit(RowPhase):
             note="from the profiler's operators inside each branch's range",
         )
         return Judgement(checks=(), tables=(table,))
+
+
+def _arms(context: PlanContext) -> dict[str, dict[str, str]]:
+    """Each arm's toggles; the safe mode forbids one, and one of the two may be given for all."""
+    given = environment(context, SdpaAudit.name)
+    arms = {arm: dict(settings) for arm, settings in _ARMS.items()}
+    for arm, other in _OTHER.items():
+        if meaning(other, given):
+            arms[arm][other] = "0"
+    if meaning(SAFE_MODE, given):
+        del arms[_FLASH]
+    return arms
 
 
 def _fault(case: Case) -> ArmFault | None:
@@ -164,6 +190,11 @@ def _kernels(case: Case) -> Finding:
         for branch, kernel in kernels.items()
         if branch in expected and not _kernels_of(kernel) <= _kernels_of(*expected[branch])
     ]
+    given = environment(case.context, SdpaAudit.name)
+    forbids = next((name for name in (SAFE_MODE, _MAIN[_NO_FLASH]) if meaning(name, given)), "")
+    if wrong and forbids:
+        reason = f"{forbids}=1 forbids flash, which the profile expects: {'; '.join(wrong)}"
+        return invalid(Reason.NOT_COMPARABLE, reason, measurement=value)
     if wrong:
         reason = f"unexpected fallback: {'; '.join(wrong)}"
         return failed(Reason.MISMATCH, reason, measurement=value)
@@ -173,6 +204,8 @@ def _kernels(case: Case) -> Finding:
 
 def _arm(case: Case, arm: str) -> Finding:
     """Usable, or not usable with the reason: an answer either way; no proof is INVALID."""
+    if arm not in _arms(case.context):
+        return skipped(Reason.NOT_COMPARABLE, f"{SAFE_MODE}=1 forbids {_MAIN[arm]}=1")
     launch, fault = case.launch(INTERLEAVED), _fault(case)
     if fault is None or fault.arm != arm:
         fault = refused(launch, [arm])

@@ -231,7 +231,7 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         Row(
             "resumed",
             "Does a launch from a checkpoint train the same steps to the same losses?",
-            partial(resumed, first=_RUN, second=_RESUMED),
+            partial(resumed, first=_RUN, others=(_RESUMED,)),
             topic="resume",
         ),
     )

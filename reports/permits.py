@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runbook.console import short_caveat
-from runbook.defaults import DEFAULT_PLAN
 from runbook.records import RunRecord, Verdict
-from runbook.records.run import Invocation
 
 _SHORT_COMMIT = 7
 
@@ -73,7 +71,7 @@ def _permit(record: RunRecord) -> Permit:
         return replace(said, instead="Start your trainer as you do, with the settings below.")
     return replace(
         said,
-        command=_production(record.invocation),
+        command=record.invocation.production_line(),
         label="Start the CPU run" if _on_cpu(record) else "Start production",
         does=_EXPORTS if record.exports else "",
     )
@@ -112,17 +110,3 @@ def _valid(record: RunRecord) -> str:
     changed = " with changes that are not committed" if known.get("git.dirty") == "True" else ""
     parts = [f"commit {commit}{changed}"] if commit else []
     return ", ".join([*parts, "this machine", f"profile {record.profile}"])
-
-
-def _production(asked: Invocation) -> str:
-    """The launch by the shipped plan that starts production behind this GO."""
-    plain = Invocation(profile=asked.profile)
-    return replace(
-        asked,
-        plan=DEFAULT_PLAN,
-        protocol=plain.protocol,
-        aa=plain.aa,
-        seed=plain.seed,
-        reference="",
-        head="",
-    ).line()

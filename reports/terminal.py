@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from reports.causes import Cause
 from reports.permits import permit_of
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
-from runbook.console import painted, style_of
+from runbook.console import page_of, painted, style_of
 from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen
@@ -35,7 +35,7 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
 
 
 def _joined(lines: list[str]) -> str:
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return page_of(line.rstrip() for line in lines) + "\n"
 
 
 def _end_lines(view: ReportView, color: bool) -> list[str]:
@@ -127,7 +127,7 @@ def _cause_lines(view: ReportView, color: bool) -> list[str]:
     lines = [line for cause in blocking[:_WHOLE] for line in _whole_cause(cause, color)]
     for cause in blocking[_WHOLE:]:
         lines.append(_title_line(cause, color))
-        lines.append(f"    rerun  {one_line(cause.rerun)}")
+        lines += [f"    rerun  {one_line(cause.rerun)}"] if cause.rerun else []
     return lines + [_title_line(cause, color) for cause in view.causes if not cause.blocks]
 
 

@@ -14,7 +14,9 @@ from enum import StrEnum
 from typing import TextIO
 from unicodedata import category, combining, east_asian_width
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# The mark of this process's own escape codes; drawn anew, so that no text from outside holds it.
+_INK = f"\x1b{os.urandom(8).hex()}["
+_CODES = re.compile(re.escape(_INK) + "[0-9;]*m")
 # A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
 _LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
 _LISTED = 3
@@ -64,8 +66,8 @@ def short_caveat(caveat: str) -> str:
 
 
 def painted(text: str, *styles: str) -> str:
-    """The text in the escape codes of these styles: good, bad, unsure, bold, dim."""
-    return f"\x1b[{';'.join(_STYLES[style] for style in styles)}m{text}\x1b[0m"
+    """The text in these styles (good, bad, unsure, bold, dim), for a console to print."""
+    return f"{_INK}{';'.join(_STYLES[style] for style in styles)}m{text}{_INK}0m"
 
 
 def printable(text: str) -> str:
@@ -74,11 +76,14 @@ def printable(text: str) -> str:
     Newlines, tabs and every kind of blank stay; characters that are invisible or that reverse the
     reading direction do not.
     """
-    if text.isprintable():
-        return text
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line if line.isprintable() else _printable(line) for line in lines)
+
+
+def _printable(line: str) -> str:
     return "".join(
-        char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else _spelled(char)
-        for char in text.replace("\r\n", "\n")
+        char if char.isprintable() or char == "\t" or category(char) == "Zs" else _spelled(char)
+        for char in line
     )
 
 
@@ -87,13 +92,18 @@ def in_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def page_of(lines: Iterable[str]) -> str:
+    """Each of them in one line, painted as it was, for `Console.page`."""
+    return "\n".join(_INK.join(map(in_one_line, line.split(_INK))) for line in lines)
+
+
 def _spelled(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
 def cells(text: str) -> int:
     """Columns that a text takes on a terminal; escape codes of `painted` take none."""
-    text = _ESCAPES.sub("", text)
+    text = _CODES.sub("", text)
     if text.isascii():
         return len(text)
     return sum((east_asian_width(char) in "WF") + (not combining(char)) for char in text)
@@ -124,7 +134,7 @@ class OutputFormat(StrEnum):
 
 
 class Console:
-    """Where a command's words go.
+    """Where a command's words go: a line stays one line and drives no terminal, whatever it holds.
 
     `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn.
     """
@@ -147,9 +157,12 @@ class Console:
         self._lock = threading.RLock()
         self._drawn: tuple[str, ...] = ()
         self._outlives = False
+        # stdout took no more, and what is written to it is lost.
+        self.deaf = False
 
     def outlive_readers(self) -> None:
-        """From now on a reader that goes away ends nothing: what is written for it is dropped.
+        """From now on a reader that goes away, or a stdout that takes no more, ends nothing: what
+        is written for it is dropped.
 
         For what goes on for hours, and keeps its results in files.
         """
@@ -186,9 +199,19 @@ class Console:
         """The text in a style (see `painted`); as it is where there is no color."""
         return painted(text, style) if (self.color_err if err else self.color_out) else text
 
-    def result(self, text: str) -> None:
-        """One piece of the command's answer, on stdout."""
-        self._write(self.stdout, text + "\n")
+    def result(self, *lines: str) -> None:
+        """Lines of the command's answer, on stdout."""
+        self._write(self.stdout, self._lines(lines))
+
+    def page(self, text: str) -> None:
+        """An answer that was put together elsewhere, line by line, on stdout."""
+        self._write(self.stdout, self._page(text))
+
+    def _lines(self, lines: Sequence[str]) -> str:
+        return self._page(page_of(lines)) if lines else ""
+
+    def _page(self, text: str) -> str:
+        return "\x1b[".join(map(printable, text.split(_INK))) + "\n"
 
     def json_line(self, document: object) -> None:
         """One compact JSON document on a line of stdout."""
@@ -196,7 +219,7 @@ class Console:
 
     def json_document(self, document: object) -> None:
         """One indented JSON document on stdout."""
-        self.result(json.dumps(document, indent=2))
+        self.page(json.dumps(document, indent=2))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """Rows under a header, two spaces apart; the last column is not padded."""
@@ -206,14 +229,16 @@ class Console:
             padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.result("  ".join(padded).rstrip())
 
-    def progress(self, text: str) -> None:
-        """A line about what is going on, on stderr; nothing if quiet."""
+    def progress(self, *lines: str) -> None:
+        """Lines about what is going on, on stderr; nothing if quiet."""
         if not self.quiet:
-            self._error_line(text)
+            self.error(*lines)
 
-    def error(self, text: str) -> None:
-        """A line about what went wrong, on stderr, quiet or not."""
-        self._error_line(text)
+    def error(self, *lines: str) -> None:
+        """Lines about what went wrong, on stderr, quiet or not."""
+        with self._lock:
+            text = self._lines(lines)
+            self._write(self._stderr, f"{self._erasure()}{text}{self._drawing()}")
 
     def draw(self, lines: Sequence[str]) -> None:
         """Show lines below all that was written, in the place of those drawn before.
@@ -223,9 +248,11 @@ class Console:
         with self._lock:
             if tuple(lines) == self._drawn:
                 return
-            text = self._erasure() + "\n".join(lines)
-            self._drawn = tuple(lines)
-            self._write(self._stderr, text)
+            erasure, self._drawn = self._erasure(), tuple(lines)
+            self._write(self._stderr, erasure + self._drawing())
+
+    def _drawing(self) -> str:
+        return self._lines(self._drawn).removesuffix("\n")
 
     def _erasure(self) -> str:
         """What takes the drawn lines away; a terminal that was made narrower has wrapped them."""
@@ -236,22 +263,21 @@ class Console:
         up = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{up}\x1b[J"
 
-    def _error_line(self, text: str) -> None:
-        with self._lock:
-            again = "\n".join(self._drawn)
-            self._write(self._stderr, f"{self._erasure()}{text}\n{again}")
-
     def _write(self, stream: TextIO, text: str) -> None:
         try:
             stream.write(text)
             stream.flush()
         except OSError as error:
             # A pipe whose reader ended, or a terminal that was closed.
-            if not self._outlives or error.errno not in (errno.EPIPE, errno.EIO):
+            gone = error.errno in (errno.EPIPE, errno.EIO)
+            if not self._outlives or not (gone or stream is self.stdout):
                 raise
             drop(stream)
             if stream is not self._stderr:
-                self.error("nobody reads stdout any more: this goes on, and writes its files")
+                self.deaf = True
+                why = "nobody reads stdout any more"
+                why = why if gone else f"stdout cannot be written ({error.strerror})"
+                self.error(f"{why}: this goes on, and writes its files")
 
 
 def drop(stream: TextIO) -> None:

@@ -27,6 +27,11 @@ class ProgramExit(IntEnum):
 class RunbookError(ValueError):
     """Something the user can fix; the command line prints it and exits with 2."""
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What is printed: a line, and one of its own for each of several problems."""
+        return (str(self),)
+
 
 class UsageError(RunbookError):
     """Bad input. Holds every problem found, so that one run shows them all."""
@@ -34,12 +39,16 @@ class UsageError(RunbookError):
     def __init__(self, problems: str | Sequence[str], *, hint: str = "") -> None:
         self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         self.hint = hint
-        text = "; ".join(self.problems) if len(self.problems) == 1 else self._listing()
-        super().__init__(f"{text}; {hint}" if hint else text)
+        super().__init__("\n".join(self.lines))
 
-    def _listing(self) -> str:
-        lines = "\n".join(f"  - {problem}" for problem in self.problems)
-        return f"{len(self.problems)} problems:\n{lines}"
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The only problem, or all under their number; the hint stands behind the last one."""
+        if len(self.problems) == 1:
+            listed = list(self.problems)
+        else:
+            listed = [f"{len(self.problems)} problems:", *(f"  - {one}" for one in self.problems)]
+        return (*listed[:-1], f"{listed[-1]}; {self.hint}" if self.hint else listed[-1])
 
 
 _MOST_SHOWN = 60

@@ -2,7 +2,11 @@
 
 import sys
 
-from runbook.cli import main
+from _own_python import take
+
+take()
+
+from runbook.cli import main  # noqa: E402 - with the environment that has it
 
 words = [word.removeprefix("--dir=") for word in sys.argv[1:] if word != "--dir"]
 sys.exit(main(["watch", *words]))

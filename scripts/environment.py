@@ -24,6 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT, CONSTRAINTS = ROOT / "pyproject.toml", ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# torch from PyPI is for CUDA 13; its builds for 12.6 run on drivers from three years before too.
+CUDA_12_INDEX = "https://download.pytorch.org/whl/cu126"
+# The oldest Linux drivers for them, as `phases/common/devices.py` has them.
+OLDEST_FOR_CUDA_13, OLDEST_FOR_CUDA_12 = "580.65.06", "525.60.13"
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Is there from the first moment on, and removed when all is installed.
 UNFINISHED = ".unfinished"
 INSTALLED = ".installed"
@@ -114,11 +119,17 @@ def check_python() -> None:
     if sys.version_info[0] == 3 and sys.version_info[1] in wanted:
         return
     there = [f"python3.{minor}" for minor in wanted if shutil.which(f"python3.{minor}")]
-    advice = f"PYTHON={there[-1]}" if there else "PYTHON=/path/to/one (none is on PATH)"
+    advice = f"PYTHON={there[-1]}" if there else f"PYTHON=/path/to/one. {_GET_ONE}"
     raise Refused(
         f"{sys.executable} is Python {sys.version.split()[0]}; nsa-runbook runs on "
         f"{', '.join(f'3.{minor}' for minor in wanted)}: give {advice}"
     )
+
+
+_GET_ONE = """\
+None is on PATH; to get one, either of
+  uv python install 3.12 && make demo PYTHON="$(uv python find 3.12)"
+  pyenv install 3.12 && make demo PYTHON="$(pyenv prefix 3.12)/bin/python\""""
 
 
 def create(folder: Path) -> None:
@@ -170,23 +181,64 @@ def installer(python: str) -> list[str]:
 
 
 def install_torch(command: list[str]) -> None:
-    """torch's CPU build where there is no GPU and it can be had; else it comes with the rest."""
+    """torch's CPU build where there is no GPU, that for CUDA 12 where the driver needs it.
+
+    Else torch comes with the rest. Raises Refused where the driver can run none that is to be had.
+    """
     if "PIP_CONSTRAINT" in os.environ or "UV_CONSTRAINT" in os.environ:
         return  # somebody has chosen one
+    driver = driver_version()
     if not has_gpu():
-        pinned = f"{CONSTRAINTS.read_text().split()[0]}+cpu"
-        print(f"no NVIDIA driver here: looking for {pinned}, without CUDA (about 200 MB)")
-        sources = ["--extra-index-url", CPU_INDEX] if reachable(CPU_INDEX) else []
-        done = subprocess.run([*command, *sources, pinned], check=False, capture_output=True)
-        if done.returncode == 0:
+        print("no NVIDIA driver here: torch without CUDA will do (about 200 MB)")
+        if install_build(command, "cpu", CPU_INDEX):
             return
-        print(f"there is none for this Python in the sources set here, nor at {CPU_INDEX}")
+    elif driver and numbers(driver) < numbers(OLDEST_FOR_CUDA_13):
+        needs = f"needs {OLDEST_FOR_CUDA_13} or newer (CUDA 13)"
+        why = f"NVIDIA driver {driver}: torch from PyPI {needs}"
+        print(f"{why}; its build for CUDA 12.6 does not (about 3 GB)")
+        enough = numbers(driver) >= numbers(OLDEST_FOR_CUDA_12)
+        if enough and install_build(command, "cu126", CUDA_12_INDEX):
+            return
+        raise Refused(
+            f"{why}. Update the driver, or give a Python that has a torch which runs on this one: "
+            "PYTHON=/path/to/it (docs/versions.md says how to get one)"
+        )
     print("torch comes with its CUDA libraries, a download of about 3 GB")
+
+
+def install_build(command: list[str], kind: str, index: str) -> bool:
+    """Install the build of that kind, in the version of the constraints; False if there is none."""
+    pinned = f"{CONSTRAINTS.read_text().split()[0]}+{kind}"
+    print(f"looking for {pinned}")
+    sources = ["--extra-index-url", index] if reachable(index) else []
+    if subprocess.run([*command, *sources, pinned], check=False, capture_output=True).returncode:
+        print(f"there is none for this Python in the sources set here, nor at {index}")
+        return False
+    return True
 
 
 def has_gpu() -> bool:
     """Is there an NVIDIA driver?"""
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    return DRIVER_FILE.exists() or shutil.which("nvidia-smi") is not None
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version; empty where that is not known."""
+    try:
+        text = DRIVER_FILE.read_text()
+    except OSError:
+        tool = shutil.which("nvidia-smi")
+        if tool is None:
+            return ""
+        asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        text = subprocess.run(asked, check=False, capture_output=True, text=True).stdout
+    found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", text)
+    return found[0] if found else ""
+
+
+def numbers(version: str) -> list[int]:
+    """A version as what can be compared."""
+    return [int(part) for part in version.split(".")]
 
 
 def reachable(url: str) -> bool:

@@ -1,10 +1,15 @@
-"""What holds for all tests, because the machine may be busy, and a run that several read."""
+"""What holds for all tests: two tiers, a machine that may be busy, and a run that several read.
+
+What is marked `slow` is the long tier: left out by default, and said so in the last lines. It runs
+with `--long`, where `-m` decides instead, and where tests are named one by one (`FILE::TEST`).
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,11 +18,28 @@ from nsa.loading import for_good
 from tests import executed
 from tests.cli.shell import Ended, runbook
 from tests.shared import once
+from tests.tiers import LONG_TIER, begin_long
 
 # Hypothesis fails an example that takes over 200 ms. Several tests at a time on a few cores do that
 # to any of them, and no test here means to say how fast something is.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+_LEFT = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help=f"the long tier too: marked {LONG_TIER}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.long:
+        begin_long()
+
+
+def _leaves_the_long_tier(config: pytest.Config) -> bool:
+    asked = config.option.long or config.option.markexpr
+    return not asked and not all("::" in word for word in config.args)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -27,9 +49,33 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is allowed to take longer than others begins first, or one worker is last with it."""
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    if _leaves_the_long_tier(config):
+        left = [item for item in items if item.get_closest_marker(LONG_TIER)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker(LONG_TIER)]
+        config.stash[_LEFT] = len(left)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Only workers collect, and each of them everything."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told[LONG_TIER] = session.config.stash.get(_LEFT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_LEFT] = getattr(node, "workeroutput", {}).get(LONG_TIER, 0)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if left := config.stash.get(_LEFT, 0):
+        tests = f"{left} test{'s' * (left > 1)} left to the long tier"
+        terminalreporter.write_line(f"{tests}: `make test-all` runs everything, `--long` these too")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""What many tests only read: made once in a test run, by the first worker that asks for it."""
+"""What many tests only read, made once in a test run; and how long a busy machine may take."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ import pytest
 from tests import executed
 
 T = TypeVar("T")
+
+
+def crowded(seconds: float) -> float:
+    """As many seconds as these are on an idle machine, by what now waits for its processors.
+
+    For how long something may take: what stands still is beyond any share of a processor.
+    """
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -23,3 +25,41 @@ def test_a_junit_report_without_workers_holds_what_the_tests_recorded(tmp_path: 
     recorded = {entry.get("name"): entry.get("value") for entry in suite.iter("property")}
     assert float(recorded["v1_over_v2_ratio_lower_99"] or 0.0) > 1.0
     assert "blocks" in recorded
+
+
+_TIERS = """\
+import pytest
+
+@pytest.mark.slow
+def test_of_the_long_tier():
+    pass
+
+def test_of_both():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        ((), ["1 passed", "1 test left to the long tier: `make test-all` runs everything"]),
+        (("-n1",), ["1 passed", "1 test left to the long tier: `make test-all` runs everything"]),
+        (("--long",), ["2 passed"]),
+        (("-m", "slow"), ["1 passed"]),
+        (("::test_of_the_long_tier",), ["1 passed"]),
+    ],
+)
+def test_the_long_tier_is_left_out_and_said_so_unless_asked_for(
+    tmp_path: Path, words: tuple[str, ...], ended: list[str]
+) -> None:
+    (path := tmp_path / "test_tiers.py").write_text(_TIERS, encoding="utf-8")
+    config = ("-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(tmp_path))
+    plugins = ("-p", "tests.conftest", "-p", "no:cacheprovider")
+    named = [f"{path}{word}" for word in words if word.startswith("::")] or [str(path), *words]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *config, *plugins, *named],
+        cwd=ROOT, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [text for text in ended if text not in done.stdout] == [], done.stdout
+    assert ("long tier" in done.stdout) == (len(ended) > 1)

@@ -35,7 +35,7 @@ def read_job(argv: Sequence[str], env: Mapping[str, str], where: str) -> tuple[J
     job = Job(
         where=where,
         shape=_shape(config),
-        named_shape={**config["model"], **config["nsa"]},
+        config=config,
         ranks=ranks,
         global_batch=int(train["batch_size"]),
         accumulation=int(train["accumulate_grad_batches"]),

@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.steps import Job, seed_of
+from benchmarks.rehearsal.weights import first_weights
 
 GROUPS = (
     "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",
@@ -49,6 +50,9 @@ def proof(machine: Machine, job: Job, rank: int, mean_loss: float) -> Mapping[st
         "norm_after": 1.0,
         "logit_gradient": 2e-3,
         "oracle": _oracle(machine, job),
+        "weights": first_weights(
+            {"config": job.config, "effective": {"vocab_size": job.shape.vocabulary}}
+        ),
     }
 
 
@@ -72,7 +76,7 @@ def _oracle(machine: Machine, job: Job) -> Mapping[str, Any]:
     last = job.shape.seq_len - 1
     return {
         "positions": [round(last * part / 7) for part in range(8)],
-        "shape": dict(job.named_shape),
+        "shape": {**job.config["model"], **job.config["nsa"]},
         "embedding": 0.0,
         "attention": off,
         "gates": off * 0.5,

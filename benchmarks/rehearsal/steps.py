@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +48,8 @@ class Job:
 
     where: str
     shape: Shape
-    # The same by the config's names.
-    named_shape: Mapping[str, object]
+    # The file, with what the command line changes in it.
+    config: Mapping[str, Any]
     ranks: int
     global_batch: int
     accumulation: int

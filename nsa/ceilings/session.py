@@ -75,7 +75,7 @@ def _measure_all(
         run_dir = _own_dir(ranks, beat)
         stackdump = open_run_dir(run_dir, place, beat, grouped=grouped)
         if ranks.rank == 0:
-            link_latest(run_dir)
+            link_latest(run_dir, _OUT_DIR)
     beat.write(Event.INIT_DONE)
     beat.phase = Phase.STEP
     bench = Bench(ranks)

@@ -50,6 +50,8 @@ class PackedSource:
         self._open: Iterator[Document] | None = None
         self._gave_in_epoch = False
         self._held: list[Tensor] = []
+        # Of documents that go on from a checkpoint, the first one is not read from its beginning.
+        self._texts: list[str] | None = []
 
     def fetch(self) -> Batch:
         """The next batch; reads as many documents as it needs."""
@@ -64,7 +66,8 @@ class PackedSource:
             "rest": list(self.rest),
             "contents": self.corpus.contents(),
         }
-        return Batch(tokens=tokens, position=position)
+        texts, self._texts = tuple(self._texts or ()), None
+        return Batch(tokens=tokens, position=position, texts=texts)
 
     def validation(self, count: int) -> Iterator[Tensor]:
         """The first `count` batches of this rank's validation documents; read once, then kept."""
@@ -82,7 +85,7 @@ class PackedSource:
             )
         self.epoch, self.place = int(position["epoch"]), position["place"]
         self.rest = [int(token) for token in position["rest"]]
-        self._open = None
+        self._open, self._texts = None, None
 
     def close(self) -> None:
         """Let go of the open file."""
@@ -138,6 +141,8 @@ class PackedSource:
         self.place = document.after
         if not is_validation(document.text):
             self._gave_in_epoch = True
+            if self._texts is not None:
+                self._texts.append(document.text)
             self.rest += [*self.tokenizer.encode(document.text), self.tokenizer.separator]
 
 

@@ -33,11 +33,13 @@ class Batch:
     """One micro-batch of one rank.
 
     tokens [B, S+1] int64: inputs are [:, :-1], targets [:, 1:]. position: the state of the source
-    right after this batch, small and free of tensors.
+    right after this batch, small and free of tensors. texts: the documents that the first batch
+    of a launch begins, as they were before the tokenizer; no other batch has them.
     """
 
     tokens: Tensor
     position: dict[str, Any] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
 
 class Source(Protocol):

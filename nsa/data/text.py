@@ -193,6 +193,8 @@ class FinewebCorpus:
             stream.load_state_dict(place)
         try:
             for record in stream:
+                if record["text"] is None:
+                    continue
                 yield Document(text=str(record["text"]), after=stream.state_dict())
         except OSError as error:
             raise _unreachable(error) from error

@@ -66,6 +66,11 @@ class Gpt2Tokenizer:
                 "`data: {tokenizer: byte}`"
             ) from error
 
+    def decode(self, tokens: list[int]) -> bytes:
+        """What tiktoken's own table has for these tokens."""
+        found: bytes = self._encoding.decode_bytes(tokens)
+        return found
+
     def encode(self, text: str) -> list[int]:
         """Tokens of the text; special tokens in it are read as plain text."""
         tokens: list[int] = self._encoding.encode_ordinary(text)

@@ -88,10 +88,16 @@ def build(
 
 
 def write_config(
-    case: str, folder: Path, *, steps: int, seed: int = 0, precision: str = "fp32"
+    case: str,
+    folder: Path,
+    *,
+    steps: int,
+    seq_len: int = 64,
+    seed: int = 0,
+    precision: str = "fp32",
 ) -> Path:
     """A config file of the trainer for a case."""
-    train: dict[str, float] = {"steps": steps, "seq_len": 64, "batch_size": BATCH, "lr": 1e-3}
+    train: dict[str, float] = {"steps": steps, "seq_len": seq_len, "batch_size": BATCH, "lr": 1e-3}
     train |= {"grad_clip": 0.0, "seed": seed}
     runtime = {"device": "auto", "precision": precision}
     whole = {**CASES[case], "data": {"tokenizer": "byte"}, "runtime": runtime, "train": train}

@@ -19,9 +19,15 @@ import pytest
 
 from nsa.data.open import open_source
 from nsa.data.source import DataError, Source
+from nsa.data.text import FinewebCorpus
 from nsa.settings import DataSection
 
 SEQ_LEN, ROWS = 16, 2
+# What a text may hold that is easily taken for something else: both cases of every letter, signs,
+# blanks of several kinds, letters that have more than one form, signs beyond 16 bits.
+SIGNS = (
+    "".join(map(chr, range(33, 127))) + "\u00a0ÄäÉe\u0301ßﬁ…“”‘ıİΩµ１²\u200b\ufeff\u2028😀\t\v  "
+)
 HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
 # Where documents lie, in the order of reading: files by name, folders among them.
 FILES = ["a.jsonl", "b/a.txt"]
@@ -36,16 +42,25 @@ MANY, MANY_ROW_GROUP, LONG = 70_001, 30_000, 4096
 
 
 def texts() -> list[str]:
-    """Documents of 3 to 60 characters, no two alike, some of letters of two bytes.
+    """Documents of 14 to 74 characters, no two alike; together they have all SIGNS.
 
     Where the file can hold them, some have blanks and line ends around them, or a NUL.
     """
-    words = [f"{n}: {'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip() for n in range(DOCUMENTS)]
+    words = [
+        f"{n}: {signs_of(n)}{'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip()
+        for n in range(DOCUMENTS)
+    ]
     odd = {0: "{} \n", 1: "\t {}", 2: "{}\0{}", 3: "{}"}
     return [
         f"{word}\n" if in_plain_text(n) else odd[n % 4].format(word, word)
         for n, word in enumerate(words)
     ]
+
+
+def signs_of(document: int) -> str:
+    """Ten that follow each other."""
+    start = 7 * document % len(SIGNS)
+    return (SIGNS * 2)[start : start + 10]
 
 
 def in_plain_text(document: int) -> bool:
@@ -122,10 +137,17 @@ def epoch_batches(documents: list[bytes], seq_len: int = SEQ_LEN) -> int:
     return 5 * tokens // (4 * ROWS * seq_len)
 
 
-def opened(corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN) -> Source:
-    data = DataSection(local_path=str(corpus), tokenizer="byte")
+def opened(
+    corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
+) -> Source:
     return open_source(
-        data, dataset="local", seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks, seed=1
+        DataSection(local_path=str(corpus), tokenizer="byte"),
+        dataset=dataset,
+        seq_len=seq_len,
+        batch_size=ROWS,
+        rank=rank,
+        world_size=ranks,
+        seed=1,
     )
 
 
@@ -178,6 +200,34 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
         source.close()
 
 
+class Stream:
+    """What the client of a stream gives: records, and the place of the last one."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[dict[str, str | None]]:
+        every: list[str | None] = [*texts()]
+        # A row without a text is no document.
+        for text in [*every[:9], None, *every[9:]]:
+            self.read += 1
+            yield {"text": text}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+
+def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+    documents = documents_of(0, 1, held_out=False)
+    source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
+    try:
+        for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+    finally:
+        source.close()
+
+
 def test_reading_goes_on_where_a_checkpoint_was_written(corpus: Path) -> None:
     """Over the end of an epoch, too."""
     documents = documents_of(1, 2, held_out=False)
@@ -212,3 +262,15 @@ def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> 
             second.seek(position)
     finally:
         second.close()
+
+
+def test_a_line_that_is_damaged_is_no_blank_one(tmp_path: Path) -> None:
+    """What a training lacks is told, with its place, and not left out."""
+    lines = [json.dumps({"text": f"document {number}. " * 20}) for number in range(8)]
+    lines[5] = lines[5][:-7]
+    file = tmp_path / "torn.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError, match=r"torn\.jsonl:6"):
+        source = opened(file, 0, 1)
+        for _ in range(100):
+            source.fetch()

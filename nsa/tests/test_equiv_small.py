@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -26,6 +28,13 @@ def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tens
     return {name: value.detach().cpu().double() for name, value in found.items()}
 
 
+@cache
+def _case(seq_len: int, dtype: torch.dtype) -> tuple[maths.Inputs, dict[str, torch.Tensor]]:
+    """Two rows of this length, and what the equations make of them: the same for every path."""
+    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
+    return x, _truth(x)
+
+
 def _truth(x: maths.Inputs) -> dict[str, torch.Tensor]:
     leaves = {n: v.detach().cpu().double().requires_grad_() for n, v in x.items()}
     out, _ = maths.attend(leaves, maths.SMALL)
@@ -39,10 +48,8 @@ def _truth(x: maths.Inputs) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("path", PATHS)
 def test_path_equals_the_equations(path: str, seq_len: int, dtype: torch.dtype) -> None:
-    cfg = nsa.NSAConfig(**maths.SMALL)
-    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
-    truth = _truth(x)
-    for name, value in _run(x, cfg, path).items():
+    x, truth = _case(seq_len, dtype)
+    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), path).items():
         worst = float((value - truth[name]).abs().max())
         assert worst <= BOUNDS[dtype], f"{path}, S={seq_len}: {name} is off by {worst:.2e}"
 
@@ -84,8 +91,7 @@ def test_work_in_small_pieces_equals_the_equations(
 ) -> None:
     """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
     pieces.cut_small(monkeypatch)
-    x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=dtype)
-    truth = _truth(x)
+    x, truth = _case(seq_len, dtype)
     for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), "batched").items():
         worst = float((value - truth[name]).abs().max())
         assert worst <= BOUNDS[dtype], f"S={seq_len}: {name} is off by {worst:.2e}"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -18,11 +20,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
 from nsa.data.open import open_source
+from nsa.sound import sha256_of
 from nsa.tests.built import BATCHED, write_config
 from nsa.tests.maths import device
-from nsa.train import checkpoint
+from nsa.train import checkpoint, restore
 from nsa.train.agree import Posted, post
 from nsa.train.engine import Engine
 from nsa.train.heartbeat import Heartbeat
@@ -31,19 +36,22 @@ from nsa.train.loop import Loop
 from nsa.train.process import Termination
 from nsa.train.ranks import Ranks, choose_device, start_ranks
 from nsa.train.record import Tables
+from nsa.train.retention import Retention
 from nsa.train.session import train
 
 STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
+# Attention is proven elsewhere: two selection blocks are enough to train on.
+SEQ_LEN = 16
 PATIENCE_S = 60.0
-SUCCESS, NONFINITE = 0, 11
+SUCCESS, CONFIG, HALTED, NONFINITE, PREEMPTED = 0, 2, 10, 11, 13
 # Far from what fp16 overflows at by itself.
 SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
 
 
-def trainer(folder: Path, *settings: str, precision: str = "fp32") -> Loop:
-    """The loop of a new run of so many steps, in `folder`; a checkpoint after each."""
-    file = write_config("avg, tied head", folder, steps=STEPS, precision=precision)
-    settings = ("train.save_every=1", "train.grad_clip=1.0", *settings)
+def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: int = 1) -> Loop:
+    """The loop of a new run of so many steps, in `folder`; a checkpoint after each, or so many."""
+    file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
+    settings = (f"train.save_every={save_every}", "train.grad_clip=1.0", *settings)
     words = [word for setting in settings for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
     ranks, train = start_ranks(plan, choose_device(plan)), plan.config.train
@@ -223,20 +231,33 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     assert kept(tmp_path) == wanted
 
 
-def launch(folder: Path, *words: str, save_every: int = 1) -> tuple[Path, dict[str, Any]]:
-    """A whole launch in this process; its run directory, and what its exit event says."""
+def launch(
+    folder: Path,
+    *words: str,
+    save_every: int = 1,
+    precision: str = "fp32",
+    variables: Mapping[str, str] = BATCHED,
+    code: int = SUCCESS,
+) -> tuple[Path, dict[str, Any]]:
+    """A whole launch in this process, of two micro-batches a step, which ends with `code`; its run
+    directory, and what its exit event says.
+    """
     folder.mkdir()
-    file = write_config("avg, tied head", folder, steps=STEPS)
-    saves = f"train.save_every={save_every}"
-    settings = (saves, "train.eval_every=2", "train.eval_batches=1")
+    file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
+    settings = (
+        f"train.save_every={save_every}",
+        "train.eval_every=2",
+        "train.eval_batches=1",
+        "train.accumulate_grad_batches=2",
+    )
     chosen = [word for setting in settings for word in ("--set", setting)]
     flags = ["--ddp", "0", "--dataset", "markov", "--out-dir", str(folder / "runs"), *words]
-    plan = plan_launch(["--config", str(file), *flags, *chosen], BATCHED)
-    code = train(plan, Termination())
+    plan = plan_launch(["--config", str(file), *flags, *chosen], variables)
+    ended = train(plan, Termination())
     (run_dir,) = (folder / "runs").glob("[!l]*")
-    last = (run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1]
-    assert code == SUCCESS, last
-    return run_dir, json.loads(last)
+    last = json.loads((run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])
+    assert ended == code, last
+    return run_dir, last
 
 
 @pytest.fixture(scope="module")
@@ -336,3 +357,143 @@ def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
     evaluated = {step: facts["val_loss"] for step, facts in told.items() if step in losses}
     assert evaluated == pytest.approx(losses, rel=1e-6)
     assert {facts["val_loss"] for step, facts in told.items() if step not in losses} == {None}
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a checkpoint tells of itself."""
+    facts: dict[str, Any] = json.loads((folder / CHECKSUMS_JSON).read_text())
+    return facts
+
+
+def tell(folder: Path, **facts: Any) -> None:
+    """Have a checkpoint tell something else of itself."""
+    (folder / CHECKSUMS_JSON).write_text(json.dumps(facts_of(folder) | facts))
+
+
+def copied(folder: Path, into: Path, *steps: int) -> Path:
+    """A run with these of its checkpoints alone."""
+    for step in steps:
+        shutil.copytree(folder / f"checkpoints/step_{step}", into / f"checkpoints/step_{step}")
+    return into
+
+
+def test_the_scale_of_fp16_goes_on_as_it_was(tmp_path: Path) -> None:
+    """It has grown by the save, and grows again: a run that begins it anew ends with another."""
+    variables = {**SCALED, "NSA_SCALER_GROWTH_INTERVAL": "2"}
+    how: dict[str, Any] = {"precision": "fp16", "variables": variables, "save_every": SPOILED}
+    folder, _ = launch(tmp_path / "first", **how)
+    on, _ = launch(tmp_path / "on", "--resume", str(folder / f"checkpoints/{MIDDLE}"), **how)
+    first, wanted, found = (
+        facts_of(one / "checkpoints" / step)["scaler"]
+        for one, step in ((folder, MIDDLE), (folder, "step_6"), (on, "step_6"))
+    )
+    assert first["scale"] > 256.0 and first["_growth_tracker"] > 0, f"nothing to restore: {first}"
+    assert found == wanted
+
+
+@pytest.mark.parametrize("what", ["halt file", "SIGTERM"])
+def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
+    tmp_path: Path, what: str
+) -> None:
+    """With the next one at the latest, and on CUDA one later."""
+    loop = trainer(tmp_path, save_every=STEPS)
+
+    def hook(*_: Any) -> None:
+        if loop.step != 2:
+            return
+        if what == "halt file":
+            (tmp_path / ".HALT").touch()
+        else:
+            loop.termination._note(signal.SIGTERM, None)
+
+    loop.engine.model.register_forward_hook(hook)
+    end = loop.run()
+    assert end.code == (HALTED if what == "halt file" else PREEMPTED), end
+    assert loop.step <= 3 + (device().type == "cuda"), f"it went on to step {loop.step}"
+    assert kept(tmp_path) == [loop.step]
+
+
+def test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """One bit of the newest is another; the one before it was saved without its evaluation."""
+    folder = copied(whole[0], tmp_path / "run", 4, 5)
+    shard = folder / "checkpoints/step_5" / shard_file(0)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    tell(folder / "checkpoints/step_4", val_loss=None)
+    on, _ = launch(tmp_path / "on", "--resume", str(folder))
+    resumed = json.loads((on / "env.json").read_text())["resumed"]
+    assert (resumed["step"], len(resumed["refused"])) == (4, 1), resumed
+    assert [row["step"] for row in rows(on, "training.csv")] == [5, 6]
+    assert rows(on, "val.csv") == rows(whole[0], "val.csv")[1:]
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Also where its number has a digit more."""
+    folder = copied(whole[0], tmp_path / "run", 5, 6)
+    newest = (folder / "checkpoints/step_6").rename(folder / "checkpoints/step_10")
+    assert restore.find_step(folder, 0) == (newest, [])
+    assert Retention(last=1).expendable({9: None, 12: None}) == [9]
+
+
+def test_a_checkpoint_of_more_ranks_is_refused(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """One rank would go on with a part of their data."""
+    folder = copied(whole[0], tmp_path / "run", 3)
+    tell(folder / f"checkpoints/{MIDDLE}", world_size=2)
+    _, ended = launch(tmp_path / "on", "--resume", str(folder), code=CONFIG)
+    assert "written by 2 ranks" in ended["reason"], ended
+
+
+def test_every_rank_goes_on_at_its_own_place_in_the_data(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Of documents, each rank has others: rank 1 of two reads its own of two places."""
+    saved = restore.read(whole[0] / f"checkpoints/{MIDDLE}")
+    place = {"file": 1, "line": 17}
+    own = torch.Generator().manual_seed(7).get_state()
+    saved |= {"rank1.rng": own, "rank1.position": as_bytes(place)}
+    folder = tmp_path / "checkpoints" / MIDDLE
+    write = checkpoint._Writer(folder, {"step": 3, "world_size": 2, "scaler": {}}, Retention())
+    save_tensors(saved, storage_writer=write, no_dist=True)
+    shard = folder / shard_file(1)
+    shutil.copy(folder / shard_file(0), shard)
+    tell(folder, sha256={**facts_of(folder)["sha256"], shard.name: sha256_of(shard)})
+    (tmp_path / "new").mkdir()
+    engine = trainer(tmp_path / "new").engine
+    one = Place(rank=1, local_rank=1, world_size=2, nodes=1, from_torchrun=True)
+    engine.ranks = Agreeing(place=one, device=device(), grouped=True)
+    assert restore.load(folder, engine).position == place
+    assert torch.equal(torch.get_rng_state(), own)
+
+
+class Agreeing(Ranks):
+    """A rank whose others found what it found."""
+
+    def same_everywhere(self, digest: str) -> bool:
+        """They do."""
+        return bool(digest)
+
+
+def as_bytes(place: dict[str, Any]) -> Tensor:
+    """A place in the data as a checkpoint holds it."""
+    return torch.frombuffer(bytearray(json.dumps(place).encode()), dtype=torch.uint8)
+
+
+def test_nothing_is_added_to_a_folder_that_was_used(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Whoever is told to write there is refused, and leaves every file as it was."""
+    used = tmp_path / "used"
+    shutil.copytree(whole[0], used)
+    before = {path: path.read_bytes() for path in used.rglob("*") if path.is_file()}
+    variables = {**BATCHED, RUN_DIR_VARIABLE: str(used), RUN_TOKEN_VARIABLE: "5afe5afe"}
+    file = write_config("avg, tied head", tmp_path, steps=1)
+    plan = plan_launch(["--config", str(file), "--ddp", "0"], variables)
+    assert train(plan, Termination()) == CONFIG
+    assert {path: path.read_bytes() for path in used.rglob("*") if path.is_file()} == before

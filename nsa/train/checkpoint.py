@@ -8,6 +8,7 @@ rank has put its share on the disk, rank 0 adds digests and gives it its name.
 
 from __future__ import annotations
 
+import copyreg
 import json
 import shutil
 import warnings
@@ -23,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -35,6 +37,9 @@ from nsa.train.output import RecordWriteError, sync_folder, write_json
 from nsa.train.ranks import SAVING_GROUP
 from nsa.train.retention import Retention, prune
 
+# Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
+# that runs nothing refuses. By its value is how later ones keep it.
+copyreg.pickle(_MEM_FORMAT_ENCODING, lambda member: (_MEM_FORMAT_ENCODING, (member.value,)))
 # torch says so whenever one process saves or loads by itself.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
@@ -124,7 +129,6 @@ class Checkpoints:
             if mine is None:
                 text = f"checkpoint {writing.final}: another rank could not write its part"
                 raise RuntimeError(text) from None
-            # torch reports a full disk as RuntimeError.
             problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
             raise RecordWriteError(writing.temporary, problem) from None
         seconds = round(perf_counter() - writing.begin, 4)
@@ -186,6 +190,17 @@ class _Writer(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is only the temporary one."""
         return StorageMeta()
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
+        """This rank's share. Raises OSError, which torch buries below an error of its own."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Every rank has written its share: digests, the final name, and room for the next one."""

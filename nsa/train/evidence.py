@@ -20,6 +20,7 @@ from nsa.contract import (
     TRACE_FILE,
     WIN_RANGE,
     Event,
+    proof_text,
 )
 from nsa.train.arms import Block
 from nsa.train.compiled import backward_nodes
@@ -117,7 +118,10 @@ class EffectLog:
             arm=block.arm,
             block=block.index,
         )
-        say(f"[toggle] {name}={value}: {_WORDS[took]} ({evidence})", rank=self.heartbeat.rank)
+        say(
+            f"[toggle] {name}={value}: {_WORDS[took]} ({proof_text(evidence)})",
+            rank=self.heartbeat.rank,
+        )
 
     def audit(self, arm: str, audit: KernelAudit) -> None:
         """Keep an arm's kernels and write the file anew."""

@@ -220,10 +220,10 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
     problems = []
     batch, ranks = config.train.batch_size, place.world_size
     if batch % ranks:
+        fitting = dict.fromkeys((ranks * max(1, batch // ranks), ranks * (batch // ranks + 1)))
         problems.append(
             f"train.batch_size={batch} is the global batch and must be divisible by the "
-            f"{ranks} ranks: use {ranks * max(1, batch // ranks)} or "
-            f"{ranks * (batch // ranks + 1)}"
+            f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
         )
     if flags.arms and flags.resume:
         problems.append("--arms and --resume exclude each other")

@@ -29,6 +29,7 @@ from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluation import Evaluations
 from nsa.train.evidence import BlockEvidence, EffectLog
 from nsa.train.first_pass import first_pass
+from nsa.train.first_weights import first_weights
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.in_force import in_force
 from nsa.train.launch import LaunchPlan
@@ -40,6 +41,7 @@ from nsa.train.record import Tables
 from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler
 from nsa.train.shadow import Shadow
+from nsa.train.text_again import text_again
 from nsa.train.trial import needs_trial, trial_step
 
 
@@ -158,7 +160,10 @@ class Loop:
         batch = self._first_batch()
         self.heartbeat.phase = Phase.FIRST_STEP
         proof = first_pass(self.engine, batch)
-        self.heartbeat.write(Event.PROOF, **proof)
+        # What goes on from a checkpoint has no first weights.
+        weights = None if self.step else first_weights(self.engine.model)
+        text = text_again(batch, self.plan.config.data)
+        self.heartbeat.write(Event.PROOF, weights=weights, text=text, **proof)
         self.compiling.note("proof")
 
     def _first_batch(self) -> Batch:

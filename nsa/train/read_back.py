@@ -38,6 +38,7 @@ class ReadBack:
         self._places: dict[str, Tensor] = {}
         self._noted: dict[str, Tensor] = {}
         self._read, self._wrong = 0, list[int]()
+        self._unreadable: str | None = None
 
     @property
     def elements(self) -> int:
@@ -64,7 +65,7 @@ class ReadBack:
         if self._step is None:
             return 0
         self._read += 1
-        saved = _read(folder / checkpoint_name(self._step), self._places)
+        saved = self._saved(folder / checkpoint_name(self._step), self._places)
         other = sum(
             self._differ(saved.get(name), name, places) for name, places in self._places.items()
         )
@@ -82,9 +83,10 @@ class ReadBack:
         """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
 
         Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
-        that were not right. folder: of the checkpoints, all of which are written; `kept` are the
-        steps that lie there; `positions` is where each rank goes on in its data. None on other
-        ranks, and where none was saved.
+        that were not right; `unreadable` is why the first one of those could not be read. folder:
+        of the checkpoints, all of which are written; `kept` are the steps that lie there;
+        `positions` is where each rank goes on in its data. None on other ranks, and where none was
+        saved.
         """
         if self._step is None:
             return None
@@ -96,15 +98,25 @@ class ReadBack:
             "other": other,
             "read": self._read,
             "wrong": self._wrong,
+            "unreadable": self._unreadable,
             "kept": sorted(numbered(folder)),
             "positions": self._positions(folder / checkpoint_name(self._step)),
         }
 
-    def _positions(self, newest: Path) -> list[Any]:
-        """Where each rank goes on in its data, by rank; None where that cannot be read."""
+    def _positions(self, newest: Path) -> list[Any] | None:
+        """Where each rank goes on in its data, by rank; None where one cannot be read."""
         names = [position_name(rank) for rank in range(self._engine.ranks.world_size)]
-        saved = _read(newest, names)
-        return [read_position(saved[name]) if name in saved else None for name in names]
+        saved = self._saved(newest, names)
+        known = all(name in saved for name in names)
+        return [read_position(saved[name]) for name in names] if known else None
+
+    def _saved(self, checkpoint: Path, names: Collection[str]) -> dict[str, Tensor]:
+        """These tensors; none of a checkpoint that cannot be read, and the first reason is kept."""
+        try:
+            return read(checkpoint, names=names)
+        except (CheckpointError, OSError) as error:
+            self._unreadable = self._unreadable or str(error)
+            return {}
 
     def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -119,11 +131,3 @@ class ReadBack:
                 places = self._random.sample(range(count), min(_ELEMENTS, count))
                 found[name] = torch.tensor(sorted(places), device=live[name].device)
         return found
-
-
-def _read(checkpoint: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """These tensors; none of a checkpoint that cannot be read."""
-    try:
-        return read(checkpoint, names=names)
-    except (CheckpointError, OSError):
-        return {}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from nsa import contract
@@ -62,8 +62,13 @@ def claim(run_dir: Path, world_size: int) -> None:
         )
 
 
-def link_latest(run_dir: Path) -> None:
-    """Point `latest` beside the directory at it, replacing the link in one step."""
-    temporary = run_dir.parent / f".latest-{os.getpid()}"
-    temporary.symlink_to(run_dir.name)
-    temporary.replace(run_dir.parent / contract.LATEST_LINK)
+def link_latest(run_dir: Path, out_dir: str) -> None:
+    """Point `latest` at a directory of `by_hand`, beside it and in the folder of all runs.
+
+    That is what a relative `out_dir` begins with, `artifacts`, whose link the harness moves too.
+    """
+    contract.link_latest(run_dir.parent, run_dir)
+    top = Path(Path(out_dir).parts[0]).resolve()
+    if not Path(out_dir).is_absolute() and run_dir.parent.is_relative_to(top):
+        with suppress(OSError):  # whatever has that name there is not the trainer's affair
+            contract.link_latest(top, run_dir)

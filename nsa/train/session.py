@@ -176,7 +176,7 @@ class _Session:
             self._describe(run_dir, engine, source, tested)
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
-                link_latest(run_dir)
+                link_latest(run_dir, plan.config.train.out_dir)
         tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)

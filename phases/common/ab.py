@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from runbook.stats import Decision
     from runbook.stats.decision import FloatArray
 
+# As the reports say it of what is shown and decides nothing.
+NOT_GATED = "not gated"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
@@ -118,6 +121,8 @@ class AbPhase(RowPhase):
     @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
         """Randomized blocks in one launch, else one launch per arm and round."""
+        if self.excluded(context):
+            return []
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
         if context.protocol == "blocks":
             return [
@@ -258,8 +263,10 @@ class AbPhase(RowPhase):
         finding = replace(decided(decision, value), reason=text)
         if finding.outcome is Outcome.PASS or case.profile.throughput_gated:
             return finding
-        stays = f"not gated on profile {case.profile.name}: {self.toggle} stays as it is"
-        return passed(f"{text} ({stays})", measurement=finding.measurement)
+        text = f"{NOT_GATED} on profile {case.profile.name}, nothing was decided: {decision.reason}"
+        reason = f"{text}{note}; {self.toggle} stays as it is"
+        found = passed(reason, measurement=finding.measurement)
+        return replace(found, code=Reason.NOT_GATED)
 
     def details(self, case: Case) -> Judgement:
         """The table of the arms, and the value for later phases."""
@@ -284,8 +291,8 @@ class AbPhase(RowPhase):
 
 def _told(decision: Decision, finding: Finding) -> str:
     """What the picture says: the decision, and the row's outcome where that is another."""
+    if finding.code is Reason.NOT_GATED:
+        return NOT_GATED
     said = decision.outcome.value
-    if finding.outcome is decision.outcome.as_check:
-        return said
-    ungated = ", not gated" if finding.outcome is Outcome.PASS else ""
-    return f"{finding.outcome.value} ({said}{ungated})"
+    same = finding.outcome is decision.outcome.as_check
+    return said if same else f"{finding.outcome.value} ({said})"

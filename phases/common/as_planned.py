@@ -37,7 +37,7 @@ def as_planned(case: Case, name: str) -> Finding:
         topic = "workload" if problems == workload else ""
         topic = "two_folders" if other_folder(case, launch, env) else topic
         return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
-    work = case.profile.workload
+    work = case.profile.workload_of(case.phase)
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"
     digest = str(env.get("config_sha256"))
@@ -65,7 +65,7 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
 
 
 def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
-    work, effective = case.profile.workload, env.get("effective") or {}
+    work, effective = case.profile.workload_of(case.phase), env.get("effective") or {}
     wanted = {
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,

@@ -25,6 +25,8 @@ from phases.common.measure import log_value, rank_value
 from runbook.read.accounts import Workload
 from runbook.read.beside import beside_words
 from runbook.read.clocks import FEW_CLOCKED
+from runbook.read.evaluation_account import evaluations_left_out
+from runbook.read.first_weights import begins, first_weights_account, groups_of
 from runbook.read.learning import oracle_account, oracle_tolerance
 from runbook.read.saved_account import left_out_account
 from runbook.read.settings_account import bucket_words, settings_account
@@ -71,6 +73,9 @@ def balanced(case: Case, name: str) -> Finding:
         if problems == left_out_account(launch.ranks, work.keeping):
             title = f"{name} left out checkpoints that train.save_every asks for."
             return replace(found, title=title, topic="saves")
+        if problems == evaluations_left_out(launch.ranks, work):
+            title = f"{name} left out evaluations that train.eval_every asks for."
+            return replace(found, title=title, topic="evaluations")
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
         return replace(found, title=title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
@@ -107,6 +112,10 @@ def as_written(case: Case, name: str) -> Finding:
     """
     launch, work = _every_rank(case, name), _workload(case, name)
     paths = [rank.path for rank in launch.ranks]
+    # What they are drawn like comes first: whatever else is odd may follow from it.
+    if problems := first_weights_account(launch.ranks, case.env(name)):
+        reason = f"{name}: {listed(problems)}"
+        return failed(Reason.MISMATCH, reason, evidence=paths, topic="first_weights")
     problems = oracle_account(launch.ranks, work)
     if problems:
         reason = f"{name}: {listed(problems)}"
@@ -119,11 +128,19 @@ def as_written(case: Case, name: str) -> Finding:
     off = max(float(found[n]) for found in spots for n in ("attention", "layer", "logits"))
     reason = (
         f"attention, layer and logits at {count} positions of the first batch, S={work.seq_len}: "
-        f"off by at most {off:.2g} of themselves, allowed {oracle_tolerance(work):.2g}"
+        f"off by at most {off:.2g} of themselves, allowed {oracle_tolerance(work):.2g}; "
+        + _begun(case, name)
     )
     return _self_tested(case, name) or passed(
         f"{reason}{_agreed(case, name)}", measurement=value, evidence=paths
     )
+
+
+def _begun(case: Case, name: str) -> str:
+    """What is known of the first weights, in words."""
+    if not begins(case.launch(name).ranks):
+        return "the weights go on from a checkpoint"
+    return f"the weights of {len(groups_of(case.env(name)))} groups begin as they have to"
 
 
 def _attention(case: Case, name: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from runbook.records import ArmSchedule, Launch
+from runbook.records import ArmSchedule, Launch, Stop
 from runbook.records.launch import DATASET_FLAG
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import PlanContext
@@ -73,6 +73,7 @@ def trainer_launch(
     watched: bool = False,
     resumes: str = "",
     after: int = 0,
+    stop: Stop | None = None,
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
@@ -122,6 +123,7 @@ def trainer_launch(
         watched=watched,
         resumes=resumes,
         after=after,
+        stop=stop,
     )
 
 

@@ -125,6 +125,17 @@ def variables(case: Case) -> Finding:
     return passed(f"all variables are known{note}", measurement=value)
 
 
+def needs(case: Case) -> Finding:
+    """INVALID where a launch of this run needs what is not there, such as a package or the hub."""
+    if "needs.missing" not in case.evidence.facts:
+        return skipped(Reason.NOT_ASKED_FOR, "on nodes of a cluster it was not looked at")
+    fact, value = case.known("needs.missing")
+    if fact.value:
+        return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
+    value = value.model_copy(update={"value": "nothing"})
+    return passed(fact.note or "nothing beside the program", measurement=value)
+
+
 def sequential_prefill(case: Case) -> Finding:
     """A warning where prefill goes token by token at S >= 1024, as the baseline is planned."""
     if "baseline" not in case.profile.phases:

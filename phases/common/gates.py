@@ -46,7 +46,8 @@ def gates(case: Case, *, name: str) -> Finding:
     if gap := _unread(frame, launch.after, asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
     if wrong := _other_selection(launch):
-        return failed(Reason.MISMATCH, wrong, evidence=(launch.gates_path, launch.env_path))
+        paths = (launch.gates_path, launch.env_path)
+        return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)
     bad = [

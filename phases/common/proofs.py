@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from nsa.contract import NSAError
+from nsa.contract import NSAError, proof_text
 from nsa.toggles import TOGGLES
 from phases.common.case import (
     Case,
@@ -61,21 +60,6 @@ def _same_value(toggle: str, left: object, right: object) -> bool:
 
 # What pytest returns where it ran all tests and some failed.
 _TESTS_FAILED = 1
-
-
-def proof_text(evidence: Any) -> str:
-    """The trainer's evidence as a reader wants it: `fused yes, state_entries 16`.
-
-    >>> proof_text({"hook": "bf16", "fused": [True, True], "bytes_after": 2773392})
-    'hook bf16, fused yes/yes, bytes_after 2773392'
-    """
-    if isinstance(evidence, Mapping):
-        return ", ".join(f"{name} {proof_text(value)}" for name, value in evidence.items())
-    if isinstance(evidence, list | tuple):
-        return "/".join(proof_text(value) for value in evidence) or "none"
-    if isinstance(evidence, bool):
-        return "yes" if evidence else "no"
-    return str(evidence)
 
 
 def effect_problem(

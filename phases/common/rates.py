@@ -294,12 +294,10 @@ def production_days(case: Case, names: Sequence[str]) -> Finding:
     tokens = float(per_step * work.production_steps)
     days = tokens / float(pooled.value) / _SECONDS_PER_DAY
     price = case.context.gpu_hour_price
-    devices = max(case.profile.hardware.gpus, 1)
-    cost = (
-        ""
-        if price is None
-        else f", cost {days * 24 * devices * price:.0f} at {price:g} per GPU hour"
-    )
+    cost = ""
+    if price is not None:
+        spent = case.profile.cost(days * _SECONDS_PER_DAY, price)
+        cost = f", cost {spent:.0f} at {price:g} per GPU hour"
     value = derived(pooled, name="production_days", value=days, unit="days")
     reason = f"{work.production_steps} steps of {per_step} tokens take {days:.3g} days{cost}"
     return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)

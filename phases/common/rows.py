@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from phases.common.case import Case, Finding, Unanswerable, ending, invalid
+from phases.common.case import Case, Finding, Unanswerable, ending, invalid, skipped
 from phases.common.own import needs_contract
 from phases.common.situation import Advice, Situation, filled, situation_of
 from phases.playbook import first_of, remedy_for
@@ -84,6 +84,11 @@ class RowPhase(Phase):
     def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
         """Answer every row; one that cannot be answered says what is missing."""
         case = Case(phase=self.name, evidence=evidence, context=context)
+        if why := self.excluded(context):
+            finding = skipped(Reason.NOT_COMPARABLE, why)
+            return Judgement(
+                checks=[self._check(row, finding, case) for row in self.asked(context)]
+            )
         rows = self._rows_for(case)
         found = {row.what: answered(row, case) for row in rows}
         checks = [self._check(row, self._traced(row, found), case) for row in rows]

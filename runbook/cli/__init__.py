@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except RunbookError as error:
-        _tell(console, f"runbook: error: {error}")
+        first, *others = error.lines
+        _tell(console, f"runbook: error: {first}", *others)
         return ProgramExit.USAGE
     except KeyboardInterrupt:
         _tell(console, "runbook: interrupted")
@@ -84,10 +85,10 @@ def _refused(error: OSError) -> str:
     return f"{error.filename or 'the system'}: {error.strerror}" if known else ""
 
 
-def _tell(console: Console, text: str) -> None:
+def _tell(console: Console, *lines: str) -> None:
     """The error, unless stderr takes nothing more: the exit code still tells what it was."""
     try:
-        console.error(text)
+        console.error(*lines)
     except OSError:
         drop(sys.stderr)
 
@@ -97,7 +98,7 @@ def _defect(console: Console, error: Exception) -> int:
     import traceback
 
     text = f"runbook {__version__}\n{''.join(traceback.format_exception(error))}"
-    what = f"{type(error).__name__}: {error}".partition("\n")[0]
+    what = f"{type(error).__name__}: {error}"
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="runbook-", suffix=".txt", delete=False, encoding="utf-8"
@@ -105,7 +106,7 @@ def _defect(console: Console, error: Exception) -> int:
             stream.write(text)
         where = stream.name
     except OSError:
-        _tell(console, text)
+        _tell(console, *text.splitlines())
         where = "above"
     _tell(console, f"runbook: internal error, no verdict: {what} (traceback: {where})")
     return ProgramExit.DEFECT
@@ -121,7 +122,7 @@ def _dispatch(words: list[str]) -> int:
         return print_next(console)
     name, *rest = words
     if name in ("-h", "--help"):
-        console.result(overview(GROUPS))
+        console.page(overview(GROUPS))
         return ProgramExit.GO
     if name == "--version":
         console.result(f"runbook {__version__}")

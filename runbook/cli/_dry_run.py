@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimate, Estimator
+from runbook.engine.needs import Needs, needs_of
+from runbook.engine.pace import pace_of_the_go
 from runbook.engine.scope import departures
 from runbook.engine.where import request_of
 from runbook.errors import ProgramExit
@@ -36,16 +38,34 @@ def print_plan(args: argparse.Namespace, console: Console) -> int:
     if trial.interrupted:
         console.error(f"measuring was {trial.problem}")
         return SIGNALS.get(trial.interrupted, ProgramExit.INTERRUPTED)
-    profile = args.setup.profile
-    estimator = Estimator(profile, Earlier(profile.name, args.out), pace=trial.pace)
+    estimator, needs = _estimator(args, trial), needs_of(args.setup)
     if args.json:
-        console.json_document(_document(plan, args, estimator) | _measured(trial))
+        console.json_document(_document(plan, args, estimator, needs) | _measured(trial))
     else:
-        _print(console, plan, args, estimator)
+        _print(console, plan, args, estimator, needs)
     if trial.problem:
-        console.error(printable(f"nothing could be measured here: {trial.problem}"))
+        console.error(f"nothing could be measured here: {trial.problem}")
         return ProgramExit.INCOMPLETE
     return 0
+
+
+def _estimator(args: argparse.Namespace, trial: Trial) -> Estimator:
+    profile = args.setup.profile
+    pace, hint = trial.pace, "--measure times some steps here"
+    if profile.plan:
+        pace, hint = pace_of_the_go(args.setup), "the rate of a GO tells it"
+    return Estimator(profile, Earlier(profile.name, args.out), pace=pace, hint=hint)
+
+
+def times(args: argparse.Namespace) -> Iterator[str]:
+    """How long each phase of a plan may take and what it costs, and all of them together."""
+    plan, estimator = args.setup.plan(), _estimator(args, Trial())
+    parts = [([one], [estimator.estimate(launch) for launch in one[1]]) for one in plan]
+    for part, estimates in parts:
+        if estimates:
+            yield f"{part[0][0].name}: {_total(part, estimates, args.setup)}"
+    every = [estimate for _, estimates in parts for estimate in estimates]
+    yield f"all of it: {_total(plan, every, args.setup)}"
 
 
 def _measured(trial: Trial) -> dict[str, object]:
@@ -58,18 +78,11 @@ def _measured(trial: Trial) -> dict[str, object]:
     return {"measured": {**found, "startup_s": pace.startup_s}}
 
 
-def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator) -> None:
-    profile, standing = args.setup.profile, args.setup.standing
-    console.result("# dry run: nothing is started, nothing is judged")
-    if args.measure:
-        console.result(f"# but for {STEPS} steps of the baseline, to measure this machine")
-    console.result(f"# profile  {profile.name} ({args.profile_reason})")
-    if plan_note := profile.plan:
-        console.result(f"# plan     {', '.join(filter(None, (plan_note.name, standing)))}")
-    if caveats := departures(profile, args.setup.settings):
-        console.result(f"# differs  {', '.join(caveats)}: the verdict's first line will say so")
-    _print_settings(console, args.told)
-    console.result(f"# folder   {args.out}/<UTC time>-<commit>/")
+def _print(
+    console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator, needs: Needs
+) -> None:
+    for text in _head(args, needs):
+        console.result(f"# {text}")
     everything: list[Estimate] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
@@ -82,26 +95,47 @@ def _print(console: Console, plan: Plan, args: argparse.Namespace, estimator: Es
                 "#   collects facts about the checkout, torch, GPUs, disk, ports and processes"
             )
         if not launches:
-            console.result("#   starts no process")
+            why = phase.excluded(args.setup.context({}))
+            console.result(f"#   starts no process{f': {why}' if why else ''}")
         estimates = [estimator.estimate(launch) for launch in launches]
         everything += estimates
-        if len(launches) > 1:
-            console.result(f"#   time    {_total([(phase, launches)], estimates)}")
+        if len(launches) > 1 or (launches and args.options.gpu_hour_price is not None):
+            time = _total([(phase, launches)], estimates, args.setup)
+            console.result(f"#   time    {time}")
         groups = _alike(launches)
         if list(launches) != [launch for group in groups for launch in group]:
             console.result("#   the commands take turns")
         for alike in groups:
             _print_alike(console, alike, estimator.estimate(alike[0]), args.setup)
     console.result("")
-    console.result(f"# total   {_total(plan, everything)}")
+    console.result(f"# total   {_total(plan, everything, args.setup)}")
 
 
-def _print_settings(console: Console, told: Sequence[str]) -> None:
-    """What a person gave, and what of this shell no launch gets."""
-    for text in told:
-        console.result(printable(f"# set      {text}"))
-    if text := dropped(os.environ):
-        console.result(printable(f"# without  {text}"))
+def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
+    """On what, by which plan, with which settings, and what stands in the way."""
+    profile, standing = args.setup.profile, args.setup.standing
+    yield "dry run: nothing is started, nothing is judged"
+    if args.measure:
+        yield f"but for {STEPS} steps of the baseline, to measure this machine"
+    yield f"profile  {profile.name} ({args.profile_reason})"
+    if plan_note := profile.plan:
+        yield f"plan     {', '.join(filter(None, (plan_note.name, standing)))}"
+    if refused := _refused(args, needs):
+        yield f"refused  {'; '.join(refused)}"
+    yield from (f"needs    {text}" for text in needs.has)
+    yield from (f"lacks    {text}" for text in needs.lacks if not profile.plan)
+    if caveats := departures(profile, args.setup.settings):
+        yield f"differs  {', '.join(caveats)}: the verdict's first line will say so"
+    yield from (f"set      {text}" for text in args.told)
+    if text := dropped(os.environ):  # what of this shell no launch gets
+        yield f"without  {text}"
+    yield f"folder   {args.out}/<UTC time>-<commit>/"
+
+
+def _refused(args: argparse.Namespace, needs: Needs) -> list[str]:
+    """Why the plan would not be started; a run begins all the same, and says what it lacks."""
+    lacks = needs.lacks if args.setup.profile.plan else ()
+    return [text for text in (args.setup.refused, *lacks) if text]
 
 
 def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
@@ -137,7 +171,7 @@ def _print_alike(
     console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
     for note in pasteable(launch).notes:
         console.result(f"#   {note}")
-    console.result(_command(launch, setup))
+    console.page(_command(launch, setup))
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:
@@ -153,7 +187,8 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
     return lines
 
 
-def _total(plan: Plan, estimates: Sequence[Estimate]) -> str:
+def _total(plan: Plan, estimates: Sequence[Estimate], setup: Setup) -> str:
+    """How many launches, how long they may take, and what that costs if a price is given."""
     count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
     limit = duration_text(sum(launch.timeout_s for _, launches in plan for launch in launches))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
@@ -161,16 +196,25 @@ def _total(plan: Plan, estimates: Sequence[Estimate]) -> str:
         return f"{count}, at most {limit}"
     missing = len(estimates) - len(known)
     without = f" not counting the {missing} without an estimate" if missing else ""
-    return f"{count}, about {duration_text(sum(known))}{without}, at most {limit}"
+    price, cost = setup.options.gpu_hour_price, ""
+    if price is not None:
+        spent = setup.profile.cost(sum(known), price)
+        cost = f", cost about {spent:.2f} at {price:g} per GPU hour"
+    return f"{count}, about {duration_text(sum(known))}{without}{cost}, at most {limit}"
 
 
-def _document(plan: Plan, args: argparse.Namespace, estimator: Estimator) -> dict[str, object]:
+def _document(
+    plan: Plan, args: argparse.Namespace, estimator: Estimator, needs: Needs
+) -> dict[str, object]:
     return {
         "schema_version": 1,
         "dry_run": True,
         "profile": args.options.profile,
         "profile_reason": args.profile_reason,
         "caveats": departures(args.setup.profile, args.setup.settings),
+        "refused": _refused(args, needs),
+        "lacks": list(needs.lacks),
+        "needs": list(needs.has),
         "settings": args.setup.given,
         "sources": args.setup.sources,
         "out_dir": str(args.out),

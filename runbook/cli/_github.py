@@ -37,17 +37,12 @@ class LogConsole(Console):
         )
         self.outlive_readers()
 
-    def result(self, text: str) -> None:
-        """Never a command."""
-        super().result(harmless(text))
+    def _page(self, text: str) -> str:
+        return harmless(super()._page(text))
 
-    def progress(self, text: str) -> None:
-        """Never a command."""
-        super().progress(harmless(text))
-
-    def command(self, text: str) -> None:
+    def commands(self, text: str) -> None:
         """Workflow commands, escaped already."""
-        super().result(text)
+        self._write(self.stdout, super()._page(text))
 
 
 class GithubObserver(TextObserver):
@@ -66,7 +61,7 @@ class GithubObserver(TextObserver):
         """Open the group."""
         if not self._log.quiet:
             where = " ".join(printable(f"{self._place(name)} {name}: {title}").split())
-            self._log.command(f"::group::{where}")
+            self._log.commands(f"::group::{where}")
             self._open = True
         super().phase_started(name, title, launches)
 
@@ -77,7 +72,7 @@ class GithubObserver(TextObserver):
 
     def _close(self) -> None:
         if self._open:
-            self._log.command("::endgroup::")
+            self._log.commands("::endgroup::")
             self._open = False
 
 
@@ -93,7 +88,7 @@ def tell_github(
 
     A file that cannot be written is said, and changes nothing of the verdict.
     """
-    console.command(render(record, "github").rstrip("\n"))
+    console.commands(render(record, "github").rstrip("\n"))
     report = folder / report_files()["md"]
     outputs = {
         "verdict": record.verdict.value,

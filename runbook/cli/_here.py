@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from runbook.console import Console, in_one_line, verdict_text
+from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
@@ -39,15 +39,15 @@ class Found:
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
     found = look(Path(DEFAULT_OUT))
-    console.result(in_one_line(f"{'machine':<{_WIDTH}}{_machine()}"))
-    console.result(in_one_line(f"{'run':<{_WIDTH}}{found.run}"))
+    console.result(f"{'machine':<{_WIDTH}}{_machine()}")
+    console.result(f"{'run':<{_WIDTH}}{found.run}")
     if found.detail:
-        console.result(in_one_line(f"{'':<{_WIDTH}}{found.detail}"))
+        console.result(f"{'':<{_WIDTH}}{found.detail}")
     commands = [*found.next, ("runbook --help", "all commands")]
     width = max(len(command) for command, _ in commands)
     for number, (command, why) in enumerate(commands):
         word = "next" if number == 0 else ""
-        console.result(in_one_line(f"{word:<{_WIDTH}}{command:<{width}}  {why}"))
+        console.result(f"{word:<{_WIDTH}}{command:<{width}}  {why}")
     return ProgramExit.GO
 
 
@@ -111,10 +111,12 @@ def _unfinished(folder: Path) -> Found | None:
 
 
 def _finished(folder: Path) -> Found:
+    from runbook.files import read_bytes
+
     name = shlex.quote(str(folder))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
     try:
-        record = json.loads((folder / _RECORD).read_bytes())
+        record = json.loads(read_bytes(folder / _RECORD))
         said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
         head = f"{folder}: {said} ({record['scope']})"
         reasons = _texts(record["reasons"])
@@ -132,7 +134,9 @@ def _following(record: dict[str, Any], name: str) -> list[tuple[str, str]]:
     """The command behind the report, by the verdict; a plan goes on by its own rules."""
     verdict, options = record["verdict"], record.get("options")
     if verdict == "GO":
-        return [(f"runbook verify {name}", "compute every number again")]
+        verify = (f"runbook verify {name}", "compute every number again")
+        launch = _launch(record)
+        return [(launch, "train behind this GO, by a plan"), verify] if launch else [verify]
     if verdict == "NO-GO" and _has_failed_launch(record):
         return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
     if isinstance(options, dict) and options.get("plan"):
@@ -140,6 +144,20 @@ def _following(record: dict[str, Any], name: str) -> list[tuple[str, str]]:
     if verdict == "PARTIAL PASS":
         return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
     return [(f"runbook run --failed {name}", "run again what did not pass")]
+
+
+def _launch(record: dict[str, Any]) -> str:
+    """The launch behind this GO; empty where this program has none, or the record is damaged."""
+    from runbook.records.run import Invocation
+
+    own = (record.get("profile_document") or {}).get("own_trainer")
+    try:
+        settings, options = record["settings"], record["options"]
+        if own or options.get("plan"):
+            return ""
+        return Invocation.recorded(record["profile"], settings, options).production_line()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
 
 
 def _has_failed_launch(record: dict[str, Any]) -> bool:
@@ -162,8 +180,10 @@ def _texts(value: object) -> Sequence[str]:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """The journal's events; empty if it is missing or damaged before its last line."""
+    from runbook.files import read_bytes
+
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_bytes(path).splitlines(keepends=True)
         events = [json.loads(line) for line in lines if line.endswith(b"\n")]
     except (OSError, ValueError, RecursionError):
         return []

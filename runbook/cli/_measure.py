@@ -11,6 +11,7 @@ from nsa.contract import TRAINING_CSV
 from runbook import registry
 from runbook.engine.forecast import Pace
 from runbook.engine.options import Setup
+from runbook.engine.pace import SKIPPED
 from runbook.errors import UsageError
 from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
@@ -19,8 +20,6 @@ from runbook.records import Launch
 from runbook.records.launch import with_option
 
 STEPS = 10
-# The first steps allocate, compile and rebuild buckets.
-_SKIPPED = 3
 _PHASE = "baseline"
 
 
@@ -72,6 +71,6 @@ def measure_here(setup: Setup) -> Trial:
         frame = read_training_csv(path, relative_to=root).frame
     if "dt_s" not in frame or len(frame) < STEPS or not bool((frame["dt_s"] > 0).all()):
         return Trial(problem=f"{launch.phase}/{launch.name} wrote no usable times of {STEPS} steps")
-    step_s = float(frame["dt_s"].iloc[_SKIPPED:].median())
+    step_s = float(frame["dt_s"].iloc[SKIPPED:].median())
     startup_s = max(0.0, result.duration_s - float(frame["dt_s"].sum()))
     return Trial(pace=Pace(step_s=step_s, startup_s=startup_s, launch=launch))

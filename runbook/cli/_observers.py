@@ -62,16 +62,25 @@ def near(path: str | Path) -> str:
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
 
-    A quiet console gets the verdict's line, the fingerprint and the report's path. After an
-    interruption every row that has no evidence would say so; the way to go on is what counts then.
+    A quiet console gets the verdict's line, the fingerprint and the report's path, and on stderr
+    what could not be written: a record that was not kept has no fingerprint.
+    After an interruption every row that has no evidence would say so; the way to go on is what
+    counts then.
     """
     from runbook.engine.outputs import fingerprint_of, render, shown_fingerprint
+    from runbook.engine.refused import NOT_WRITTEN
 
     text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
     short = console.quiet or record.interrupted
-    console.result(text.partition("\n")[0] if short else text)
+    console.page(text.partition("\n")[0] if short else text)
     if record.interrupted:
         program = " ".join(record.invocation.program)
         console.result(f"resume  {program} --resume {near(folder)}")
-    console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
+    not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
+    if not_kept and short:
+        console.error(*not_kept)
+    if not not_kept:
+        console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
     print_reports(console, folder, shown=near(folder))
+    if console.deaf:
+        console.error(f"the run ended with {record.verdict.value}; its files are in {near(folder)}")

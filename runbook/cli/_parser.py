@@ -6,10 +6,11 @@ import argparse
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+from unicodedata import category
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
@@ -50,6 +51,8 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         options["exit_on_error"] = False
         super().__init__(**options)
+        # Options of other commands, and what this one has in their place.
+        self.instead: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError where argparse would print the whole usage text and exit."""
@@ -78,7 +81,8 @@ class Command:
     """One sub-command: what --help says of it, its arguments, and the function that does it.
 
     `run` returns the exit code. `problems` finds what argparse cannot see in the arguments, so that
-    one message names all of it together with what argparse found.
+    one message names all of it together with what argparse found. `instead` has options of other
+    commands, and what this one has in their place.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Command:
     json_help: str = "one JSON document on stdout"
     add_arguments: Callable[[CommandParser], None] = lambda _: None
     problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
+    instead: Mapping[str, str] = field(default_factory=dict)
     run: Callable[[argparse.Namespace, Console], int]
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
@@ -99,6 +104,7 @@ class Command:
             description=self.description,
             epilog=f"examples:\n{self.examples}{exits}",
         )
+        parser.instead = self.instead
         self.add_arguments(parser)
         group = parser.add_argument_group("output")
         group.add_argument("--json", action="store_true", help=self.json_help)
@@ -125,7 +131,9 @@ def add_out(
     help: str = f"folder that holds the runs (default: {DEFAULT_OUT})",
 ) -> None:
     """--out, the folder that holds the folders of runs."""
-    parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), metavar="DIR", help=help)
+    parser.add_argument(
+        "--out", type=path_type, default=Path(DEFAULT_OUT), metavar="DIR", help=help
+    )
 
 
 def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
@@ -133,6 +141,15 @@ def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=help
     )
+
+
+def path_type(text: str) -> Path:
+    """An argparse type: a path. One that is empty is the current folder to whoever reads it on."""
+    if not text or any(category(char) in ("Cc", "Zl", "Zp") for char in text):
+        raise argparse.ArgumentTypeError(
+            f"must be a path without line breaks and control characters, not {shown(text)}"
+        )
+    return Path(text)
 
 
 def number_type(*, above: float = -math.inf, at_least: float = -math.inf) -> Callable[[str], float]:
@@ -185,21 +202,24 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
             remaining = rest
             continue
         except UsageError as error:
-            problems.extend(_unknown_flags(remaining, parser.known_options()))
+            problems.extend(_unknown_flags(remaining, parser))
             # An option that is missing may be the one that was mistyped; an argument is not.
             missing = [text for text in error.problems if not problems or "--" not in text]
             raise UsageError([*problems, *missing], hint=error.hint) from error
-        problems.extend(_unknown_problems(unknown, parser.known_options()))
+        problems.extend(_unknown_problems(unknown, parser))
         args.misread = bool(problems)
         return args, problems
 
 
-def _unknown_flags(argv: Sequence[str], known: Sequence[str]) -> list[str]:
+def _unknown_flags(argv: Sequence[str], parser: CommandParser) -> list[str]:
     """The unknown options of words that argparse did not come to the end of."""
     words = argv[: argv.index("--")] if "--" in argv else argv
     # A command in quotes has blanks, as its own options may.
     flags = (word for word in words if word.startswith("--") and " " not in word)
-    return _unknown_problems([word for word in flags if word.partition("=")[0] not in known], known)
+    known = parser.known_options()
+    return _unknown_problems(
+        [word for word in flags if word.partition("=")[0] not in known], parser
+    )
 
 
 def _long_form(message: str) -> str:
@@ -207,13 +227,13 @@ def _long_form(message: str) -> str:
     return re.sub(r"^-[a-z]/(?=--)", "", message)
 
 
-def _unknown_problems(unknown: Iterable[str], known: Sequence[str]) -> list[str]:
+def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str]:
     problems = []
     after_flag = False
     for word in unknown:
         if word.startswith("-") and word != "-":
             flag = word.partition("=")[0]
-            problems.append(f"unknown option {flag}{did_you_mean(flag, known)}")
+            problems.append(f"unknown option {flag}{_hint(flag, parser)}")
             after_flag = "=" not in word
         else:
             # The word after an unknown option is most likely its value.
@@ -221,6 +241,18 @@ def _unknown_problems(unknown: Iterable[str], known: Sequence[str]) -> list[str]
                 problems.append(f"unexpected argument {word!r}")
             after_flag = False
     return problems
+
+
+def _hint(flag: str, parser: CommandParser) -> str:
+    """What stands in an option's place, or which command has it; else an option like it."""
+    from runbook.cli import COMMANDS
+
+    if flag in parser.instead:
+        return f" (here it is {parser.instead[flag]})"
+    having = [name for name, one in COMMANDS.items() if flag in one.parser().known_options()]
+    if having:
+        return f" (`runbook {having[0]}` has it)"
+    return did_you_mean(flag, parser.known_options())
 
 
 def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:

@@ -37,7 +37,7 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
         default="",
         metavar="NAME",
         help="variables that belong together, over the profile's and under those of this shell: "
-        "`runbook toggles --preset NAME` shows them (default: none)",
+        "`runbook toggles --preset NAME` shows them, and the commands that take it (default: none)",
     )
     add_out(group, f"each run gets a new folder here (default: {DEFAULT_OUT})")
 

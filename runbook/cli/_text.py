@@ -10,7 +10,7 @@ from typing import Self
 from runbook import __version__
 from runbook.cli._observers import RunView, near
 from runbook.cli._progress import Part, Progress, fit
-from runbook.console import Console, cells, printable, style_of
+from runbook.console import Console, cells, in_one_line, style_of
 from runbook.launch.observer import Forecast
 from runbook.launch.pulse import Pulse
 from runbook.records import (
@@ -43,6 +43,8 @@ class TextObserver(RunView):
         super().__init__(console)
         self._clock = clock
         self._lock = threading.RLock()
+        # Whoever writes a result holds it, so that no line about what went on before comes later.
+        self._writing = threading.RLock()
         self._progress: Progress | None = None
         self._last_note = ""
         self._sparks = console.can_show(_SPARKS)
@@ -64,25 +66,26 @@ class TextObserver(RunView):
     def show(self) -> None:
         """Draw what goes on now; a line of it where nothing can be redrawn."""
         console, now = self._console, self._clock()
-        # Written outside the lock: a terminal that is held (Ctrl-S) must not hold the harness.
-        with self._lock:
-            if self._progress is None:
-                return
-            # The last column stays free: some terminals wrap as soon as it is filled.
-            width = console.columns - 1
-            screen = self._progress.screen(width, now, unicode=self._sparks)
-            line = self._progress.line(now)
-        if console.is_live:
-            console.draw(screen)
-        else:
-            console.progress(_INDENT + line)
+        with self._writing:
+            # Written outside this lock: a terminal that is held (Ctrl-S) must not hold the harness.
+            with self._lock:
+                if self._progress is None or not self._progress.phase:
+                    return
+                # The last column stays free: some terminals wrap as soon as it is filled.
+                width = console.columns - 1
+                screen = self._progress.screen(width, now, unicode=self._sparks)
+                line = self._progress.line(now)
+            if console.is_live:
+                console.draw(screen)
+            else:
+                console.progress(_INDENT + line)
 
     def _announce(self, run_id: str) -> None:
         count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
         line = f"runbook {__version__}  run {run_id}  {count}"
         where = f"-> {near(self.run_root)}"
         wraps = self._console.is_live and cells(f"{line}  {where}") > self._console.columns
-        self._console.progress(f"{line}\n  {where}" if wraps else f"{line}  {where}")
+        self._console.progress(*((line, f"  {where}") if wraps else (f"{line}  {where}",)))
         with self._lock:
             self._progress = Progress(began=self._clock())
 
@@ -98,7 +101,7 @@ class TextObserver(RunView):
             self._console.progress(f"{_INDENT}{where} starts again (attempt {attempt})")
         with self._lock:
             if self._progress is not None:
-                self._progress.start(printable(launch.name), attempt, launch.steps, self._clock())
+                self._progress.start(in_one_line(launch.name), attempt, launch.steps, self._clock())
 
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
@@ -129,11 +132,18 @@ class TextObserver(RunView):
         if not result.ok and not told:
             cause = f": {result.cause}" if result.cause else ""
             text = f"{launch.phase}/{launch.name} {result.status.value}{cause}"
-            self._console.progress(_INDENT + printable(text))
+            self._console.progress(_INDENT + text)
 
     def phase_finished(self, record: PhaseRecord) -> None:
-        """The phase's line: outcome, its throughput if it has one, checks, time."""
-        self._console.progress(self._phase_line(record))
+        """The phase's line: outcome, its throughput if it has one, checks, time.
+
+        After it, nothing is told of the phase.
+        """
+        with self._writing:
+            self._enter("")
+            if self._console.is_live:
+                self._console.draw(())
+            self._console.progress(self._phase_line(record))
 
     def _phase_line(self, record: PhaseRecord) -> str:
         width = max((len(name) for name in self._order), default=0)
@@ -141,10 +151,10 @@ class TextObserver(RunView):
         took = duration_text(record.duration_s)
         line = (
             f" {place} {record.name:<{width}}  {word:<12}  "
-            f"{printable(headline(record)):<56}  {took}"
+            f"{in_one_line(headline(record)):<56}  {took}"
         )
         if self._console.is_live and cells(line) > self._console.columns:
-            rate, count = (printable(text) for text in _facts(record))
+            rate, count = (in_one_line(text) for text in _facts(record))
             whole = Part(1, f"{rate}  {count}".strip(), count)
             parts = (Part(0, f" {place} {record.name}"), Part(0, word), whole, Part(2, took))
             line = fit(parts, self._console.columns - 1)
@@ -161,16 +171,17 @@ class TextObserver(RunView):
     def note(self, text: str) -> None:
         """A line for a person."""
         self._last_note = text
-        self._console.progress(_INDENT + printable(text))
+        self._console.progress(_INDENT + text)
 
     def _enter(self, phase: str) -> None:
         with self._lock:
             if self._progress is not None:
-                self._progress.enter(self._place(phase), printable(phase), self._clock())
+                self._progress.enter(self._place(phase), in_one_line(phase), self._clock())
 
     def _hide(self) -> None:
-        with self._lock:
-            self._progress = None
+        with self._writing:
+            with self._lock:
+                self._progress = None
             if self._console.is_live:
                 self._console.draw(())
 

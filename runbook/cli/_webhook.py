@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,6 @@ def tell_webhook(
     except KeyboardInterrupt:
         problem = f"{args.checked_webhook.shown} was interrupted"
     if problem:
-        console.error(printable(f"warning: the verdict was not delivered: {problem}"))
+        console.error(f"warning: the verdict was not delivered: {problem}")
     else:
-        console.progress(printable(f"verdict sent to {args.checked_webhook.shown}"))
+        console.progress(f"verdict sent to {args.checked_webhook.shown}")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import SIGNALS, Command, CommandParser, number_type
-from runbook.console import Console, printable
+from runbook.cli._parser import SIGNALS, Command, CommandParser, number_type, path_type
+from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
@@ -28,11 +28,11 @@ def _add_arguments(parser: CommandParser) -> None:
         help="only these, comma-separated (default: all that are not finished)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", type=Path, default=Path("acceptance"), metavar="DIR",
+        "--out", type=path_type, default=Path("acceptance"), metavar="DIR",
         help="gets a folder named after the device, with six files (default: acceptance)",
     )  # fmt: skip
     parser.add_argument(
-        "--work", type=Path, default=Path(DEFAULT_OUT) / "acceptance", metavar="DIR",
+        "--work", type=path_type, default=Path(DEFAULT_OUT) / "acceptance", metavar="DIR",
         help=f"everything while it runs (default: {DEFAULT_OUT}/acceptance); the next call goes on "
         "from here, or from what was handed over if this is gone",
     )  # fmt: skip
@@ -55,7 +55,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--stages",
-        type=Path,
+        type=path_type,
         metavar="FILE",
         help="another list of stages, of the same form (default: the shipped one)",
     )
@@ -86,7 +86,7 @@ def _accept(args: argparse.Namespace, console: Console) -> int:
             work=work,
             out=out,
             again=_again(args),
-            tell=lambda text: console.progress(printable(text)),
+            tell=console.progress,
             stop=stop,
             until_s=args.until_s,
         )
@@ -157,7 +157,7 @@ def _state(
     from runbook.tools.acceptance.state import STATE_FILE, StageState, State
 
     if not (work / STATE_FILE).is_file() and take_up(out, work):
-        console.progress(printable(f"going on from what was handed over in {out}"))
+        console.progress(f"going on from what was handed over in {out}")
     state = State.read(work)
     if state is None:
         return State.new(device, place.profile, stages, stand_in=place.stand_in)
@@ -204,13 +204,12 @@ def _show_plan(args: argparse.Namespace, console: Console, asked: Sequence[Stage
         console.result(f"# {STAND_IN}")
     for row in rows:
         parts = f"{row['parts']} x " if row["parts"] != 1 else ""
-        console.result(f"\n# {row['stage']}: {row['title']}")
+        console.result("", f"# {row['stage']}: {row['title']}")
         console.result(f"#   at most {parts}{row['budget_s']:g} s; needs {', '.join(row['needs'])}")
         for text in row["missing"]:
-            console.result(printable(f"#   NOT RUN here: {text}"))
-        for line in row["commands"]:
-            console.result(printable(line))
-    console.result(f"\n# together at most {total:g} s = {total / 60:.0f} min")
+            console.result(f"#   NOT RUN here: {text}")
+        console.result(*row["commands"])
+    console.result("", f"# together at most {total:g} s = {total / 60:.0f} min")
     return 0
 
 
@@ -237,10 +236,10 @@ def _show(
     ]
     console.table(("STAGE", "STATUS", "SECONDS", "WHAT IT SAYS"), cells)
     if any(not state.stages[stage.name].status.finished for stage in stages):
-        console.result(printable(f"go on   {_again(args)}"))
-    console.result(printable(f"folder  {out}"))
+        console.result(f"go on   {_again(args)}")
+    console.result(f"folder  {out}")
     if problem:
-        console.result(printable(f"NOT HANDED OVER: {problem}"))
+        console.result(f"NOT HANDED OVER: {problem}")
 
 
 GPU_ACCEPTANCE = Command(

@@ -147,7 +147,7 @@ def _print_script(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json_document({"schema_version": 1, "shell": args.shell, "script": script})
     else:
-        console.result(script.strip("\n"))
+        console.page(script.strip("\n"))
     return ProgramExit.GO
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, whole_type
-from runbook.console import Console, printable
+from runbook.cli._parser import Command, CommandParser, path_type, whole_type
+from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit
 
@@ -40,7 +40,7 @@ def _add_arguments(parser: CommandParser) -> None:
         "--keep", action="store_true", help="keep every folder, not only those of failed rows"
     )
     parser.add_argument(
-        "--out", metavar="DIR", default="", help="new folder (default: artifacts/drill-<time>)"
+        "--out", metavar="DIR", type=path_type, help="new folder (default: artifacts/drill-<time>)"
     )
 
 
@@ -56,7 +56,7 @@ def _drill(args: argparse.Namespace, console: Console) -> int:
         _list(console, faults, as_json=args.json)
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    out = Path(args.out) if args.out else Path(DEFAULT_OUT) / f"drill-{stamp}"
+    out = args.out or Path(DEFAULT_OUT) / f"drill-{stamp}"
     total, done = len(faults) * args.repeat, 0
 
     def told(row: DrillRow) -> None:
@@ -64,7 +64,7 @@ def _drill(args: argparse.Namespace, console: Console) -> int:
         done += 1
         word = "good" if row.ok else "FAILED: " + "; ".join(row.problems)
         took = "" if row.seconds is None else f" {row.seconds:.2f} s"
-        console.progress(printable(f"[{done}/{total}] {row.fault}{took} {word}"))
+        console.progress(f"[{done}/{total}] {row.fault}{took} {word}")
 
     with stop_on_signals(StopRequest()) as stop:
         report = run_drill(
@@ -100,7 +100,7 @@ def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
     console.table(_HEADER, [_cells(row) for row in report.rows])
     for row in report.rows:
         if not row.ok:
-            console.result(printable(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})"))
+            console.result(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})")
     text = (
         "{good} of {faults} good ({kinds} kinds); culprit right {culprit_right} of {culprit_of}; "
         "after the threshold {median_over_threshold_s} s median, {max_over_threshold_s} s at most; "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
 from runbook.cli.finished import find_run, load_told, refuse_changed
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _export(args: argparse.Namespace, console: Console) -> int:
         console.json_document(document)
     else:
         for one in written:
-            for text in one["written"]:
-                console.result(printable(text))
+            console.page("\n".join(one["written"]))
     return ProgramExit.GO
 
 

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, add_out, add_run, not_in_a_run
-from runbook.console import Console, in_one_line
+from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
+from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 
 if TYPE_CHECKING:
@@ -64,11 +64,12 @@ def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
 
+    from runbook.files import read_bytes
     from runbook.records import RunRecord
 
     path = folder / _RECORD
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        return RunRecord.model_validate_json(read_bytes(path))
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
@@ -81,20 +82,23 @@ def load_run(folder: Path) -> RunRecord:
 
 
 def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
-    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run."""
+    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run.
+
+    A link in the run's folder, through which files of another place would be read, is a change.
+    """
     from nsa.contract import CHECKPOINTS_DIR
     from runbook.engine.intact import changed_artifacts
-    from runbook.engine.outputs import record_is_changed
+    from runbook.engine.outputs import links_in, record_is_changed
 
     record = load_run(folder)
     changed = [_RECORD] if record_is_changed(folder) else []
     if artifacts:
         # Checkpoints, of which no report tells, are large; `verify` reads them too.
         small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
-        changed += changed_artifacts(folder, small)
+        changed += [*changed_artifacts(folder, small), *links_in(folder)]
     if changed:
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
-        console.error(in_one_line(text))
+        console.error(text)
     return record
 
 
@@ -142,7 +146,7 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
     """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
     for name in ("report.html", "report.md"):
         if (folder / name).is_file():
-            console.result(f"report  {in_one_line(f'{shown or folder}/{name}')}")
+            console.result(f"report  {shown or folder}/{name}")
 
 
 def _print(console: Console, record: RunRecord, fmt: str) -> None:
@@ -150,7 +154,7 @@ def _print(console: Console, record: RunRecord, fmt: str) -> None:
     from runbook.records.run import Screen
 
     text = render(record, fmt, Screen(color=console.color_out))
-    console.result(text.rstrip("\n"))
+    console.page(text.rstrip("\n"))
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
@@ -211,7 +215,7 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
         return []
     wanted = f"{FINGERPRINT_DIGITS} to 64 digits (0-9, a-f)"
-    return [f"--fingerprint {in_one_line(repr(told))} is none; allowed: {wanted}, as printed"]
+    return [f"--fingerprint {told!r} is none; allowed: {wanted}, as printed"]
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
@@ -224,19 +228,21 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
         return code
     for difference in found.differences:
-        console.result(f"DIFFERS  {in_one_line(difference)}")
+        console.result(f"DIFFERS  {difference}")
+    if found.note:
+        console.result(f"note  {found.note}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
     )
     if found.ok:
-        console.result(f"verified {in_one_line(found.run_id)}: {checked}; nothing differs")
+        console.result(f"verified {found.run_id}: {checked}; nothing differs")
         held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
         console.result(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
         count = len(found.differences)
         differ = "1 difference" if count == 1 else f"{count} differences"
-        console.result(f"NOT VERIFIED {in_one_line(found.run_id)}: {differ} ({checked})")
+        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
     return code
 
 
@@ -310,7 +316,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     add_out(parser)
     parser.add_argument(
         "--html",
-        type=Path,
+        type=path_type,
         metavar="FILE",
         help="write the two side by side as a page, too (default: no page)",
     )
@@ -341,7 +347,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json_document(found.document())
     else:
-        console.result(comparison_text(found))
+        console.page(comparison_text(found))
     return found.exit_code
 
 

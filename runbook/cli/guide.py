@@ -63,9 +63,9 @@ def _help(args: argparse.Namespace, console: Console) -> int:
     from runbook.cli import COMMANDS, GROUPS
 
     if args.name is None:
-        console.result(overview(GROUPS))
+        console.page(overview(GROUPS))
     else:
-        console.result(named(args.name, COMMANDS).parser().format_help().rstrip())
+        console.page(named(args.name, COMMANDS).parser().format_help().rstrip())
     return ProgramExit.GO
 
 

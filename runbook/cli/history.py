@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, not_in_a_run
-from runbook.console import Console, in_one_line
+from runbook.cli._parser import Command, CommandParser, add_out, not_in_a_run, path_type
+from runbook.console import Console
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--html",
         nargs="?",
-        type=Path,
+        type=path_type,
         const=Path(),
         metavar="FILE",
         help=f"write one page about all runs and trends (default file: {_PAGE} in --out)",
@@ -107,7 +107,7 @@ def _show_metric(console: Console, args: argparse.Namespace) -> None:
         )
     found = trends(rows)
     if args.csv:
-        console.result(_csv(rows))
+        console.page(_csv(rows))
     elif args.json:
         document = {"schema_version": 2, "metric": args.metric}
         lines = [
@@ -133,7 +133,7 @@ def _print_trend(console: Console, trend: Trend) -> None:
     from runbook.engine.trends import sparkline
 
     line = sparkline(trend.numbers, plain=not console.unicode_out)
-    console.result(in_one_line(trend.title))
+    console.result(trend.title)
     if line:
         low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
         unit = f" {trend.unit}" if trend.unit else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_out, number_type, whole_type
-from runbook.console import Console, in_one_line, printable
+from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _init(args: argparse.Namespace, console: Console) -> int:
     trainer = _trainer(args, command, name)
     folder = args.out / f"init-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     make_new_dir("--out", folder)
-    console.progress(in_one_line(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}"))
+    console.progress(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}")
     with stop_on_signals(StopRequest()) as stop:
         probe = run_probe(
             trainer,
@@ -121,9 +121,9 @@ def _init(args: argparse.Namespace, console: Console) -> int:
     columns = probe.trainer.log.columns
     said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
     for text in (*probe.notes, said or f"pattern: {probe.trainer.log.pattern}"):
-        console.result(in_one_line(text))
+        console.result(text)
     console.result(f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks")
-    console.result(printable(f"wrote {target}; read it, then: runbook run --profile ./{target}"))
+    console.result(f"wrote {target}; read it, then: runbook run --profile ./{target}")
     return ProgramExit.GO
 
 

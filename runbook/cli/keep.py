@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, add_run, whole_type
+from runbook.cli._parser import Command, CommandParser, add_out, add_run, path_type, whole_type
 from runbook.cli.finished import find_run, load_run
-from runbook.console import Console, in_one_line
+from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
 # Of a bundle's files; --json has all.
@@ -34,7 +34,7 @@ def _size(size_bytes: int) -> str:
 def _add_bundle(parser: CommandParser) -> None:
     add_run(parser)
     parser.add_argument(
-        "--to", type=Path, metavar="FILE", help="the archive (default: RUN.tar.gz here)"
+        "--to", type=path_type, metavar="FILE", help="the archive (default: RUN.tar.gz here)"
     )
     parser.add_argument(
         "--blank-secrets", action="store_true", help="blank what looks like one, and name it"
@@ -53,13 +53,13 @@ def _bundle(args: argparse.Namespace, console: Console) -> int:
         console.json_document(document)
         return ProgramExit.GO
     for text in made.changed:
-        console.error(f"not as its manifest: {in_one_line(text)}")
+        console.error(f"not as its manifest: {text}")
     largest = sorted(made.files, key=lambda one: one.size_bytes, reverse=True)
     rows = [(one.name, _size(one.size_bytes)) for one in largest[:_LISTED]]
     console.table(("LARGEST FILES", "SIZE"), rows)
     for one in made.blanked:
         lines = ", ".join(map(str, one.blanked))
-        console.result(f"blanked  {in_one_line(one.name)}: line {lines}; verify names this file")
+        console.result(f"blanked  {one.name}: line {lines}; verify names this file")
     whole = sum(one.size_bytes for one in made.files)
     console.result(
         f"bundle  {made.path}  {_size(made.size_bytes)}, {len(made.files)} files of {_size(whole)}"

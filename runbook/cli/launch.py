@@ -135,5 +135,6 @@ only behind a GO of `runbook run` for the same configuration and machine, in the
     json_help=RUN.json_help,
     add_arguments=_add_arguments,
     problems=_problems,
+    instead={"--phase": "--until"},
     run=RUN.run,
 )

@@ -66,7 +66,7 @@ def _profiles(args: argparse.Namespace, console: Console) -> int:
     if args.page:
         from runbook.config.page import thresholds_page
 
-        console.result(thresholds_page().rstrip("\n"))
+        console.page(thresholds_page().rstrip("\n"))
     elif args.name is None:
         _list_profiles(console, as_json=args.json)
     elif args.json:
@@ -109,7 +109,7 @@ def _show_profile(console: Console, profile: Profile) -> None:
     console.result(f"{profile.name}: {profile.title}")
     console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
     console.result(f"branch   {profile.branch or 'any'}")
-    console.result(f"ranks    {profile.ranks}\n")
+    console.result(f"ranks    {profile.ranks}", "")
     limits = [
         (limit.spec.name, str(limit), "" if limit.gated else "shown only", limit.source)
         for limit in limits_of(profile)
@@ -174,17 +174,17 @@ def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
     if as_json:
         document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
         more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+        more |= {"commands": preset.lines}
         console.json_document({**document, **more, "exports": exports})
         return
-    console.result(f"{preset.name}: {preset.title} ({preset.source})\n")
+    console.result(f"{preset.name}: {preset.title} ({preset.source})")
+    console.result(f"typed as {' or '.join(preset.lines)}", "")
     cells = [tuple(row.values()) for row in rows]
     console.table(("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), cells)
     if preset.replaced:
         console.result("")
         console.table(("DOCUMENTED", "HERE"), list(preset.replaced.items()))
-    console.result("")
-    for line in exports:
-        console.result(line)
+    console.result("", *exports)
 
 
 def _toggles(args: argparse.Namespace, console: Console) -> int:

@@ -10,9 +10,9 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, number_type
+from runbook.cli._parser import Command, CommandParser, add_out, number_type, path_type
 from runbook.cli.finished import find_run
-from runbook.console import Console, in_one_line, printable
+from runbook.console import Console, printable
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
@@ -28,7 +28,7 @@ _SAY_EVERY_S = 30.0
 
 
 def _add_watch(parser: CommandParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the run's directory")
+    parser.add_argument("directory", type=path_type, metavar="DIR", help="the run's directory")
     parser.add_argument(
         "--halt",
         nargs="?",
@@ -46,10 +46,9 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    from nsa.contract import LATEST_LINK, TRAINING_CSV
     from runbook.launch.watchdog import Budgets, Thresholds
     from runbook.tools.screen import Screen
-    from runbook.tools.watch import Watcher, is_run_directory
+    from runbook.tools.watch import Watcher
 
     folder = args.directory
     _refuse_what_no_run_writes_to(folder, once=args.once)
@@ -59,22 +58,20 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
     limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
     within_s = Budgets().silence_s
-    if not is_run_directory(folder):
-        console.progress(
-            f"waiting for a run to begin in {folder}, {within_s:g} s at most: "
-            f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
-        )
-    folder = begun_in(folder, interval_s=interval_s, within_s=within_s)
+    if args.once:
+        folder = newest_in(folder)
+    else:
+        folder = begun_in(folder, interval_s=interval_s, within_s=within_s, tell=console.progress)
 
     def tell(anomaly: Anomaly) -> None:
         screen.found.append(anomaly)
         if args.json:
             console.json_line(asdict(anomaly))
         else:
-            console.result(in_one_line(anomaly.line()))
+            console.result(anomaly.line())
 
     def warn(text: str) -> None:
-        console.error(in_one_line(f"warning: {text}"))
+        console.error(f"warning: {text}")
 
     watcher = Watcher(folder.resolve(), limits)
     screen = Screen(watcher=watcher)
@@ -82,7 +79,7 @@ def _watch(args: argparse.Namespace, console: Console) -> int:
         found = watcher.look()
         screen.found += found
         for line in [] if args.json else screen.lines():
-            console.result(printable(line))
+            console.result(line)
         for anomaly in found:
             tell(anomaly)
         for line in watcher.blind_spots():
@@ -113,7 +110,7 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
             console.draw([printable(line)[: console.columns - 1] for line in screen.lines()])
         elif monotonic() - said_at >= _SAY_EVERY_S or screen.watcher.over:
             said_at = monotonic()
-            console.progress(printable(screen.status()))
+            console.progress(screen.status())
 
     return show
 
@@ -123,17 +120,17 @@ def _code(anomalies: int) -> int:
 
 
 def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
-    from nsa.contract import TRAINING_CSV
+    """A folder that is not there yet, or still empty, is waited for; only --once cannot wait."""
+    from nsa.contract import LATEST_LINK, TRAINING_CSV
     from runbook.tools.watch import is_run_directory
 
-    if not folder.is_dir():
-        below = Path(DEFAULT_OUT) / folder
+    below = Path(DEFAULT_OUT) / folder
+    if not folder.is_dir() and (once or below.is_dir()):
         hint = f"{below} is one" if below.is_dir() else "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
-    if is_run_directory(folder):
+    if is_run_directory(newest_in(folder)):
         return
-    newest = _newest_below(folder)
-    # A folder that is still empty may be one whose run is about to write; only --once cannot wait.
+    newest = None if (folder / LATEST_LINK).is_symlink() else _newest_below(folder)
     if newest is not None:
         raise UsageError(f"{folder} is not a run directory", hint=f"{newest} is")
     if once:
@@ -142,36 +139,54 @@ def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
 
 
 def _newest_below(folder: Path) -> Path | None:
-    """The run directory below that was written last: of its link `latest`, else of a run."""
-    from nsa.contract import LATEST_LINK
-
-    if (folder / LATEST_LINK).is_dir():
-        return folder / LATEST_LINK
+    """The run directory below that was written last."""
     depths = ("*", "*/*", "*/*/*")
     beats = [path for depth in depths for path in folder.glob(f"{depth}/heartbeat_rank*.jsonl")]
     return max(beats, key=lambda path: path.stat().st_mtime).parent if beats else None
 
 
-def begun_in(folder: Path, *, interval_s: float, within_s: float) -> Path:
-    """The run directory: the folder, or the run that its link `latest` names once it appears.
-
-    A folder that is still empty is waited for as long as a launch may be silent. Raises UsageError
-    if nothing has begun to write there by then.
-    """
+def newest_in(folder: Path) -> Path:
+    """The run directory that is meant: the folder, or the one that its link `latest` names."""
     from nsa.contract import LATEST_LINK
     from runbook.tools.watch import is_run_directory
 
-    place, deadline = folder, monotonic() + within_s
-    while not is_run_directory(place):
+    link = folder / LATEST_LINK
+    return link if link.is_dir() and not is_run_directory(folder) else folder
+
+
+def begun_in(
+    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
+) -> Path:
+    """The run directory, as `newest_in`, once a run has begun there.
+
+    A folder whose newest run was over before is waited for, as one that is not there yet or still
+    empty: as long as a launch may be silent. Raises UsageError if no run has begun by then.
+    """
+    from runbook.tools.watch import is_over, is_run_directory
+
+    first = newest_in(folder)
+    before = first.resolve() if first != folder and is_over(first) else None
+    deadline, place = monotonic() + within_s, first
+    if before or not is_run_directory(place):
+        why = f"{place} is over" if before else _lacks(folder)
+        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
+    while place.resolve() == before or not is_run_directory(place):
         if monotonic() > deadline:
             raise UsageError(
                 f"no run has begun in {folder} within {within_s:g} s",
                 hint="start the run, then watch its own directory",
             )
         sleep(min(interval_s, _LOOK_EVERY_S))
-        if (folder / LATEST_LINK).is_dir():
-            place = folder / LATEST_LINK
+        place = newest_in(folder)
     return place
+
+
+def _lacks(folder: Path) -> str:
+    from nsa.contract import LATEST_LINK, TRAINING_CSV
+
+    if not folder.is_dir():
+        return "it is not there yet"
+    return f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
 
 
 WATCH = Command(
@@ -185,13 +200,14 @@ age of the last checkpoint, incidents, and what cannot be seen; in a pipe one li
 change, gate collapse, zero or exploding gradients, NaN, loss spikes and memory growth;
 without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
 it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
-for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is still
-empty is waited for, five minutes at most, and so is its link `latest`; the folder of a
-whole run is refused, and its newest launch named. Ends with the run. Limits come from
-NSA_WATCH_* (see `runbook toggles`).""",
+for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
+there yet or still empty is waited for, five minutes at most. One with a link `latest`
+means the run that it names, or the next one if that is over; the folder of a whole run
+is refused, and its newest launch named. Ends with the run. Limits come from NSA_WATCH_*
+(see `runbook toggles`).""",
     examples="""\
-  runbook watch artifacts/m7c_125m_2xa100_prod/latest
-  runbook watch artifacts/m7c_125m_2xa100_prod/latest --halt 1 --interval 30
+  runbook watch artifacts/latest
+  runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30
   runbook watch artifacts/cpu_smoke/latest --once""",
     exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C",
     json_help="one JSON document per anomaly on stdout",
@@ -217,14 +233,13 @@ def _stacks(args: argparse.Namespace, console: Console) -> int:
         console.json_document({"schema_version": 1, "ranks": rows})
     else:
         for folder, stack in found:
-            for line in _stack_lines(folder, stack):
-                console.result(printable(line))
+            console.result(*_stack_lines(folder, stack))
     if found:
         answered = all(stack.stack for _, stack in found)
         return ProgramExit.GO if answered else ProgramExit.NO_GO
     why = "its ranks have ended" if folders else "it has no heartbeat files"
     earlier = "; earlier stacks are in its stackdump_rank*.txt" if folders else ""
-    console.progress(printable(f"no rank of {args.run_folder} is alive: {why}{earlier}"))
+    console.progress(f"no rank of {args.run_folder} is alive: {why}{earlier}")
     return ProgramExit.INCOMPLETE
 
 
@@ -234,7 +249,8 @@ def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:
         f"{stack.step}, silent for {stack.silent_s:.1f} s; collective "
         f"{stack.last_collective or 'none'}; {folder}"
     )
-    yield stack.stack.rstrip() or "  (no stack could be read)"
+    for line in stack.stack.rstrip().splitlines() or ["(no stack could be read)"]:
+        yield f"  {line}"
     if stack.path:
         yield f"(kept in {stack.path})"
 
@@ -245,7 +261,11 @@ def _folders(text: str, out: Path) -> list[Path]:
     root = (path if path.is_dir() else find_run(text, out)).resolve()
     depths = ("", "*/", "*/*/")
     return sorted(
-        {file.parent for depth in depths for file in root.glob(f"{depth}heartbeat_rank*.jsonl")}
+        {
+            file.parent.resolve()  # once, with a link `latest` too
+            for depth in depths
+            for file in root.glob(f"{depth}heartbeat_rank*.jsonl")
+        }
     )
 
 

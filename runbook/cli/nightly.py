@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from runbook.cli._parser import Command, CommandParser
+from runbook.cli._parser import Command, CommandParser, path_type
 from runbook.cli.run import RUN
 from runbook.errors import UsageError
 
@@ -36,7 +35,7 @@ def _add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--pin",
-        type=Path,
+        type=path_type,
         metavar="FILE",
         help=f"another file with reference and profile (default: {_PINNED})",
     )

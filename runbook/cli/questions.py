@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import Command, CommandParser, number_type, whole_type
-from runbook.console import Console, in_one_line, printable, style_of
+from runbook.cli._parser import Command, CommandParser, number_type, path_type, whole_type
+from runbook.console import Console, style_of
 from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def _add_inspect(parser: CommandParser) -> None:
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="a run's directory, or one CSV file"
+        "directory", type=path_type, metavar="DIR", help="a run's directory, or one CSV file"
     )
     parser.add_argument(
         "--loss-floor",
@@ -48,7 +47,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json_document(inspection.document())
     else:
-        console.result(printable(inspection_text(inspection)))
+        console.page(inspection_text(inspection))
     return inspection.exit_code
 
 
@@ -87,7 +86,7 @@ _EXIT["INCONCLUSIVE"] = ProgramExit.INCOMPLETE
 
 def _add_decide(parser: CommandParser) -> None:
     parser.add_argument("question", metavar="QUESTION", help=", ".join(QUESTION_NAMES))
-    parser.add_argument("file", metavar="FILE.csv", type=Path, help="the numbers")
+    parser.add_argument("file", metavar="FILE.csv", type=path_type, help="the numbers")
     parser.add_argument(
         "--target",
         type=number_type(),
@@ -175,12 +174,10 @@ def _decide(args: argparse.Namespace, console: Console) -> int:
         return code
     word = decision.outcome.value
     winner = f" {decision.winner}" if decision.winner else ""
-    console.result(console.paint(word, style_of(word)) + in_one_line(winner))
+    console.result(console.paint(word, style_of(word)) + winner)
     for line in _decision_lines(decision):
-        console.result(f"  {in_one_line(line)}")
-    console.result(
-        f"  declared error {decision.error_rate:g}; {args.question}, {in_one_line(table.name)}"
-    )
+        console.result(f"  {line}")
+    console.result(f"  declared error {decision.error_rate:g}; {args.question}, {table.name}")
     return code
 
 
@@ -244,23 +241,21 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
     verdict = judgement.verdict.value
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.result(console.paint(verdict, style_of(verdict)) + in_one_line(claim))
-    console.result(printable(f"judged from {path}; {judgement.source}\n"))
+    console.result(console.paint(verdict, style_of(verdict)) + claim)
+    console.result(f"judged from {path}; {judgement.source}", "")
     rows = [
         (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
         for check in judgement.checks
     ]
     console.table(("CHECK", "OUTCOME", "", "REASON"), rows)
     count = len(judgement.contradictions)
-    console.result(f"\n{count or 'no'} contradiction{'' if count == 1 else 's'}")
+    console.result("", f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
     for number, item in enumerate(judgement.contradictions, start=1):
         console.result(
-            printable(
-                f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}\n"
-                f"     claimed: {item.claimed}\n"
-                f"     found:   {item.found}\n"
-                f"     rule:    {item.rule_text}"
-            )
+            f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}",
+            f"     claimed: {item.claimed}",
+            f"     found:   {item.found}",
+            f"     rule:    {item.rule_text}",
         )
 
 

@@ -20,7 +20,7 @@ from runbook.cli._run_options import (
 )
 from runbook.cli._webhook import add_webhook, tell_webhook, webhook_problems
 from runbook.cli.finished import find_run
-from runbook.console import Console, OutputFormat, printable
+from runbook.console import Console, OutputFormat
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.errors import ProgramExit, UsageError
 
@@ -139,6 +139,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         plan=args.plan,
         until=args.until or "",
         without_go=bool(args.without_go),
+        dry_run=args.dry_run,
         launcher=args.launcher,
         nodes=args.nodes,
         partition=args.partition,
@@ -151,7 +152,17 @@ def _problems(args: argparse.Namespace) -> list[str]:
         args.setup = prepare(args.options)
     except UsageError as error:
         found.extend(error.problems)
+    if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
+        found.extend(_around(args))
     return found
+
+
+def _around(args: argparse.Namespace) -> list[str]:
+    """What is wrong with this machine, before anything is started on it."""
+    from runbook.collect.surroundings import surroundings_problems
+
+    planned = args.setup.planned if "setup" in args and not args.goes_on else ()
+    return surroundings_problems(max((one.timeout_s for one in planned), default=0.0))
 
 
 def _output_problems(args: argparse.Namespace) -> list[str]:
@@ -222,23 +233,26 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     found = list(differing(given, sources, shell_settings(os.environ)))
     if found:
         text = f"this run keeps the variables that it began with: {'; '.join(found)}"
-        console.error(printable(f"warning: {text}"))
+        console.error(f"warning: {text}")
     return found
 
 
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
     from runbook.checkout import how_to_call
+    from runbook.cli._dry_run import print_plan, times
     from runbook.cli._observers import observer_for, print_summary
     from runbook.config.precedence import dropped
+    from runbook.engine.needs import needs_of, without_board
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_setup
 
     args.told = _tell_settings(args, console)
     if args.dry_run:
-        from runbook.cli._dry_run import print_plan
-
         return print_plan(args, console)
+    plan = args.setup.profile.plan
+    if plan and (lacks := needs_of(args.setup).lacks):
+        raise UsageError(lacks, hint="nothing was started")
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(
@@ -257,6 +271,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
                 observer.note(called)
             if standing := args.setup.standing:
                 observer.note(standing)
+            for text in (*without_board(args.setup.profile), *times(args)) if plan else ():
+                observer.note(text)
             record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:

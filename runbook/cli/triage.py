@@ -17,7 +17,7 @@ from runbook.cli._parser import (
     whole_type,
 )
 from runbook.cli.finished import find_run
-from runbook.console import Console, in_one_line, printable
+from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError
 
 if TYPE_CHECKING:
@@ -78,10 +78,10 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
         return 0
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     out = (args.out / f"triage-{stamp}").resolve()
-    console.progress(in_one_line(f"triage of {target.why}; evidence in {out}"))
+    console.progress(f"triage of {target.why}; evidence in {out}")
 
     def tell(result: StepResult) -> None:
-        console.progress(in_one_line(f"{result.name}: {result.outcome}: {result.detail}"))
+        console.progress(f"{result.name}: {result.outcome}: {result.detail}")
 
     with stop_on_signals(StopRequest()) as stop:
         triage = run_steps(target, out, stop=stop, tell=tell)
@@ -105,14 +105,13 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
     target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
     if path.suffix not in CONFIG_ENDINGS:
         if found := list(differing(target.launch.env, {}, here)):
-            text = f"warning: the failing launch keeps its variables: {'; '.join(found)}"
-            console.error(printable(text))
+            console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
         return with_choices(target, typed, steps=args.steps)
     shell = {name: value for name, value in here.items() if name != CONFIG_VARIABLE}
     if problems := [f"in this shell: {text}" for text in variable_problems(shell)]:
         raise UsageError(problems)
     for text in told(shell, dict.fromkeys(shell, SHELL), profile.variables if profile else {}):
-        console.progress(printable(f"set {text}"))
+        console.progress(f"set {text}")
     typed = replace(typed, toggles={**shell, **typed.toggles})
     return with_choices(target, typed, steps=args.steps)
 
@@ -149,13 +148,13 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
         console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": rows})
         return
     first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
-    console.result(in_one_line(f"triage of {target.why} ({target.symptom})"))
+    console.result(f"triage of {target.why} ({target.symptom})")
     for note in first.notes:
-        console.result(in_one_line(f"every try {note}"))
-    console.result(f"0. the command as it was [it has to fail again]\n   {printable(first.line)}")
+        console.result(f"every try {note}")
+    console.result("0. the command as it was [it has to fail again]", f"   {first.line}")
     for row in rows:
-        console.result(f"{row['step']}. {row['title']} [{row['source']}]")
-        console.result(printable(f"   {row['note'] or row['command']}"))
+        heading = f"{row['step']}. {row['title']} [{row['source']}]"
+        console.result(heading, f"   {row['note'] or row['command']}")
 
 
 def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
@@ -164,9 +163,7 @@ def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
         return
     rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
     console.table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
-    console.result(in_one_line(f"finding: {triage.finding}"))
-    for line in triage.exports:
-        console.result(printable(line))
+    console.result(f"finding: {triage.finding}", *triage.exports)
 
 
 TRIAGE = Command(

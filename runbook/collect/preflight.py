@@ -34,10 +34,12 @@ def collect_preflight(
     note: Callable[[str], None],
     trainer: str = "nsa.train",
     variables: Mapping[str, str] = NO_VARIABLES,
+    needs: tuple[str, str] | None = None,
 ) -> dict[str, Fact]:
     """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
 
-    `variables` are those of CUDA that every launch will get: they decide which GPUs count. A fact
+    `variables` are those of CUDA that every launch will get: they decide which GPUs count. `needs`
+    says what the launches need and lack, and what they have, where that was looked at. A fact
     that this machine does not have is there with value None and a note that says why.
     `note` is told what is being asked, which takes seconds.
     Raises OSError if `run_root` cannot be written.
@@ -59,6 +61,7 @@ def collect_preflight(
     drafts += collect_host_settings(_HOST)
     drafts += _process_drafts(find_trainers(trainer=trainer))
     drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
+    drafts += [] if needs is None else [_fact("needs.missing", *map(redact_text, needs))]
     _write_host(run_root, drafts)
     return finish(drafts, run_root)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args
@@ -33,10 +34,25 @@ def locate(what: str, name_or_path: str, folder: Path) -> Path:
     names = shipped_names(folder)
     if name_or_path not in names:
         raise UsageError(
-            f"no {what} {name_or_path!r}{did_you_mean(name_or_path, names)}; "
+            f"no {what} {name_or_path!r}{_near(name_or_path, names)}; "
             f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
         )
     return folder / f"{name_or_path}.yaml"
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    """What may be meant: never a machine with fewer GPUs than were typed (`a100x2`, `2xa100`)."""
+    swapped = re.sub(r"^(\d+)x([a-z]+\d*)", r"\2x\1", name.lower())
+    fitting = [one for one in names if swapped and one.startswith(swapped)]
+    if fitting:
+        return f" (did you mean {' or '.join(map(repr, fitting))}?)"
+    return did_you_mean(name, [one for one in names if _gpus(one) >= _gpus(swapped)])
+
+
+def _gpus(name: str) -> int:
+    """GPUs of a machine by the name of its profile, 0 where it has none."""
+    found = re.search(r"x(\d+)", name)
+    return int(found[1]) if found else 0
 
 
 def whole_document(

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from nsa.settings import DataSection
+from nsa.toggles import meaning
 from runbook import registry
 from runbook.config.extends import is_file, key_problem, merged, whole_document
 from runbook.config.load import load_profile_document
@@ -22,12 +23,14 @@ from runbook.config.names import shipped_names
 from runbook.config.profile import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, did_you_mean
+from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path
 from runbook.records.measurement import Record
 from runbook.records.phase import Made
 
 # Stands for the phases that `runbook run` runs.
 _ALL = "all"
+NO_BOARD = "without TensorBoard"
 _DATASETS = get_args(DataSection.model_fields["dataset"].annotation)
 # Made from the config alone: a validation trains on it already.
 _GENERATED = ("synthetic", "markov")
@@ -107,6 +110,29 @@ def load_plan(name_or_path: str, *, has_gpu: bool = True) -> Plan:
         change = {"phases": mine, "limits": plan.cpu.limits, "cpu": None}
         plan = _read(merged(document, change), where=f"{name_or_path}: on a CPU")
     return plan
+
+
+def without_board(plan: Plan) -> Plan:
+    """The plan as it can be had here: no gate needs TensorBoard, so it goes without the package."""
+    if is_installed(BOARD):
+        return plan
+    off = Sourced(value="1", source=f"{NO_BOARD} ({absent(BOARD)})")
+    phases = {
+        name: one.model_copy(update={"env": {**one.env, BOARD_TOGGLE: off}})
+        if meaning(BOARD_TOGGLE, {key: v.value for key, v in one.env.items()}) is False
+        else one
+        for name, one in plan.phases.items()
+    }
+    return plan.model_copy(update={"phases": phases})
+
+
+def phases_without_board(profile: Profile) -> list[str]:
+    """The phases whose plan has TensorBoard, and which go without it."""
+    return [
+        name
+        for name, one in profile.phases.items()
+        if one.env.get(BOARD_TOGGLE) and one.env[BOARD_TOGGLE].source.startswith(NO_BOARD)
+    ]
 
 
 def _read(document: Mapping[str, Any], *, where: str) -> Plan:

@@ -23,6 +23,7 @@ from runbook.config.settings import (
     variable_problems,
 )
 from runbook.errors import UsageError
+from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path
 
 if TYPE_CHECKING:
@@ -95,9 +96,7 @@ def gathered(
         _Layer(source=SHELL, values=in_shell, config=shell.get(CONFIG_VARIABLE, "")),
         _Layer(source=TYPED, values=typed.toggles, config=typed.config),
     ]
-    if preset is not None:
-        named = f"{PRESET} {preset.name}"
-        layers.insert(0, _Layer(source=named, values=preset.variables, config=preset.config))
+    layers = [*_of_preset(preset), *layers] if preset is not None else layers
     toggles: dict[str, str] = {}
     sources: dict[str, str] = dict.fromkeys(typed.config_overrides, TYPED)
     config = ""
@@ -110,6 +109,20 @@ def gathered(
         if layer.config:
             config, sources[CONFIG_VARIABLE] = layer.config, layer.source
     return replace(typed, toggles=toggles, config=config and config_name(config), sources=sources)
+
+
+def _of_preset(preset: Preset) -> Iterator[_Layer]:
+    """What it sets, then what no launch can have of that, each with the reason."""
+    named = f"{PRESET} {preset.name}"
+    yield _Layer(source=named, values=preset.variables, config=preset.config)
+    overridden = {"NSA_DISABLE_CSV_LOGS": "every number is read from training.csv"}
+    if not is_installed(BOARD):
+        overridden[BOARD_TOGGLE] = absent(BOARD)
+    for name, why in overridden.items():
+        if name in preset.variables:
+            value = "1" if name == BOARD_TOGGLE else "0"
+            source = f"over {named}, which has {preset.variables[name]}: {why}"
+            yield _Layer(source=source, values={name: value})
 
 
 def _by_todays_name(values: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,8 @@ from runbook.records.measurement import Record
 class Preset(Record):
     """`config` is the trainer config that it is meant for, if not the profile's.
 
-    `replaced` says of variables that the documents type what stands in their place.
+    `replaced` says of variables that the documents type what stands in their place. `commands`
+    take it by its name, on a machine that it is for.
     """
 
     schema_version: Literal[1]
@@ -31,6 +32,7 @@ class Preset(Record):
     title: str = Field(min_length=1)
     source: str = Field(min_length=1)
     config: str = ""
+    commands: tuple[str, ...] = Field(min_length=1)
     env: dict[str, Sourced]
     replaced: dict[str, str] = Field(default_factory=dict)
 
@@ -38,6 +40,11 @@ class Preset(Record):
     def variables(self) -> dict[str, str]:
         """The variables as an environment."""
         return {name: one.value for name, one in self.env.items()}
+
+    @property
+    def lines(self) -> list[str]:
+        """What is typed to train with it."""
+        return [f"runbook {command} --preset {self.name}" for command in self.commands]
 
     def meaning(self, name: str) -> str:
         """What a variable of it means: the toggle's own words, else what the preset says."""

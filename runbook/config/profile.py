@@ -255,6 +255,12 @@ class Profile(Record):
         own = self.own_trainer
         return own.tokens(self.ranks) if own else self.workload.tokens_per_step
 
+    def workload_of(self, phase: str) -> Workload:
+        """What the launches of a phase train: its own NSA_ACCUM goes over the profile's."""
+        own = self.phases[phase].env.get("NSA_ACCUM") if phase in self.phases else None
+        told = {"accumulation": int(own.value)} if own else {}
+        return self.workload.model_copy(update=told)
+
     @property
     def variables(self) -> dict[str, str]:
         """The variables of the whole profile as an environment."""
@@ -263,6 +269,10 @@ class Profile(Record):
     def limit(self, spec: LimitSpec) -> Limit:
         """The limit in force; every phase's limits are checked when a profile is loaded."""
         return spec.in_force(self.limits[spec.name])
+
+    def cost(self, seconds: float, gpu_hour_price: float) -> float:
+        """What these seconds cost on its devices, in the currency of the price."""
+        return seconds / 3600 * max(self.hardware.gpus, 1) * gpu_hour_price
 
     @property
     def has_gpu(self) -> bool:

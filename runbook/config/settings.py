@@ -167,7 +167,9 @@ def override_problems(values: Mapping[str, Scalar]) -> list[str]:
     """What is wrong with config keys that a profile sets: names and values."""
     keys = config_keys()
     problems = [
-        _value_problem(name, keys[name], value)
+        f"{name}: every launch has a folder of its own in the run's; --out names that of the runs"
+        if name == "train.out_dir"
+        else _value_problem(name, keys[name], value)
         if name in keys
         else f"{name}: no such config key{did_you_mean(name, keys)}"
         for name, value in values.items()

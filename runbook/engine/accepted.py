@@ -24,7 +24,7 @@ from runbook.engine.outputs import (
     record_text,
 )
 from runbook.errors import RunbookError
-from runbook.files import write_atomic
+from runbook.files import read_bytes, write_atomic
 from runbook.read import file_sha256, read_training_csv
 from runbook.read.accepted import ACCEPTED_JSON, accepted_document
 from runbook.read.alike import SAME, Facts, device_facts, env_facts, unlike, variable_facts
@@ -125,7 +125,7 @@ def run_document(folder: Path) -> object:
         if finished:
             raise DamagedRunError(f"its {RECORD_FILE} is gone")
         return None
-    document = _json(path.read_bytes())
+    document = _json(read_bytes(path))
     was_go = is_go(document)
     if finished:
         if file_sha256(path) != _listed(folder).get(RECORD_FILE):
@@ -195,7 +195,7 @@ def _check_record(folder: Path, record: RunRecord) -> None:
     if folder.name != record.run_id:
         raise DamagedRunError(f"its folder is {folder.name}, its run {record.run_id}")
     _check_digests(folder, record, (RECORD_FILE, EVENTS_FILE))
-    if (folder / RECORD_FILE).read_bytes().decode() != record_text(record):
+    if read_bytes(folder / RECORD_FILE).decode() != record_text(record):
         problems = [f"its {RECORD_FILE} is not as the runbook writes it"]
     else:
         problems = journal_problems(folder, record)

@@ -15,17 +15,19 @@ from runbook.records import Begun, Launch
 def begin_at(run_root: Path, launch: Launch) -> Begun | None:
     """Where a launch that resumes another one of its phase begins.
 
-    At that one's end, so that its own steps are all in its own files; where this checkpoint is
-    damaged or is not the one that was written there, at the newest other one of the phase, one
+    At that one's end (`Launch.after`, or the newest that it wrote), so that its own steps are all
+    in its own files; where this checkpoint is damaged or is not the one that was written there, at
+    the newest other one of the phase, one
     that a cut-off attempt saved included. None where the trainer told no digest of what it wrote.
     Raises `RunbookError` that names what is wrong with each if none is left.
     """
     told = [one for one in _told(run_root, launch) if one.step < launch.steps]
     before = f"{launch.phase}/{launch.resumes}/"
+    end = launch.after or max((one.step for one in told if one.path.startswith(before)), default=0)
     refused: list[str] = []
     for one in sorted(
         told,
-        key=lambda one: (one.path.startswith(before) and one.step == launch.after, one.step),
+        key=lambda one: (one.path.startswith(before) and one.step == end, one.step),
         reverse=True,
     ):
         wrong = _wrong(run_root / one.path, one.sha256)

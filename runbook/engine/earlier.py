@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runbook.collect.host import count_cpus
 from runbook.engine.outputs import RECORD_FILE
+from runbook.files import read_bytes
 from runbook.records import Launch, RunRecord
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
@@ -60,7 +61,7 @@ def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunReco
         if path.parent.name == without or found == _MOST_RUNS:
             continue
         try:
-            record = RunRecord.model_validate_json(path.read_bytes())
+            record = RunRecord.model_validate_json(read_bytes(path))
         except (OSError, ValidationError):
             continue
         if record.profile == profile and _made_here(record):

@@ -21,11 +21,12 @@ _THROUGHPUT_LIMIT = "throughput"
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What was measured: seconds of a step and of the start-up, and in which launch."""
+    """What was measured: seconds of a step and of the start-up, in which launch, and when."""
 
     step_s: float
     startup_s: float
     launch: Launch
+    source: str = "measured here now"
 
     def __str__(self) -> str:
         return f"{self.step_s:.2g} s per step"
@@ -40,7 +41,8 @@ def forecast(launch: Launch, pace: Pace, profile: Profile) -> float | None:
     if launch.kind != "trainer" or not launch.steps:
         return None
     more = _per_rank(launch, profile) / _per_rank(pace.launch, profile)
-    return pace.startup_s + launch.steps * pace.step_s * more
+    # A launch that goes on from a checkpoint counts its steps from the run's beginning.
+    return pace.startup_s + (launch.steps - launch.after) * pace.step_s * more
 
 
 def _per_rank(launch: Launch, profile: Profile) -> float:
@@ -71,11 +73,16 @@ _Found = tuple[float, str] | None
 
 
 class Estimator:
-    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile."""
+    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile.
 
-    def __init__(self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None) -> None:
+    `hint`: what a person can do where nothing is known of a trainer's launch.
+    """
+
+    def __init__(
+        self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None, hint: str = ""
+    ) -> None:
         self.pace = pace
-        self._profile, self._earlier = profile, earlier
+        self._profile, self._earlier, self._hint = profile, earlier, hint
 
     def estimate(self, launch: Launch) -> Estimate:
         """The estimate of a launch before the run, never above its time limit.
@@ -90,7 +97,8 @@ class Estimator:
             or self._at_floor(launch)
         )
         if found is None:
-            return Estimate(None, "duration not known yet (--measure times some steps here)")
+            hint = f" ({self._hint})" if self._hint and launch.kind == "trainer" else ""
+            return Estimate(None, f"duration not known yet{hint}")
         seconds, source = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
@@ -109,7 +117,7 @@ class Estimator:
         if seconds is None or self.pace is None:
             return None
         start = duration_text(self.pace.startup_s)
-        return seconds, f"{self.pace} and {start} of start-up, measured here now"
+        return seconds, f"{self.pace} and {start} of start-up, {self.pace.source}"
 
     def _as_before(self, launch: Launch) -> _Found:
         found = self._earlier.launch(launch)
@@ -126,7 +134,8 @@ class Estimator:
         gated = self._profile.throughput_gated and limit is not None and limit.gated
         if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
             return None
-        seconds = launch.steps * self._profile.workload.tokens_per_step / limit.value
+        steps = launch.steps - launch.after
+        seconds = steps * self._profile.workload.tokens_per_step / limit.value
         if seconds > launch.timeout_s:
             return None  # so slow that it would be stopped: no pace that anybody expects
         return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"

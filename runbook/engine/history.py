@@ -20,6 +20,7 @@ from pathlib import Path
 
 from runbook.engine.outputs import record_is_changed
 from runbook.errors import RunbookError
+from runbook.files import read_bytes
 from runbook.records import Measurement, PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -132,7 +133,7 @@ def _sync(database: sqlite3.Connection, out_dir: Path) -> int:
     changed = [
         path.parent
         for name, path in present.items()
-        if known.get(name) != hashlib.sha256(path.read_bytes()).hexdigest()
+        if known.get(name) != hashlib.sha256(read_bytes(path)).hexdigest()
     ]
     for folder in changed:
         _index(database, folder)
@@ -211,7 +212,7 @@ def _discard_if_unusable(path: Path) -> None:
 def _index(database: sqlite3.Connection, folder: Path) -> None:
     from pydantic import ValidationError
 
-    data = (folder / "run.json").read_bytes()
+    data = read_bytes(folder / "run.json")
     digest = hashlib.sha256(data).hexdigest()
     database.execute("DELETE FROM runs WHERE folder = ?", (folder.name,))
     try:

@@ -21,10 +21,12 @@ from runbook.engine.outputs import (
     RECORD_FILE,
     check_manifest,
     files_by_name,
+    has_grown,
     report_files,
     strange_entries,
 )
 from runbook.errors import RunbookError
+from runbook.files import LARGEST_LOG_BYTES
 from runbook.read import file_sha256
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
 from runbook.read.redact import redact_variables
@@ -52,12 +54,11 @@ def _short(value: object) -> str:
 
 
 def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """The folder's name, and every entry in it, against the manifest and the record."""
-    name = run_root.resolve().name
-    problems = [] if name == record.run_id else [f"the folder is {name}, its run {record.run_id}"]
+    """Every entry in the folder against the manifest and the record."""
+    problems: list[str] = []
     if (run_root / MANIFEST_FILE).is_file():
         try:
-            problems += check_manifest(run_root)
+            problems += check_manifest(run_root, {a.path: a.size_bytes for a in record.artifacts})
         except RunbookError as error:
             problems.append(str(error))
     else:
@@ -100,7 +101,9 @@ def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
     return [
         f"{name}: differs from its digest in {EVENTS_FILE}"
         for name, sha256 in known.items()
-        if sha256 and (path := run_root / name).is_file() and file_sha256(path) != sha256
+        if sha256
+        and (path := run_root / name).is_file()
+        and (path.stat().st_size > LARGEST_LOG_BYTES or file_sha256(path) != sha256)
     ]
 
 
@@ -113,7 +116,8 @@ def _changed(files: Mapping[str, Path], artifacts: Iterable[ArtifactRecord]) -> 
     return [
         one.path
         for one in artifacts
-        if (path := files.get(one.path)) is not None and file_sha256(path) != one.sha256
+        if (path := files.get(one.path)) is not None
+        and (has_grown(path, one.size_bytes) or file_sha256(path) != one.sha256)
     ]
 
 

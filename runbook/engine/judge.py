@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
-from runbook.files import write_atomic
+from runbook.files import read_bytes, write_atomic
 from runbook.read import read_launch
 from runbook.read.accepted import read_accepted
 from runbook.records import (
@@ -223,7 +223,7 @@ def read_facts(run_root: Path) -> dict[str, Fact]:
     if not path.is_file():
         return {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_bytes(path))
         facts = {name: Fact(**fields) for name, fields in document.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunbookError(f"{path} is damaged: {error}") from error

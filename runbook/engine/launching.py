@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config import Profile, Settings
-from runbook.config.plan import is_plan_file, load_plan, needing_go, with_plan
+from runbook.config.plan import is_plan_file, load_plan, needing_go, with_plan, without_board
 from runbook.config.precedence import words
 from runbook.engine.standing import Standing, find_standing
 from runbook.errors import UsageError, did_you_mean
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from runbook.engine.options import RunOptions
 
 
-def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -> Profile:
+def planned_profile(
+    options: RunOptions, profile: Profile, settings: Settings
+) -> tuple[Profile, str]:
     """The machine's profile with the plan, its config and the accepted run behind it.
 
-    Raises UsageError for a plan or a config that does not fit, and where a phase that needs a GO is
-    asked for and none is found.
+    And why it must not start: a phase that needs a GO is asked for and none is found; else empty.
+    Raises UsageError for a plan or a config that does not fit.
     """
     if own := profile.own_trainer:
         raise UsageError(
@@ -33,11 +35,11 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
         )
     if settings.config:
         profile = _with_workload(profile, settings.config)
-    plan = load_plan(options.plan, has_gpu=profile.has_gpu)
+    plan = without_board(load_plan(options.plan, has_gpu=profile.has_gpu))
     named = not is_plan_file(options.plan)
     known = with_plan(profile, plan, shipped=named)
     asked = asked_for(known, options.until)
-    found = Standing()
+    found, refused = Standing(), ""
     if not options.without_go:
         needing = needing_go(known, asked)
         phases = [known.phases[name] for name in needing]
@@ -46,12 +48,13 @@ def planned_profile(options: RunOptions, profile: Profile, settings: Settings) -
         )
         if not found.run_id and needing:
             given = replace(options, settings=words(settings))
-            raise UsageError(_refusal(given, needing, asked, found))
+            refused = _refusal(given, needing, asked, found)
     chosen = {name: v for name, v in found.chosen.items() if name not in settings.toggles}
     go = f"{found.run_id}: {found.said}" if found.run_id else ""
-    return with_plan(
+    planned = with_plan(
         profile, plan, shipped=named, chosen=chosen, go=go, parameters=found.parameters
     )
+    return planned, refused
 
 
 def _with_workload(profile: Profile, config: str) -> Profile:

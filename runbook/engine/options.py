@@ -44,7 +44,7 @@ class RunOptions(Invocation):
     the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
     too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
     machine that preflight found wrong, and again where the same command ended badly. With a `plan`
-    the phases are its own, as far as `until`.
+    the phases are its own, as far as `until`. A `dry_run` only plans, so it needs no GO.
     """
 
     phases: str = "all"
@@ -56,6 +56,7 @@ class RunOptions(Invocation):
     retry: bool = True
     keep_going: bool = False
     until: str = ""
+    dry_run: bool = False
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
@@ -81,6 +82,7 @@ class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
     `planned` are their launches as far as they are known before anything ran, for estimates.
+    `refused` says why the plan of a dry run would not be started.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
 
@@ -89,6 +91,7 @@ class Setup:
     settings: Settings
     phases: tuple[Phase, ...]
     planned: tuple[Launch, ...] = ()
+    refused: str = ""
     package: str = ""
     package_path: str = ""
 
@@ -212,7 +215,7 @@ def prepare(options: RunOptions) -> Setup:
     if options.plan:
         # A GO is asked for only once the rest is right: it has to be one of these settings.
         standing = options if not problems else replace(options, without_go=True)
-        names = _with_plan(standing, found, resolve)
+        names = _with_plan(standing, found, resolve, problems)
         options = replace(options, phases=names) if names else options
     elif "profile" in found:
         resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
@@ -262,15 +265,20 @@ def _with_plan(
     options: RunOptions,
     found: dict[str, Any],
     resolve: Callable[[str, Callable[[], object]], None],
+    problems: list[str],
 ) -> str:
     """The names of the plan's phases; its profile and phases go into `found`."""
     from runbook.engine.launching import asked_for, planned_profile
 
     if not {"profile", "settings"} <= found.keys():
         return ""
-    resolve("profile", lambda: planned_profile(options, found["profile"], found["settings"]))
-    if found["profile"].plan is None:
+    resolve("planned", lambda: planned_profile(options, found["profile"], found["settings"]))
+    if "planned" not in found:
         return ""
+    found["profile"], refused = found.pop("planned")
+    if refused and not options.dry_run:
+        problems.append(refused)
+    found["refused"] = refused
     names = ",".join(asked_for(found["profile"], options.until))
     resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
     return names

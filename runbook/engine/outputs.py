@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runbook import registry
 from runbook.errors import RunbookError, UsageError, did_you_mean
-from runbook.files import write_atomic
+from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
 from runbook.read.documents import OWN_FOLDER, file_sha256
 from runbook.records import ArtifactRecord, RunRecord
 from runbook.records.run import Screen
@@ -22,6 +22,7 @@ RECORD_FILE = "run.json"
 MANIFEST_FILE = "MANIFEST.sha256"
 # Before a line of the manifest whose name is escaped.
 _ESCAPED = "\\"
+_LINK = ": a symbolic link"
 # Enough of a fingerprint that nobody makes another record with the same digits.
 FINGERPRINT_DIGITS = 32
 # The name of a run's folder: when it began, the commit, and a number within the same second.
@@ -125,13 +126,18 @@ def strange_entries(run_root: Path) -> list[str]:
         if OWN_FOLDER in path.relative_to(run_root).parts[:-1] and not _is_real_folder(path):
             continue
         if path.is_symlink():
-            problems.append(f"{name}: a symbolic link")
+            problems.append(f"{name}{_LINK}")
         elif path.is_dir():
             if not any(path.iterdir()):
                 problems.append(f"{name}: an empty folder")
         elif not path.is_file():
             problems.append(f"{name}: neither a file nor a folder")
     return problems
+
+
+def links_in(run_root: Path) -> list[str]:
+    """Links among the entries that no run leaves: what is read through one is no file of it."""
+    return [text for text in strange_entries(run_root) if text.endswith(_LINK)]
 
 
 def _is_real_folder(path: Path) -> bool:
@@ -165,13 +171,14 @@ def _name_of_line(shown: str) -> str:
     return re.sub(r"\\(.)", lambda found: letters.get(found[1], found[1]), shown)
 
 
-def check_manifest(run_root: Path) -> list[str]:
+def check_manifest(run_root: Path, sizes: Mapping[str, int] | None = None) -> list[str]:
     """What differs from the manifest: changed, missing and unlisted entries, each named.
 
-    Raises `RunbookError` if there is no manifest or it cannot be read.
+    A large file that had fewer bytes by `sizes` is not read. Raises `RunbookError` if there is
+    no manifest or it cannot be read.
     """
     wanted = read_manifest(run_root / MANIFEST_FILE)
-    problems = [f"{name}: {text}" for name, text in changed_files(run_root, wanted).items()]
+    problems = [f"{name}: {text}" for name, text in changed_files(run_root, wanted, sizes).items()]
     unlisted = sorted(files_by_name(run_root).keys() - wanted.keys() - {MANIFEST_FILE})
     problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
     return problems + strange_entries(run_root)
@@ -188,7 +195,9 @@ def record_is_changed(run_root: Path) -> bool:
         return True
 
 
-def changed_files(run_root: Path, wanted: Mapping[str, str]) -> dict[str, str]:
+def changed_files(
+    run_root: Path, wanted: Mapping[str, str], sizes: Mapping[str, int] | None = None
+) -> dict[str, str]:
     """Each file of a manifest with these digests that is not as it says, and how it differs."""
     found, files = {}, files_by_name(run_root)
     for name, sha256 in wanted.items():
@@ -197,17 +206,25 @@ def changed_files(run_root: Path, wanted: Mapping[str, str]) -> dict[str, str]:
             inside = (run_root / name).resolve().is_relative_to(run_root.resolve())
             outside = f"{MANIFEST_FILE} names a file outside the run"
             found[name] = "missing" if inside else outside
+        elif sizes and has_grown(path, sizes.get(name, 0)):
+            found[name] = f"changed (it has {path.stat().st_size} bytes)"
         elif (digest := file_sha256(path)) != sha256:
             found[name] = f"changed (sha256 {digest[:12]}..., was {sha256[:12]}...)"
     return found
 
 
+def has_grown(path: Path, told: int) -> bool:
+    """Is it larger than it was, and than any document? Then no digest of it is worth the time."""
+    return path.stat().st_size > max(told, LARGEST_DOCUMENT_BYTES)
+
+
 def read_manifest(path: Path) -> dict[str, str]:
     """The digest of each file by its name. Raises `RunbookError` if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RunbookError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunbookError(f"{path} cannot be read: {reason}") from error
     wanted = {}
     # A name may hold what else ends a line elsewhere.
     lines = text.removesuffix("\n").split("\n") if text else []
@@ -215,5 +232,8 @@ def read_manifest(path: Path) -> dict[str, str]:
         sha256, separator, name = line.removeprefix(_ESCAPED).partition("  ")
         if not separator or len(sha256) != 64 or "\0" in name:
             raise RunbookError(f"{path}: line {number} is no digest and name")
-        wanted[_name_of_line(name) if line.startswith(_ESCAPED) else name] = sha256
+        name = _name_of_line(name) if line.startswith(_ESCAPED) else name
+        if name in wanted:
+            raise RunbookError(f"{path}: line {number} names {name} again")
+        wanted[name] = sha256
     return wanted

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypedDict
 
+from nsa.contract import LATEST_LINK, link_latest
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.accepted import keep_accepted
 from runbook.engine.checkpoints import begin_at
@@ -23,6 +24,7 @@ from runbook.engine.judge import (
     what_it_reads,
     write_facts,
 )
+from runbook.engine.needs import needs_of
 from runbook.engine.not_started import known_end, not_run
 from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
@@ -184,7 +186,7 @@ class PhaseRun:
         from runbook.collect.preflight import collect_preflight
 
         state = self.state
-        profile = state.setup.profile
+        profile, needs = state.setup.profile, needs_of(state.setup)
         return collect_preflight(
             state.run_root,
             expected_branch=profile.branch,
@@ -192,6 +194,7 @@ class PhaseRun:
             trainer=profile.trainer,
             # What launches set for CUDA itself, such as the visible devices.
             variables=state.setup.cuda_exports,
+            needs=("; ".join(needs.lacks), "; ".join(needs.has)),
         )
 
     def _launch(self, launch: Launch) -> None:
@@ -220,7 +223,7 @@ class PhaseRun:
                     result=done.model_dump(mode="json"),
                 )
                 state.observer.launch_finished(launch, done)
-                if done.status is LaunchStatus.PREEMPTED:
+                if done.status is LaunchStatus.PREEMPTED and done.stopped is None:
                     # Who ends a trainer wants its machine: what is left is for `--resume`.
                     state.stop.request(PREEMPTION)
         self.entries.append(LaunchEntry(launch=launch, result=done))
@@ -256,7 +259,16 @@ class PhaseRun:
             state.observer.note(f"{launch.name}: not used: {text}")
         if begun is not None and begun.refused:
             state.observer.note(f"{launch.name}: goes on from step {begun.step} ({begun.path})")
+        self._link(run_dir)
         return run_launch(launch, state.run_root, **how, begun=begun)
+
+    def _link(self, run_dir: Path) -> None:
+        """Let `latest` beside the run's folder lead to this launch; no run depends on it."""
+        try:
+            link_latest(self.state.run_root.parent, run_dir)
+        except OSError as error:
+            place = self.state.run_root.parent / LATEST_LINK
+            self.state.observer.note(f"no link {place}: {error.strerror or error}")
 
     def _enough(self, launch: Launch) -> Callable[[Path], bool] | None:
         if launch.schedule is None:

@@ -7,7 +7,6 @@ later.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from nsa.toggles import (
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.settings import torch_variable_problems, word
 from runbook.engine.planned_config import config_problems
+from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.records import Launch
 from runbook.records.launch import option
 from runbook.records.phase import Phase
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from runbook.engine.options import Setup
 
 _PROFILE = "profile "
-_BOARD = "tensorboard"
 _OF_RANKS = ("NSA_DDP_", "NCCL_")
 
 
@@ -52,13 +51,24 @@ def planned_problems(setup: Setup) -> list[str]:
     context = setup.context({})
     for phase in setup.phases:
         launches = phase.plan(context)
-        found = [*_not_honored(setup, phase, launches), *_not_obeyed(setup, launches)]
+        found = [
+            *_excluded(setup, phase),
+            *_not_honored(setup, phase, launches),
+            *_not_obeyed(setup, launches),
+        ]
         for launch in launches:
             if launch.kind == "trainer":
                 found += _launch_problems(setup, launch)
         for text in found:
             phases.setdefault(text, {})[phase.name] = None
     return [f"{text} (planned in {', '.join(names)})" for text, names in phases.items()]
+
+
+def _excluded(setup: Setup, phase: Phase) -> Iterator[str]:
+    """A phase that was named and has nothing to do; of all phases it is one that says so."""
+    why = phase.excluded(setup.context({}))
+    if why and phase.name in setup.options.phases.split(","):
+        yield f"{why}: leave out the setting, or the phase (--phase)"
 
 
 def _not_of_own(setup: Setup) -> list[str]:
@@ -113,11 +123,10 @@ def _toggle_problems(toggles: ToggleSet, *, cuda: bool) -> Iterator[str]:
                 f"{setting} ({toggles.sources[name]}): {why}, and the profile has none; "
                 f"{way_out(toggles, name, 'off' if 'off' in TOGGLES[name].choices else '0')}"
             )
-    board = "NSA_TB_DISABLE"
-    if not toggles.flag(board) and importlib.util.find_spec(_BOARD) is None:
+    if not toggles.flag(BOARD_TOGGLE) and not is_installed(BOARD):
         yield (
-            f"{board}=0 ({toggles.sources[board]}): the package {_BOARD} is not installed here; "
-            f"pip install 'nsa-runbook[{_BOARD}]', or {way_out(toggles, board, '1')}"
+            f"{BOARD_TOGGLE}=0 ({toggles.sources[BOARD_TOGGLE]}): {absent(BOARD)}, or "
+            f"{way_out(toggles, BOARD_TOGGLE, '1')}"
         )
 
 

@@ -39,8 +39,7 @@ def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterato
                 f"{overrides[key]} ({TYPED}) are the same setting: give one of the two"
             )
     try:
-        path = resolve_config(launch.config)
-        config = _loaded(path, path.stat().st_mtime_ns, tuple(sorted(overrides.items())))
+        config = _of_launch(launch)
     except NSAError as error:
         yield from (f"{launch.config}: {text}" for text in error.problems)
         return
@@ -50,6 +49,17 @@ def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterato
         return
     yield from _against_machine(setup, launch, config)
     yield from _against_toggles(config, toggles)
+
+
+def config_of(setup: Setup, launch: Launch) -> TrainerConfig | None:
+    """What a planned launch will read; None for another trainer's, which cannot be read here."""
+    return _of_launch(launch) if setup.profile.trainer == _TRAINER else None
+
+
+def _of_launch(launch: Launch) -> TrainerConfig:
+    path = resolve_config(launch.config)
+    overrides = tuple(sorted(launch.config_overrides.items()))
+    return _loaded(path, path.stat().st_mtime_ns, overrides)
 
 
 def config_before(setup: Setup) -> dict[str, str]:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from runbook.config.profile import Profile
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimator, Pace, forecast, too_long
+from runbook.engine.pace import SKIPPED
 from runbook.launch.observer import Forecast, Observer
 from runbook.launch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
-# The first steps allocate, compile and rebuild buckets; they are no pace.
-_SKIPPED_STEPS = 3
 # Enough steps and time for a clock that looks ten times a second.
 _FEWEST_STEPS = 5
 _LEAST_S = 1.0
@@ -131,7 +130,7 @@ class Forecaster(Observer):
         self._total = total
         if step >= 1 and self._startup_s is None:
             self._startup_s = now - self._began
-        if step <= _SKIPPED_STEPS:
+        if step <= SKIPPED:
             return
         self._first = self._first or (step, now)
         self._last = (step, now)

@@ -17,6 +17,10 @@ REMEDIES = {
 _NOT_WRITABLE = f"make the folder of the run writable again first, {_THEN}"
 
 
+# How the reason begins, by which a screen knows it.
+NOT_WRITTEN = "the run's files cannot be written"
+
+
 def refused(record: RunRecord, error: OSError, what: str) -> RunRecord:
     """The record as far as it came, never GO; what it has not come to says what to do first.
 
@@ -26,7 +30,7 @@ def refused(record: RunRecord, error: OSError, what: str) -> RunRecord:
     fields = {
         "phases": tuple(_remedied(phase, remedy) for phase in record.phases),
         "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
-        "reasons": (f"the run's files cannot be written ({what})", *record.reasons[:1]),
+        "reasons": (f"{NOT_WRITTEN} ({what})", *record.reasons[:1]),
     }
     return record.model_copy(update=fields)
 

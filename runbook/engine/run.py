@@ -34,7 +34,7 @@ from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
-from runbook.engine.refused import refused
+from runbook.engine.refused import NOT_WRITTEN, refused
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
 from runbook.launch import StopRequest, stop_on_signals
@@ -226,10 +226,24 @@ def guard(state: RunState, record: PhaseRecord) -> None:
 def _not_written(state: RunState, error: OSError) -> RunRecord:
     """The record of a run that its disk refused to keep: told, never GO, nothing pretended."""
     what = f"{error.filename or state.run_root}: {error.strerror or error}"
-    state.observer.note(f"the run's files cannot be written: {what}")
+    state.observer.note(f"{NOT_WRITTEN}: {what}")
     record = refused(derive_record(state.journal.events), error, what)
+    try:
+        write_atomic(state.run_root / RECORD_FILE, record_text(record))
+    except OSError:
+        record = _as_kept(record, state.run_root)
     state.observer.run_finished(record, str(state.run_root))
     return record
+
+
+def _as_kept(record: RunRecord, run_root: Path) -> RunRecord:
+    """NO-GO only if the run.json that lies there says it too; else what is told had no record."""
+    try:
+        kept = RunRecord.model_validate_json((run_root / RECORD_FILE).read_bytes()).verdict
+    except (OSError, ValueError):
+        kept = Verdict.INCOMPLETE
+    agree = kept is record.verdict
+    return record if agree else record.model_copy(update={"verdict": Verdict.INCOMPLETE})
 
 
 def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:

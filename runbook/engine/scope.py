@@ -270,13 +270,16 @@ def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
 
 
 def _workloads(ran: Iterable[Ran]) -> list[str]:
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for one in ran:
+        model = f"{one.parameters / 1e6:.1f}M parameters, S={one.seq_len}"
+        batches = found.setdefault((model, one.dtype), {})
+        batches[f"{one.global_batch} x {one.accumulation}"] = None
     texts = [
-        f"{one.parameters / 1e6:.1f}M parameters, S={one.seq_len}, "
-        f"batch {one.global_batch} x {one.accumulation}, {one.dtype}"
-        for one in ran
+        f"{model}, batch {' and '.join(batches)}, {dtype}"
+        for (model, dtype), batches in found.items()
     ]
-    found = tuple(dict.fromkeys(texts))
-    return [" and ".join(found)] if found else []
+    return [" and ".join(texts)] if texts else []
 
 
 def _text(value: object) -> str:

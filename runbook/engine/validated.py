@@ -17,6 +17,7 @@ from runbook.engine.differing import differences
 from runbook.engine.identity import identity
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
+from runbook.files import read_bytes
 from runbook.launch.command import resolve_config
 from runbook.records import LaunchEntry, RunRecord
 
@@ -150,7 +151,7 @@ def _env_of(folder: Path, entry: LaunchEntry) -> Mapping[str, Any]:
     """What a launch said that it trained."""
     path = folder / entry.launch.run_dir / ENV_JSON
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunbookError(f"{path.name} of {entry.launch.id} cannot be read: {error}") from error
     return document if isinstance(document, dict) else {}

@@ -34,6 +34,7 @@ from runbook.engine.outputs import (
     shown_fingerprint,
 )
 from runbook.errors import RunbookError
+from runbook.files import read_bytes
 from runbook.read import file_sha256
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -95,7 +96,7 @@ def _rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was compared, and every difference that was found."""
+    """What was compared, every difference that was found, and what is no evidence but odd."""
 
     run_id: str
     fingerprint: str
@@ -104,6 +105,7 @@ class Verification:
     measurements: int
     reports: tuple[str, ...]
     differences: tuple[str, ...]
+    note: str = ""
 
     @property
     def ok(self) -> bool:
@@ -120,12 +122,12 @@ def verify_run(
 ) -> Verification:
     """Recompute a run from its artifacts and compare.
 
-    The folder's name and every entry in it against run.json and the manifest, run.json against the
+    Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
     reading and judgement, and every report against a fresh rendering. `fingerprint` is what was
     kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
-    `setup` replace the registered ones.
+    `setup` replace the registered ones. A folder that was copied or renamed is told in the note.
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
@@ -148,7 +150,11 @@ def verify_run(
         differences += fact_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
         differences.append(f"cannot be judged again: {error}")
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror or error}"
+        differences.append(f"cannot be judged again: {what}")
     reports, found = _reports(run_root, record)
+    name = run_root.resolve().name
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
@@ -157,16 +163,18 @@ def verify_run(
         measurements=sum(len(phase.measurements) for phase in record.phases),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
+        note="" if name == record.run_id else f"the folder is {name}, its run {record.run_id}",
     )
 
 
 def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     path = run_root / RECORD_FILE
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
         record = RunRecord.model_validate_json(text)
     except (OSError, ValueError) as error:
-        raise RunbookError(f"{path} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RunbookError(f"{path} cannot be read: {reason}") from error
     if record_text(record) != text:
         return record, [f"{RECORD_FILE}: not as the runbook wrote it"]
     return record, []
@@ -180,7 +188,11 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
             continue
         seen.append(name)
         # Bytes, not text: newline translation would hide an edited line end.
-        found = path.read_bytes().decode("utf-8", "replace").split("\n")
+        try:
+            found = read_bytes(path).decode("utf-8", "replace").split("\n")
+        except OSError as error:
+            problems.append(f"{name}: {error.strerror}")
+            continue
         wanted = render(record, fmt).split("\n")
         if found != wanted:
             line = next(

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ExitCode
+from nsa.contract import HALT_FILE, ExitCode
+from runbook.collect.surroundings import free_bytes
 from runbook.files import utc_text, write_atomic
 from runbook.launch.classify import (
     End,
@@ -29,7 +30,7 @@ from runbook.launch.incident import (
     stopped_at,
     write_summary,
 )
-from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.kernel_cause import with_kernel_log, with_limits
 from runbook.launch.local import LocalLauncher
 from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer, StopRequest
@@ -46,7 +47,7 @@ from runbook.read.documents import (
     read_console,
 )
 from runbook.read.redact import redact_text, redact_variables
-from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 
 _POLL_S = 0.1
 _TOKEN_BYTES = 16
@@ -96,9 +97,11 @@ class Attempt:
         )
         self.evidence: list[Path] = []
         self._console_size, self._console_grew_at = 0, self.began
+        self._least_free = free_bytes(options.run_root)
         self._failed_at: float | None = None
         self._ended_at = self.began
         self._ended_with: int | None = None  # stays None if the command is ended from here
+        self._stopped: Stopped | None = None
 
     def _watch_of(self, launch: Launch) -> RankWatch:
         if launch.own is not None:
@@ -182,6 +185,7 @@ class Attempt:
         while True:
             self.place.wait(_POLL_S)
             self.lookout.tell_step(self.watch.ranks)
+            self._least_free = min(self._least_free, free_bytes(self.run_dir))
             self._ended_with = self.place.poll()
             if self._ended_with is not None:
                 return None
@@ -192,7 +196,33 @@ class Attempt:
                 return end
             if self._has_failed(time.monotonic()):
                 return self.place.trouble(suspected=True) or self._stuck_at_exit()
+            self._stop_as_planned()
             self.lookout.look(self.watch.ranks, now=time.monotonic())
+
+    def _stop_as_planned(self) -> None:
+        """Tell it to end, once, when every rank has done the steps after which the plan does."""
+        planned, ranks = self.launch.stop, self.watch.ranks
+        if planned is None or self._stopped is not None or len(ranks) < self.launch.nproc:
+            return
+        if any(state.steps_ended < planned.steps for state in ranks.values()):
+            return
+        last = ranks[max(ranks)]
+        if planned.by == HALT_FILE:
+            write_atomic(self.run_dir / HALT_FILE, f"planned, after {planned.steps} steps\n")
+        elif not self.place.send(last, signal.SIGTERM):
+            return
+        mono = None if last.elsewhere else time.monotonic()
+        step = max(state.last_step or 0 for state in ranks.values())
+        self._stopped = Stopped(step=step, mono=mono)
+        self.options.observer.note(f"{self.launch.name}: {planned.by} at step {step}, as planned")
+
+    def _as_planned(self, end: End, exits: tuple[RankExit, ...]) -> End:
+        """The end; a good one where it was told to end, and every rank ended so."""
+        planned = self.launch.stop
+        if planned is None or self._stopped is None or len(exits) != self.launch.nproc:
+            return end
+        agreed = all(rank.code == planned.code for rank in exits)
+        return End(status=LaunchStatus.COMPLETED) if agreed else end
 
     def _lost(self) -> End | None:
         """The place itself failed: its ranks are not to blame."""
@@ -324,6 +354,7 @@ class Attempt:
                 console=lines,
                 where=after.node,
             )
+            end = self._as_planned(end, exits)
             end, found, notes = bundle(
                 self.run_dir,
                 states,
@@ -349,6 +380,15 @@ class Attempt:
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
+        duration_s = round(self._ended_at - self.began, 3)
+        end = with_limits(
+            end,
+            exits,
+            child_code=child_code,
+            duration_s=duration_s,
+            folder=self.run_dir,
+            least_free=self._least_free,
+        )
         files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
@@ -356,7 +396,7 @@ class Attempt:
             exit_code=child_code,
             ranks=exits,
             started_at=self.started_at,
-            duration_s=round(self._ended_at - self.began, 3),
+            duration_s=duration_s,
             attempts=self.number,
             # It may quote what a trainer said last, and goes into every report.
             cause=redact_text(end.cause),
@@ -366,4 +406,5 @@ class Attempt:
             steps=self.command.steps,
             notes=(*self.lookout.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
+            stopped=self._stopped,
         )

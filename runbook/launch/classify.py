@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa.contract import ELSEWHERE, RANK_LINE, ExitCode
+from runbook.collect.surroundings import DISK_FULL
 from runbook.launch.ranks import RankState
 from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
 from runbook.records import Kind, LaunchStatus, RankExit
@@ -32,7 +33,6 @@ _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|watchdog got stuck for"
     r"|watchdog thread terminated with exception"
 )
-_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _OF_RANK = re.compile(r"\bRank (\d+)\]")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
 _NOT_ITS_OWN = re.compile(r"ChildFailedError|failed \(exitcode|torch\.distributed\.elastic")
@@ -125,7 +125,7 @@ def classify_trainer(
         what = culprit.reason or _wordless(culprit, console)
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
-    kind = Kind.DISK_FULL if _DISK_FULL.search(what) else Kind.NONE
+    kind = Kind.DISK_FULL if DISK_FULL.search(what) else Kind.NONE
     cause = f"{rank} ended{after}: {what}"
     return End(status=status, cause=cause, culprit_rank=culprit.rank, kind=kind)
 

@@ -29,6 +29,9 @@ from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 
 TORCHRUN = "torchrun"
 _OURS = (TORCHRUN, "python", "python3")
+# torchrun's own folder of logs: without it, one is left in the machine's folder for temporary files
+# by every launch, empty. What the ranks write goes to the launch's console log.
+NO_LOG_FOLDER = f"--log-dir={os.devnull}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ def pasteable(launch: Launch) -> Pasteable:
         notes.append(launch.schedule.in_words())
     if launch.resumes:
         notes.append(f"{RESUME_FLAG} is below the run's folder")
+    if launch.stop is not None:
+        notes.append(f"ended by {launch.stop.by} after {launch.stop.steps} steps of its own")
     if launch.own is not None:
         notes.append("out is a folder of the launch, new and empty")
         launch = launch.model_copy(update={"argv": tuple(own_words(launch.argv, "out"))})
@@ -120,7 +125,7 @@ def _own_command(launch: Launch, run_dir: Path) -> Command:
     words = own_words(launch.argv, str((run_dir / OWN_FOLDER).resolve()))
     port = free_port() if words[0] == TORCHRUN and not _meets_elsewhere(words) else None
     if words[0] == TORCHRUN and port is None:
-        argv = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+        argv = [sys.executable, "-m", "torch.distributed.run", NO_LOG_FOLDER, *words[1:]]
     elif words[0] in _OURS:
         argv = _executable([word for word in words if word != "--standalone"], port)
     else:
@@ -193,7 +198,8 @@ def _pytest_options() -> tuple[str, ...]:
     root = Path(spec.origin).resolve().parent.parent
     return (
         *("-c", os.devnull, f"--rootdir={root}", "--noconftest", "-p", "no:cacheprovider"),
-        *("-p", "nsa.tests.told_device", "-o", "junit_family=xunit1"),
+        *("-p", "nsa.tests.told_device", "-p", "nsa.tests.side_by_side"),
+        *("-o", "junit_family=xunit1"),
         *("-W", "ignore::pytest.PytestUnknownMarkWarning"),
     )
 
@@ -201,7 +207,7 @@ def _pytest_options() -> tuple[str, ...]:
 def on_loopback(words: Sequence[str], port: int) -> list[str]:
     """torchrun by this Python with these words, whose ranks meet on the loopback interface."""
     rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
-    return [sys.executable, "-m", "nsa.loopback", *rendezvous, *words]
+    return [sys.executable, "-m", "nsa.loopback", NO_LOG_FOLDER, *rendezvous, *words]
 
 
 def _executable(words: list[str], port: int | None) -> list[str]:

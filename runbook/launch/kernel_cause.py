@@ -1,14 +1,16 @@
-"""What the kernel log adds to a bad end: a GPU that failed, or a rank killed for lack of memory."""
+"""What the machine adds to a bad end: a GPU that failed, a rank that was killed, a limit met."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from runbook.launch.classify import End
+from runbook.collect.surroundings import limit_met
+from runbook.launch.classify import End, signal_name
 from runbook.read.kernel_lines import KernelLine, concerns
 from runbook.read.xid import XIDS, describe, is_hardware_fault
-from runbook.records import Kind, LaunchStatus
+from runbook.records import Kind, LaunchStatus, RankExit
 
 # Ends that a GPU which fails can have; all others have a cause of their own.
 _MAY_BE_HARDWARE = (
@@ -46,6 +48,35 @@ def with_kernel_log(
     if seen:
         return replace(end, cause=f"{end.cause}; the kernel log says {_said(seen[0])}")
     return end
+
+
+def with_limits(
+    end: End,
+    exits: Sequence[RankExit],
+    *,
+    child_code: int | None,
+    duration_s: float,
+    folder: Path,
+    least_free: int,
+) -> End:
+    """The end as the environment's fault, where a limit of the machine made it.
+
+    `least_free`: the least room seen on the disk of the launch's `folder`, bytes.
+    """
+    killed = end.kind is Kind.HOST_MEMORY
+    if killed or end.status not in (LaunchStatus.CRASHED, LaunchStatus.OUT_OF_MEMORY):
+        return end
+    signals = {one.signal for one in exits if one.rank == end.culprit_rank}
+    met = limit_met(
+        end.cause,
+        signals=signals | {signal_name(child_code)},
+        duration_s=duration_s,
+        folder=folder,
+        least_free=least_free,
+    )
+    if not met:
+        return end
+    return replace(end, status=LaunchStatus.ENVIRONMENT_ERROR, cause=f"{met} ({end.cause})")
 
 
 def _said(line: KernelLine) -> str:

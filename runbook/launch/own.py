@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.contract import Phase
+from runbook.files import LARGEST_TABLE_BYTES
 from runbook.launch.classify import (
     End,
     killed_for_memory,
@@ -79,7 +80,7 @@ class Growth:
                 stream.seek(0)
                 self._head = stream.read(min(_HEAD_BYTES, status.st_size))
                 stream.seek(self._offset)
-                data = stream.read(status.st_size - self._offset)
+                data = stream.read(min(status.st_size - self._offset, LARGEST_TABLE_BYTES))
         except OSError:
             return []
         self._offset, self.at = status.st_size, status.st_mtime

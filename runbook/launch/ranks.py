@@ -59,6 +59,7 @@ class RankState(RankFold):
     told_gap_s: float | None = None
     # By the name of a file: how many steps it was behind its rank's word.
     late_rows: dict[str, int] = field(default_factory=dict)
+    steps_ended: int = 0
     _step_ended: bool = False
     _spoke: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
@@ -79,6 +80,7 @@ class RankState(RankFold):
         if self.event == Event.STEP_START:
             self.step_started_mono = self.mono if self.phase != Phase.FIRST_STEP else None
         self._step_ended = self._step_ended or self.event == Event.STEP_END
+        self.steps_ended += self.event == Event.STEP_END
         if self.event == Event.STEP_END and self.step_started_mono is not None:
             self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
             self.step_started_mono = None

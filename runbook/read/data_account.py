@@ -36,6 +36,7 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     for rank in ranks:
         problems += _other_rows(rank, told.get(rank.rank), work)
         problems += _held_out(rank, work)
+        problems += _other_text(rank, work)
     return problems
 
 
@@ -51,6 +52,25 @@ def _other_rows(rank: RankLog, told: pd.Series[Any] | None, work: Workload) -> I
         yield (
             f"rank {rank.rank} reads in step {wrong[0]} other rows than {work.data.kind} data of "
             f"seed {work.data.seed} have ({len(wrong)} of {len(drawn)} steps looked at)"
+        )
+
+
+def _other_text(rank: RankLog, work: Workload) -> Iterator[str]:
+    """Documents whose tokens, turned back, are another text than was read.
+
+    Of a launch that goes on from a checkpoint, which begins within a document, nothing is known.
+    """
+    if work.data is not None or rank.first_step != 1:
+        return
+    text = (rank.proof or {}).get("text") or {}
+    read, decoded = text.get("read"), text.get("decoded")
+    if not read or not decoded or not text.get("bytes"):
+        yield f"rank {rank.rank} does not turn the tokens of its first documents back"
+    elif read != decoded:
+        yield (
+            f"rank {rank.rank} trains on another text than its documents have: tokens turned back "
+            f"differ from byte {text.get('apart')} of {text['bytes']} ({text.get('documents')} "
+            "documents)"
         )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.read.rows import RowSpec
 from runbook.records.evidence import JUnitCase, JUnitReport
 
@@ -40,7 +43,6 @@ INCIDENT_JSON = "incident.json"
 ANOMALIES_JSONL = "anomalies.jsonl"
 ANOMALY_TYPE = ".anomaly_type"
 
-_LARGEST_DOCUMENT_BYTES = 64 << 20
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
 _CONSOLE_COLUMNS = 4_000
 
@@ -102,6 +104,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _document(path: Path, problems: list[str]) -> bytes | None:
+    """Its bytes, or None and a problem where there are more than any document has."""
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        problems.append(f"{path.name} {error.strerror}")
+        return None
+
+
 def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any] | None, str]:
     """Return the JSON object in `path` and its digest; what is wrong is added to `problems`.
 
@@ -109,11 +122,9 @@ def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any]
     """
     if not path.is_file():
         return None, ""
-    size = path.stat().st_size
-    if size > _LARGEST_DOCUMENT_BYTES:
-        problems.append(f"{path.name} is too large to read ({size} bytes)")
-        return None, file_sha256(path)
-    data = path.read_bytes()
+    data = _document(path, problems)
+    if data is None:
+        return None, ""
     sha256 = hashlib.sha256(data).hexdigest()
     try:
         document = json.loads(data)
@@ -130,7 +141,9 @@ def read_junit(path: Path, *, name: str, problems: list[str]) -> JUnitReport | N
     """Return every test case of a JUnit file, or None (and a problem) if it cannot be read."""
     if not path.is_file():
         return None
-    data = path.read_bytes()
+    data = _document(path, problems)
+    if data is None:
+        return None
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         problems.append(f"{path.name} declares entities and was not read")
         return None
@@ -166,13 +179,20 @@ def recorded_toggles(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_console(path: Path) -> tuple[tuple[str, ...], str]:
-    """Return the console's lines and digest; of a very long one, its first and last lines."""
+    """Return the console's lines and digest; of a very long one, its first and last lines.
+
+    What is in the middle of one of over 256 MiB is not read.
+    """
     digest = hashlib.sha256()
     head: list[str] = []
     tail: deque[str] = deque(maxlen=_CONSOLE_TAIL)
     left_out = 0
     with path.open("rb") as stream:
+        gap = os.fstat(stream.fileno()).st_size - LARGEST_TABLE_BYTES
         while line := stream.readline(_CONSOLE_COLUMNS):
+            if gap > 0 and stream.tell() > LARGEST_TABLE_BYTES // 2:
+                stream.seek(gap, os.SEEK_CUR)
+                gap = 0
             digest.update(line)
             text = line.decode("utf-8", "replace").rstrip("\r\n")
             if len(head) < _CONSOLE_HEAD:

@@ -25,7 +25,8 @@ def evaluation_account(
 
     `val` is val.csv, which has to tell the same steps and losses as rank 0.
     """
-    problems = [
+    problems = evaluations_left_out(ranks, work)
+    problems += [
         f"rank {rank.rank}'s evaluation after step {told.get('step')} {text}"
         for rank in ranks
         for told in rank.evaluations
@@ -34,6 +35,23 @@ def evaluation_account(
     if any(rank.evaluations for rank in ranks):
         problems += _mean_problems(ranks)
         problems += _table_problems(val, ranks)
+    return problems
+
+
+def evaluations_left_out(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Steps that lack their evaluation; of the last step the end of the launch decides."""
+    problems = []
+    for rank in ranks:
+        if not work.eval_every or rank.steps is None:
+            continue
+        trained = rank.steps["step"].iloc[:-1]
+        due = set(trained[trained % work.eval_every == 0].astype(int))
+        made = {told.get("step") for told in rank.evaluations}
+        if missing := sorted(due - made):
+            problems.append(
+                f"rank {rank.rank} left out {len(missing)} of {len(due)} evaluations that "
+                f"train.eval_every={work.eval_every} asks for, first after step {missing[0]}"
+            )
     return problems
 
 

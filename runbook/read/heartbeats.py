@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
-from runbook.read.blocks import WholeLines
+from runbook.files import LARGEST_LOG_BYTES
+from runbook.read.blocks import LONGEST_LINE, WholeLines
 from runbook.read.shapes import is_count, is_number
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class RankFold:
     exit_code: int | None = None
     exit_reason: str = ""
     steps_done: int | None = None
+    damage: list[str] = field(default_factory=list)
     _writer: object = None
 
     def take_lines(self, block: bytes) -> None:
@@ -190,13 +192,14 @@ def fold_file(path: Path, fold: RankFold) -> tuple[str, int]:
     lines = WholeLines(path)
     for block in lines:
         fold.take_lines(block)
-    return lines.sha256, len(lines.torn)
+    fold.damage += lines.problems
+    return lines.sha256, lines.torn_bytes
 
 
 def heartbeats_in(path: Path) -> Iterator[Mapping[str, Any]]:
     """The readable records of a file, one by one. Raises `OSError`."""
     with path.open("rb") as stream:
-        for line in stream:
+        while (line := stream.readline(LONGEST_LINE)) and stream.tell() <= LARGEST_LOG_BYTES:
             record = parse_heartbeat(line) if line.endswith(b"\n") else None
             if record is not None:
                 yield record

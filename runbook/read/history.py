@@ -285,7 +285,7 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
 
 def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> RankLog:
     """What a folded heartbeat file is evidence of; `torn` bytes of it are half a line."""
-    problems = history.strangers()
+    problems = [*history.damage, *history.strangers()]
     if dropped := history.dropped + history.unnamed:
         problems.append(f"{dropped} unreadable lines were dropped")
     if history.clock_back:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, name_below
 from runbook.read.heartbeats import whole_number
 from runbook.read.rows import RowSpec, read_rows
@@ -180,7 +181,7 @@ def read_own_log(
     path, times = log_path(folder, trainer.log), folder / ARRIVALS_CSV
     if path is None or not path.is_file() or not times.is_file():
         return None, ()
-    data = path.read_bytes()
+    data = read_bytes(path, LARGEST_TABLE_BYTES)
     lines, _ = lines_of(data)
     reader = RowReader(trainer.log)
     rows = reader.take_all(lines)
@@ -298,7 +299,10 @@ def last_steps(folder: Path, trainer: OwnTrainer, ranks: int) -> dict[int, int |
         path = heartbeat_path(folder, trainer, rank)
         found[rank] = None
         if path is not None and path.is_file():
-            steps = (heartbeat_step(line, trainer) for line in lines_of(path.read_bytes())[0])
+            steps = (
+                heartbeat_step(line, trainer)
+                for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
+            )
             found[rank] = max((step for step in steps if step is not None), default=None)
     return found
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _NEWLINE, _COMMA = 10, 44
 _NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
 _LARGEST_EXACT = float(2**53)
+# Rows for which there is room at once; the size of a file says little of one with a long tail.
+_MOST_ROOM = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class _Reader:
             if name not in self.numbers:
                 kind = "int64" if name in self.spec.whole else "float64"
                 room = len(frame) * self.size // len(block)
-                self.numbers[name] = Numbers(kind, room + room // 50)
+                self.numbers[name] = Numbers(kind, min(room + room // 50, _MOST_ROOM))
             self.numbers[name].extend(frame[name].to_numpy())
 
     def _take_header(self, block: bytes) -> bytes:
@@ -223,21 +225,21 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
     reader, lines = _Reader(spec, path.stat().st_size), WholeLines(path)
     for block in lines:
         reader.feed(block)
-    damage = list(_damage(reader))
+    damage = [*lines.problems, *_damage(reader)]
     return RowFile(
         frame=reader.frame(),
         sha256=lines.sha256,
         legacy=reader.legacy,
-        dropped=reader.bad_rows + reader.nul_rows + bool(lines.torn),
+        dropped=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
         damaged=bool(damage),
-        problems=[*_torn(lines.torn), *damage],
+        problems=[*_torn(lines), *damage],
     )
 
 
-def _torn(tail: bytes) -> Iterator[str]:
-    if tail:
-        nul = " that ends in NUL bytes" if tail.endswith(b"\0") else ""
-        yield f"a torn last line{nul} was dropped ({len(tail)} bytes)"
+def _torn(lines: WholeLines) -> Iterator[str]:
+    if lines.torn_bytes:
+        nul = " that ends in NUL bytes" if lines.torn.endswith(b"\0") else ""
+        yield f"a torn last line{nul} was dropped ({lines.torn_bytes} bytes)"
 
 
 def _damage(reader: _Reader) -> Iterator[str]:

@@ -67,6 +67,10 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     told: Mapping[str, Any] = ranks[0].ending.get("saved") or {}
     if not told.get("elements"):
         return [f"nothing of the checkpoint {newest} was read back"]
+    if why := told.get("unreadable"):
+        return [
+            f"checkpoints of the steps {_listed(told.get('wrong'))}: not to be read back: {why}"
+        ]
     if told.get("step") != checkpoint_step(newest):
         return [f"step {told.get('step')} was read back, the newest checkpoint is {newest}"]
     if told.get("other") != 0:
@@ -87,7 +91,7 @@ def position_account(ranks: Sequence[RankLog], accumulation: int) -> list[str]:
     the right one nobody else knows. accumulation: micro-batches of a step.
     """
     told: Mapping[str, Any] = (ranks[0].ending.get("saved") if ranks else None) or {}
-    if not told:
+    if not told or told.get("unreadable"):  # `saved_account` says why
         return []
     step, found = told.get("step"), told.get("positions")
     if not isinstance(found, list) or len(found) != len(ranks) or not isinstance(step, int):

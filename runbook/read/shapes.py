@@ -351,6 +351,22 @@ _PROOF = Fields(
                 **dict.fromkeys(_SPOTS, is_any_number),
             }
         ),
+        "text": Fields(
+            {
+                **dict.fromkeys(("documents", "bytes", "apart"), is_count),
+                **dict.fromkeys(("read", "decoded"), is_text),
+            }
+        ),
+        "weights": Each(
+            Fields(
+                {
+                    "n": Items(is_count),
+                    **dict.fromkeys(("mean", "rms", "least", "most"), Items(is_number)),
+                    "below": Items(Items(is_count)),
+                    "signs": Items(is_text),
+                }
+            )
+        ),
     }
 )
 _SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "left")
@@ -415,6 +431,7 @@ EVENTS: Mapping[str, Fields] = {
                     "other": is_count,
                     "read": is_count,
                     "wrong": Items(is_count),
+                    "unreadable": is_text,
                     "kept": Items(is_count),
                     "positions": Items(anything),
                 }

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Keys, queries and values of three branches: each has keys and values of its own.
-_BRANCHES = 3
+from runbook.read.first_weights import NO_SHAPE, groups_of
+
+# Of a parameter in a checkpoint: itself and two moments of Adam, in fp32.
+_BYTES_OF_A_PARAMETER = 12
+# Room beside the checkpoints that are kept: one more is written before any is removed.
+DISK_MARGIN = 1.1
 
 
 def size_account(env: Mapping[str, Any]) -> list[str]:
@@ -17,7 +21,7 @@ def size_account(env: Mapping[str, Any]) -> list[str]:
     told = (env.get("effective") or {}).get("n_params")
     try:
         count = parameters(env)
-    except (AttributeError, KeyError, TypeError, OverflowError):
+    except NO_SHAPE:
         return ["env.json does not say which shape the model has"]
     if told == count:
         return []
@@ -25,34 +29,10 @@ def size_account(env: Mapping[str, Any]) -> list[str]:
 
 
 def parameters(env: Mapping[str, Any]) -> int:
-    """Parameters of the model that env.json's config describes.
-
-    Raises AttributeError, KeyError or TypeError where env.json lacks a part of the shape, and
-    OverflowError where that is no shape.
-    """
-    model, nsa = (_said(env["config"][section]) for section in ("model", "nsa"))
-    dim, heads, groups = (model[name] for name in ("dim", "n_heads", "n_kv_groups"))
-    widths = (model["d_k"], model["d_v"])
-    queries_and_output = dim * heads * sum(widths)
-    keys_and_values = _BRANCHES * dim * groups * sum(widths)
-    gates = _BRANCHES * heads * (dim + 1)
-    learned = sum(_compressing(nsa["l"], width) for width in widths)
-    compression = {"avg": 0, "mlp": learned}[nsa["phi"]]
-    hidden = max(1, round(model["mlp_ratio"] * dim))
-    mlp = 3 * dim * hidden
-    attention = queries_and_output + keys_and_values + gates
-    layer = attention + mlp + 2 * dim + compression
-    tables = 1 if model["tie_embeddings"] else 2
-    vocabulary = env["effective"]["vocab_size"]
-    return int(model["n_layers"] * layer + dim + tables * vocabulary * dim)
+    """Parameters of the model that env.json's config describes. Raises as `groups_of` does."""
+    return int(sum(group.pieces * group.size for group in groups_of(env).values()))
 
 
-def _said(section: Mapping[str, Any]) -> dict[str, Any]:
-    """What a section says; a null says nothing."""
-    return {name: value for name, value in section.items() if value is not None}
-
-
-def _compressing(block: int, width: int) -> int:
-    """Parameters that turn a block of keys or values into one: positions and two products."""
-    flat, inner = block * width, 2 * width
-    return flat + (flat + 1) * inner + inner * width
+def checkpoint_gib(count: int) -> float:
+    """GiB of the checkpoint of a model of so many parameters."""
+    return count * _BYTES_OF_A_PARAMETER / 1024**3

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from runbook.files import LARGEST_LOG_BYTES
+
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 20
 
@@ -48,6 +50,9 @@ class LineTail:
             self._inode = status.st_ino
             if status.st_size == self._offset:
                 return b""
+            # Nobody waits for what a file that grew by so much at once held in between.
+            if status.st_size - self._offset > LARGEST_LOG_BYTES:
+                self._offset = status.st_size - _BLOCK_BYTES
             block = os.pread(handle, _BLOCK_BYTES, self._offset)
         except OSError:
             return b""

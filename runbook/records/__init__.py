@@ -10,6 +10,8 @@ from runbook.records.launch import (
     LaunchResult,
     LaunchStatus,
     RankExit,
+    Stop,
+    Stopped,
 )
 from runbook.records.measurement import Measurement, Window
 from runbook.records.outcome import (
@@ -53,6 +55,8 @@ __all__ = [
     "RunRecord",
     "Series",
     "Span",
+    "Stop",
+    "Stopped",
     "Table",
     "Verdict",
     "Window",

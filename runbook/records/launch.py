@@ -6,11 +6,11 @@ import json
 import shlex
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from nsa.contract import CONFIG_VARIABLE
+from nsa.contract import CONFIG_VARIABLE, HALT_FILE, ExitCode
 from runbook.records.measurement import Record
 from runbook.records.own_trainer import OwnTrainer
 
@@ -72,6 +72,21 @@ def _compact(document: object) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
+class Stop(Record):
+    """How a launch is ended before its last step, once every rank has done so many of its own.
+
+    `by`: SIGTERM to its last rank alone, which has to take the others with it, or the file `.HALT`.
+    """
+
+    by: Literal["SIGTERM", ".HALT"]
+    steps: int = Field(ge=1)
+
+    @property
+    def code(self) -> int:
+        """What every rank has to end with."""
+        return int(ExitCode.HALTED if self.by == HALT_FILE else ExitCode.PREEMPTED)
+
+
 class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
@@ -82,7 +97,8 @@ class Launch(Record):
     start only if their phase needs them (`Phase.needs_more`). `commit`: the launch runs from a
     clean checkout of it, with its packages. `resumes` names the launch of the same phase whose
     newest checkpoint it goes on from, after step `after`; `steps` counts from the very first one.
-    `watched`: detectors read its numbers while it runs, and halt it.
+    `after` 0: from wherever that one ended. `watched`: detectors read its numbers while it runs,
+    and halt it. `stop`: the launcher ends it, and that is its good end.
     """
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
@@ -107,13 +123,14 @@ class Launch(Record):
     resumes: str = ""
     after: int = Field(default=0, ge=0)
     watched: bool = False
+    stop: Stop | None = None
     own: OwnTrainer | None = None
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What is not asked for is not in the document, so that plans of old records stay equal."""
         document: dict[str, Any] = dump(self)
-        for name in ("resumes", "after", "watched", "own", "on"):
+        for name in ("resumes", "after", "watched", "stop", "own", "on"):
             if not document.get(name):
                 document.pop(name, None)
         if document.get("nodes") == 1:
@@ -246,6 +263,17 @@ class Begun(Record):
     refused: tuple[str, ...] = ()
 
 
+class Stopped(Record):
+    """When a launch was told to end, as its plan has it.
+
+    step: the latest that any rank had ended by then, as the launcher had read. mono: on this
+    machine's monotonic clock, s; None where the ranks are on others.
+    """
+
+    step: int = Field(ge=0)
+    mono: float | None = None
+
+
 class LaunchResult(Record):
     """How a launch ended, and which rank is to blame if it ended badly.
 
@@ -253,7 +281,8 @@ class LaunchResult(Record):
     `notes` are findings that did not end the launch, such as a rank that is always late. `follows`
     says why one was not started, in the terms of `Check.follows`. `begun`: the checkpoint that it
     was told to go on from. `stopped_at`: the innermost functions of its own in which the culprit
-    of a hang was (`file.py:12 in name`), the innermost first.
+    of a hang was (`file.py:12 in name`), the innermost first. `stopped`: when it was told to end as
+    planned; None where it was not, or not before it ended by itself.
     """
 
     status: LaunchStatus
@@ -272,10 +301,11 @@ class LaunchResult(Record):
     notes: tuple[str, ...] = ()
     begun: Begun | None = None
     stopped_at: tuple[str, ...] = ()
+    stopped: Stopped | None = None
 
     @property
     def ok(self) -> bool:
-        """True if the launch finished."""
+        """True if the launch finished, or ended as it was told to."""
         return self.status is LaunchStatus.COMPLETED
 
     @property

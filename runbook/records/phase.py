@@ -126,6 +126,13 @@ class Phase(ABC):
         """Ids of the checks that a GO on nodes of a cluster needs beside the profile's. Pure."""
         return ()
 
+    def excluded(self, context: PlanContext) -> str:  # noqa: ARG002
+        """Why the settings given leave it nothing to do; it then plans nothing. Pure.
+
+        Whoever names it is refused; in a run of all phases its rows are SKIPPED with this reason.
+        """
+        return ""
+
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """The toggles that its arms decide, as the arm has them that stands for all other phases.
 

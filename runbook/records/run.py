@@ -306,6 +306,12 @@ class Invocation:
             words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
 
+    def production_line(self) -> str:
+        """The launch by the shipped plan that starts production behind a GO of this run."""
+        plain = Invocation(profile=self.profile)
+        asked = replace(self, plan=DEFAULT_PLAN, protocol=plain.protocol, aa=plain.aa)
+        return replace(asked, seed=plain.seed, reference="", head="").line()
+
     @property
     def program(self) -> tuple[str, str]:
         """The command that begins such a run, and goes on with it."""

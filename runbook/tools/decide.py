@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import read_given
+from runbook.files import LARGEST_TABLE_BYTES, read_given
 from runbook.read.rows import is_number
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
@@ -83,7 +83,7 @@ class Table:
         The column `step`, if there is one, has to rise by the same, and `tokens` may not change.
         """
         if self.has("step"):
-            self._whole_run(self.numbers("step", above=-1.0))
+            self._whole_run(self.steps())
         if not self.has("tokens"):
             return
         tokens = self.numbers("tokens")
@@ -95,6 +95,15 @@ class Table:
                 " in every step",
                 hint="steps of two workloads cannot be compared: give the rows of one",
             )
+
+    def steps(self) -> FloatArray:
+        """The column `step`. Raises UsageError for cells that are no step's number."""
+
+        def read(cell: str) -> float | None:
+            value = float(cell) if is_number(cell) else math.nan
+            return value if value >= 0 and value.is_integer() else None
+
+        return np.array(self._cells("step", "whole numbers from 0", read))
 
     def _whole_run(self, steps: FloatArray) -> None:
         rises = np.diff(steps)
@@ -174,7 +183,7 @@ def read_table(path: Path) -> Table:
 
 def _text_of(path: Path) -> tuple[bytes, str]:
     try:
-        data = read_given(path, pipe=True)
+        data = read_given(path, pipe=True, most=LARGEST_TABLE_BYTES)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
@@ -279,7 +288,7 @@ def _steady(table: Table, given: Given) -> Decision:
 def _memory(table: Table, given: Given) -> Decision:
     table.need("step", "mem_mib", hint="needed: one row per step, memory in column mem_mib")
     table.one_run()
-    return memory_plateau(table.numbers("step", above=-1.0), table.numbers("mem_mib"), **given)
+    return memory_plateau(table.steps(), table.numbers("mem_mib"), **given)
 
 
 def _scaling(table: Table, given: Given) -> Decision:

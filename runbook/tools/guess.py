@@ -16,6 +16,7 @@ from pathlib import Path
 
 from runbook.console import in_one_line
 from runbook.errors import UsageError
+from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.read.documents import CONSOLE_LOG, OWN_FOLDER
 from runbook.read.own_log import Row, lines_of, named_fields, rows_of
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
@@ -96,7 +97,7 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
     """
     looked = list(_without_loss(run_dir))
     for log, path in _candidates(run_dir):
-        lines = lines_of(path.read_bytes())[0]
+        lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
         rows = tuple(rows_of(log, lines))
         looked.append(f"{log.path}: {len(rows)} rows")
         if len(rows) < _FEWEST:
@@ -163,7 +164,7 @@ def _header(path: Path) -> list[str]:
 def _fields(path: Path) -> list[str]:
     """The fields of the documents in a file's lines, those of lines with a loss before others."""
     found: dict[str, None] = {}
-    for line in lines_of(path.read_bytes())[0]:
+    for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]:
         fields = named_fields(line)
         if any(name in fields for name in _NAMES["loss"]):
             return list(fields)

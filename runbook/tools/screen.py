@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import ENV_JSON, Event, ExitCode
+from runbook.files import read_bytes
 from runbook.launch.detectors import Anomaly
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankState
@@ -165,7 +166,7 @@ def _is_number(value: object) -> bool:
 def _lines_of(path: Path) -> list[str]:
     """`kind: text` of every anomaly that was written down."""
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in read_bytes(path).splitlines()]
     except (OSError, ValueError):
         return []
     return [f"{row.get('kind')}: {row.get('text')}" for row in rows if isinstance(row, dict)]
@@ -173,7 +174,7 @@ def _lines_of(path: Path) -> list[str]:
 
 def _document(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -14,6 +14,7 @@ from nsa.settings import load_config
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
+from runbook.files import read_bytes
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -85,7 +86,7 @@ def with_choices(target: Target, settings: Settings, *, steps: int | None = None
 
 def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
     try:
-        record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+        record = RunRecord.model_validate_json(read_bytes(folder / "run.json"))
     except ValidationError as error:
         raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
     bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
@@ -121,7 +122,7 @@ def _failed(entry: LaunchEntry) -> bool:
 
 def _launch_of(path: Path) -> Launch:
     try:
-        document = json.loads((path / LAUNCH_JSON).read_bytes())
+        document = json.loads(read_bytes(path / LAUNCH_JSON))
         launch = Launch.model_validate(document["launch"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}/{LAUNCH_JSON} cannot be read: {error}") from error
@@ -132,7 +133,7 @@ def _launch_of(path: Path) -> Launch:
 
 def _failed_step(path: Path) -> int:
     try:
-        document = json.loads((path / RESULT_JSON).read_bytes())
+        document = json.loads(read_bytes(path / RESULT_JSON))
         return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0

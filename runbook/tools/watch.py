@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
+from runbook.files import read_bytes
 from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.flight import read_flights
 from runbook.launch.incident import (
@@ -113,7 +114,7 @@ def _silence(state: RankState) -> float:
 def _added(path: Path, before: dict[Path, int]) -> str:
     """What was appended to a stack file since then."""
     start = before.get(path, 0)
-    data = path.read_bytes()
+    data = read_bytes(path)
     return (data[start:] if len(data) > start else data).decode("utf-8", "replace")
 
 
@@ -172,6 +173,7 @@ class Watcher:
         `warn` gets what is not watched, once it trains or is over; `show` is called at each look.
         """
         count = 0
+        self.ranks.update()
         while True:
             over = self.over
             for anomaly in self.look():
@@ -180,6 +182,8 @@ class Watcher:
             if over or self._trains:
                 for line in self.blind_spots():
                     warn(line)
+            if self.over and not over:
+                continue  # what it wrote last is read before its end is shown
             show()
             if over:
                 return count
@@ -253,3 +257,12 @@ def is_run_directory(path: Path) -> bool:
         return False
     named = any((path / name).exists() for name in (TRAINING_CSV, LAUNCH_JSON))
     return named or bool(heartbeat_files(path))
+
+
+def is_over(path: Path) -> bool:
+    """Has every rank that left heartbeats there said its exit, or died?"""
+    ranks = follow(path)
+    ranks.update()
+    states = list(ranks.ranks.values())
+    ranks.close()
+    return bool(states) and all(state.ended for state in states)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.attention.mutants import CONTROL, MODEL_MUTANTS, MUTANTS, Mutant, is_killed
+from tests.tiers import by_tier, is_sampled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,9 +50,13 @@ def fate() -> Iterator[Callable[[Mutant], str]]:
             process.stdin.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mutant", (*MUTANTS, *MODEL_MUTANTS), ids=lambda m: m.name.replace(" ", "-")
+    "mutant",
+    by_tier(
+        (*MUTANTS, *MODEL_MUTANTS),
+        fast=lambda mutant: is_sampled(mutant.name, mutant.path),
+        name=lambda mutant: mutant.name.replace(" ", "-"),
+    ),
 )
 def test_mutant_is_killed(mutant: Mutant, fate: Callable[[Mutant], str]) -> None:
     assert fate(mutant) == "killed", f"no test noticed: {mutant.name}"

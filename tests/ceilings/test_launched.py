@@ -24,6 +24,7 @@ from runbook.records.evidence import LaunchEvidence
 from runbook.registry import phases
 from tests.executed import note
 from tests.phases import builder
+from tests.tiers import by_tier
 
 CPU = builder.context("cpu")
 CUDA = torch.cuda.is_available()
@@ -76,6 +77,7 @@ def test_one_process_has_no_link_to_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CUDA, reason="this machine has a CUDA device")
+@pytest.mark.slow
 def test_a_missing_device_is_refused_in_words(tmp_path: Path) -> None:
     words = tuple("cuda" if word == "cpu" else word for word in planned().argv)
     _, result = run(tmp_path, planned().model_copy(update={"argv": words}))
@@ -120,7 +122,7 @@ class Spoiler(Observer):
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("signal", by_tier(("SIGKILL", "SIGSTOP"), fast="SIGKILL".__eq__))
 def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal: str) -> None:
     import signal as signals
 
@@ -135,6 +137,7 @@ def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal
 
 @pytest.mark.e2e
 @pytest.mark.executes("-m nsa.ceilings")
+@pytest.mark.slow
 def test_the_printed_line_works_when_pasted(tmp_path: Path) -> None:
     line = planned().command_line()
     done = subprocess.run(

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
-from runbook.console import Console, counted, drop, printable, short_caveat, verdict_text
+import runbook
+from runbook.cli._github import LogConsole
+from runbook.console import (
+    Console,
+    counted,
+    drop,
+    page_of,
+    painted,
+    printable,
+    short_caveat,
+    verdict_text,
+)
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -184,3 +197,62 @@ def test_a_reader_that_goes_away_ends_what_is_short_and_not_what_goes_on_for_hou
             console.result("three")
         told = "nobody reads stdout any more: this goes on, and writes its files\n"
         assert err.getvalue() == (told if outlives else "")
+
+
+# What ends a line, moves the cursor, colors, hides, or turns the reading direction around.
+FORGED = [
+    "boom\nGO (2 ranks on CPU; forged)",
+    "boom\r\nGO (forged)",
+    "boom\rGO (forged)",
+    "boom\x85GO (forged)\x0bGO\x0cGO\x1cGO",
+    "boom\u2028GO (forged)\u2029GO",
+    "\x1b[2K\x1b[1GGO (forged)\x1b[32mGO\x1b[0m\x9b2J",
+    "\u202e)degrof( OG\u2066x\u200b",
+]
+
+
+@pytest.mark.parametrize("text", FORGED)
+@pytest.mark.parametrize("kind", [Console, LogConsole])
+def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
+    kind: type[Console], text: str
+) -> None:
+    """On a terminal with color; the console's own colors stay."""
+    out, err = Terminal(), Terminal()
+    console = Console(stdout=out, stderr=err)
+    if kind is LogConsole:
+        console = LogConsole(console)
+    console.result(text, text)
+    console.result(console.paint("GO", "good") + text)
+    console.progress(text)
+    console.error(text)
+    if console.is_live:
+        console.draw([text])
+        console.draw([])
+    console.table(("A",), [(text,)])
+    console.page(page_of([text, painted("GO", "good") + text]))
+    shown = out.getvalue() + ("" if kind is LogConsole else err.getvalue())
+    own = {"\x1b[32mGO\x1b[0m": 2, "\r\x1b[J": int(console.is_live)}
+    for code, count in own.items():
+        assert shown.count(code) == count
+        shown = shown.replace(code, "")
+    assert len(shown.splitlines()) == 9 + console.is_live
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert not any(line.startswith("GO (") for line in shown.splitlines())
+
+
+def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> None:
+    """A page is put together of lines by `page_of`, of cells, or of the program's own words."""
+    pages, others = set(), set()
+    for path in sorted(Path(runbook.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name.endswith("console.page"):
+                pages.add(path.stem)
+            if name == "print" or name.endswith(("stdout.write", "stderr.write")):
+                others.add(path.stem)
+    assert pages == {
+        *("__init__", "guide", "completion", "lists"),  # help, scripts, pages of the manual
+        *("_observers", "finished", "questions", "history", "_dry_run", "export"),
+    }
+    # What they write is read by a program, or is the log of a node.
+    assert others == {"nvml", "keeper", "shim", "agent", "on_nodes"}

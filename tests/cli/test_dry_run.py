@@ -192,6 +192,7 @@ def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_measured_steps_are_the_estimate_and_nothing_is_left(tmp_path: Path) -> None:
     words = ("run", "--dry-run", "--measure", "--json", "--profile", "cpu")
     scratch = tmp_path / "scratch"

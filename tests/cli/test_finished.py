@@ -62,6 +62,17 @@ def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Pat
     assert ended.code == 0 and "changed since the run" not in ended.out
 
 
+@pytest.mark.parametrize("command", ["report", "judge"])
+def test_a_folder_that_is_a_link_out_of_the_run_is_told(
+    finished: Path, tmp_path: Path, command: str
+) -> None:
+    """What is read through it is no file of the run, whatever it says."""
+    (tmp_path / "elsewhere").mkdir()
+    (finished / "baseline").symlink_to(tmp_path / "elsewhere")
+    ended = inside(command, cwd=tmp_path)
+    assert "changed since the run: baseline: a symbolic link; see runbook verify" in ended.err
+
+
 @pytest.mark.parametrize(
     "words",
     [("report",), ("compare", "RUN", "RUN")],

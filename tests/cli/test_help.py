@@ -12,7 +12,7 @@ import pytest
 
 from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
-from runbook.cli._parser import CommandParser, number_type, parse_all
+from runbook.cli._parser import CommandParser, number_type, parse_all, path_type
 from runbook.cli.guide import overview
 from runbook.defaults import DEFAULT_OUT, DEFAULT_PLAN
 from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
@@ -38,7 +38,7 @@ def gaps(parser: CommandParser) -> list[str]:
         name, text = "/".join(action.option_strings) or str(action.metavar), action.help or ""
         if not DEFAULT.search(text):
             found.append(f"{name}: no word of its default")
-        if action.type not in (None, str, Path) and not UNIT.search(text):
+        if action.type not in (None, str, path_type) and not UNIT.search(text):
             found.append(f"{name}: a number without a unit")
     return found
 

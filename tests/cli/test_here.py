@@ -76,6 +76,18 @@ def test_the_newest_run_gives_its_verdict_with_what_it_leaves_out(tmp_path: Path
     assert commands == [f"runbook report artifacts/{RUN}", f"runbook verify artifacts/{RUN}"]
 
 
+def test_a_go_leads_to_its_launch_with_everything_that_was_given(tmp_path: Path) -> None:
+    asked = {"profile": "cpu", "settings": {"train.lr": "1e-4"}, "options": {"profile": "cpu"}}
+    finish(tmp_path, **asked)
+    launch = "runbook launch --profile cpu --set train.lr=1e-4"
+    assert told(tmp_path)[1][1] == launch
+    for name, changed in enumerate(
+        ({"options": {"plan": "production"}}, {"profile_document": {"own_trainer": {"x": 1}}})
+    ):
+        finish(tmp_path, name=f"2026020{name + 1}T000000Z-abc1234", **asked | changed)
+        assert not [one for one in told(tmp_path)[1] if "launch" in one]
+
+
 def phase_with(status: str, kind: str = "trainer") -> dict[str, object]:
     return {"launches": [{"launch": {"kind": kind}, "result": {"status": status}}]}
 

@@ -13,17 +13,82 @@ import pytest
 from runbook.cli import live, main
 from runbook.cli.live import begun_in
 from runbook.errors import UsageError
+from runbook.launch.ranks import RankWatch
 from tests.cli.shell import inside
 
 
-def test_the_folder_above_the_runs_is_refused_and_the_newest_run_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def launched(folder: Path, name: str, *, ended: bool = True) -> Path:
+    """A run directory as of a launch by hand, which its link `latest` names."""
+    run = folder / name
+    run.mkdir(parents=True)
+    (run / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
+    beat = {"event": "exit" if ended else "step_end", "token": "ab", "step": 1, "rank": 0}
+    (run / "heartbeat_rank0.jsonl").write_text(json.dumps(beat | {"code": 0}) + "\n")
+    (folder / ".next").symlink_to(name)
+    (folder / ".next").replace(folder / "latest")
+    return run
+
+
+def test_the_folder_above_the_runs_means_the_newest_of_them(tmp_path: Path) -> None:
+    launched(tmp_path / "artifacts", "20260101T000000Z-abc")
+    shown = inside("watch", "artifacts", "--once", cwd=tmp_path)
+    assert shown.code == 0
+    assert "read artifacts/latest once; 0 anomalies, 1 rows read\n" in shown.err
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
+    before: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = tmp_path / "20260101T000000Z-abc"
-    run.mkdir()
-    (tmp_path / "latest").symlink_to(run.name)
-    assert main(["watch", str(tmp_path), "--halt", "1"]) == 2
-    assert f"{tmp_path}/latest is" in capsys.readouterr().err
+    """The order of the documents; the folder may not be there yet, or its newest run be over."""
+    folder = tmp_path / "artifacts/m7c_125m_2xa100_prod"
+    if before:
+        launched(folder, "20260101T000000Z-abc")
+    monkeypatch.setattr(live, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
+    assert main(["watch", str(folder), "--halt", "1", "--interval", "30"]) == 0
+    said = capsys.readouterr().err
+    why = f"{folder}/latest is over" if before else "it is not there yet"
+    assert f"waiting for a run to begin in {folder}, 300 s at most: {why}\n" in said
+    assert f"watching {folder}/latest; an anomaly will halt the run\n" in said
+    assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 rows" in said
+
+
+def test_a_run_that_is_over_is_told_once_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = launched(tmp_path, "20260101T000000Z-abc")
+    wait, waits = RankWatch.wait, []
+
+    def waited(watch: RankWatch, within_s: float, **more: int) -> None:
+        waits.append(within_s)
+        wait(watch, 0.0, **more)
+
+    monkeypatch.setattr(RankWatch, "wait", waited)
+    assert main(["watch", str(run)]) == 0
+    assert capsys.readouterr().err.count("ended at step 1") == 1
+    assert set(waits) == {0.0}, "it paused"
+
+
+def test_the_end_of_a_run_that_is_watched_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = launched(tmp_path, "20260101T000000Z-abc", ended=False)
+    wait = RankWatch.wait
+
+    def end(watch: RankWatch, within_s: float, **more: int) -> None:
+        """The rank ends in the first pause."""
+        if within_s:
+            beat = {"event": "exit", "token": "ab", "code": 0, "step": 2, "rank": 0}
+            with (run / "heartbeat_rank0.jsonl").open("a") as stream:
+                stream.write(json.dumps(beat) + "\n")
+        wait(watch, 0.0, **more)
+
+    monkeypatch.setattr(RankWatch, "wait", end)
+    assert main(["watch", str(run), "--interval", "0.1"]) == 0
+    assert capsys.readouterr().err.count("ended at step 2") == 1
 
 
 def test_the_folder_of_a_whole_run_is_refused_and_its_newest_launch_named(
@@ -94,20 +159,20 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         (tmp_path / "run").mkdir()
         (tmp_path / "latest").symlink_to("run")
     with pytest.raises(UsageError, match=r"no run has begun in .* within 0\.2 s"):
-        begun_in(tmp_path, interval_s=0.05, within_s=0.2)
+        begun_in(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None)
 
 
 def test_a_run_that_begins_in_the_folder_itself_is_waited_for(tmp_path: Path) -> None:
     later = threading.Timer(0.2, (tmp_path / "training.csv").touch)
     later.start()
-    assert begun_in(tmp_path, interval_s=0.05, within_s=30) == tmp_path
+    assert begun_in(tmp_path, interval_s=0.05, within_s=30, tell=lambda _: None) == tmp_path
     later.join()
 
 
 def test_a_directory_that_is_not_there_is_called_that(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["watch", str(tmp_path / "nowhere")]) == 2
+    assert main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
     assert "no such directory" in capsys.readouterr().err
 
 

@@ -187,6 +187,8 @@ def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message
         ("export --to csv", "--to: expected 2 arguments"),
         ("history --csv --otu x", "unknown option --otu (did you mean '--out'?)"),
         ("launch --profile cpu --until", "--until: expected one argument"),
+        ("launch --phase smoke", "unknown option --phase (here it is --until)"),
+        ("launch --dry-run --measure", "unknown option --measure (`runbook run` has it)"),
         ("launch --profile cpu --untl smoke", "unknown option --untl (did you mean '--until'?)"),
         (
             "init --trainer t --tokens-per-rank 0",
@@ -217,7 +219,7 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
         "--gpu-hour-price: must be a number, 0 or more, not '-1'",
         "--seed: must be a whole number, 0 or more, not 'x'",
         "unknown option --sed (did you mean '--seed'?)",
-        "no profile 'h200x2' (did you mean 'h200x1'?); there are: ",
+        "no profile 'h200x2' (did you mean 'h200x2_nvlink'?); there are: ",
         "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
         "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
         "no phase 'basline' (did you mean 'baseline'?); there are: ",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -61,11 +62,12 @@ def test_a_launch_that_ends_badly_has_a_line() -> None:
     with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
         observer.launch_started(launch, 2)
         observer.launch_finished(
-            launch, LaunchResult(status=LaunchStatus.HUNG, cause="rank 1 silent for 180 s\x1b[2J")
+            launch,
+            LaunchResult(status=LaunchStatus.HUNG, cause="rank 1 silent\nGO (forged)\x1b[2J"),
         )
     assert err.getvalue().splitlines() == [
         "      baseline/run1 starts again (attempt 2)",
-        "      baseline/run1 hung: rank 1 silent for 180 s\\x1b[2J",
+        "      baseline/run1 hung: rank 1 silent\\nGO (forged)\\x1b[2J",
     ]
 
 
@@ -110,6 +112,34 @@ def test_a_pipe_hears_what_runs_word_for_word() -> None:
         "      2/2 baseline/run1  step 30/100  writing a checkpoint, 12 s  ranks 2/2"
         "  34 %  2 min 40 s left",
     ]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["after it", "just before it"])
+def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool) -> None:
+    err, record = io.StringIO(), samples.go().phases[1]
+
+    class Held(Console):
+        """Comes to write what goes on while the phase ends."""
+
+        def progress(self, text: str) -> None:
+            if begun and "step 30/100" in text:
+                ending.start()
+                ending.join(0.5)  # it waits; else its line would be there by now
+            super().progress(text)
+
+    clock = Clock()
+    observer = TextObserver(Held(stdout=io.StringIO(), stderr=err), clock=clock)
+    running(observer, clock)
+    ending = threading.Thread(target=observer.phase_finished, args=(record,))
+    if begun:
+        observer.show()
+        ending.join()
+    else:
+        observer.phase_finished(record)
+        observer.show()
+    lines = err.getvalue().splitlines()
+    assert ("step 30/100" in lines[-2]) is begun
+    assert lines[-1].startswith(f" 2/2 {record.name}")
 
 
 def test_a_pipe_hears_it_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from runbook.collect.host import ask_torch
 from runbook.collect.preflight import collect_preflight
 from runbook.collect.probe import Draft, finish, run_tool
 from runbook.records.evidence import Fact
+from tests.shared import crowded
 
 CANARY = "canary-77aa88bb99cc"
 
@@ -168,7 +169,7 @@ def test_a_tool_that_cannot_be_ended_is_not_waited_for() -> None:
     began = time.monotonic()
     stuck = run_tool(["sh", "-c", "setsid sleep 20 & wait"], timeout_s=0.5)
     assert stuck.problem == "sh: no answer within 0.5 s, and it does not end"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < crowded(10)
 
 
 def test_an_interrupt_stays_one_when_the_tool_ends_by_itself_meanwhile() -> None:

@@ -141,7 +141,11 @@ def test_how_a_shell_differs_from_a_run_that_goes_on() -> None:
 
 
 def test_the_safe_mode_overrides_what_lies_below_it_only() -> None:
-    changed = {"NSA_DDP_COMPRESS": "off", "NSA_DDP_STATIC_GRAPH": "0"}
+    changed = {
+        "NSA_DDP_COMPRESS": "off",
+        "NSA_DDP_STATIC_GRAPH": "0",
+        "NSA_SDPA_NO_FLASH": "1",
+    }
     for settings, source in (
         (given(NSA_DDP_SAFE_MODE="1"), "safe mode (shell)"),
         (given("NSA_DDP_SAFE_MODE=1"), "safe mode (--set)"),

@@ -307,3 +307,22 @@ def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: P
     assert "did you mean 'a100x2_pcie4'?" in str(caught.value)
     with pytest.raises(UsageError, match="cannot be read"):
         load_profile(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("a100x2", " (did you mean 'a100x2_nvlink' or 'a100x2_pcie3' or 'a100x2_pcie4'?); there"),
+        ("2xa100", " (did you mean 'a100x2_nvlink' or 'a100x2_pcie3' or 'a100x2_pcie4'?); there"),
+        ("H200x2", " (did you mean 'h200x2_nvlink'?); there"),
+        ("1xA100", " (did you mean 'a100x1'?); there"),
+        ("a100x2_pci4", " (did you mean 'a100x2_pcie4'?); there"),
+        ("a100x8", "; there"),
+        ("8xh100", "; there"),
+        ("", "; there"),
+    ],
+)
+def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_profile(typed)
+    assert f"no profile {typed!r}{meant} are: a100x1, " in str(caught.value)

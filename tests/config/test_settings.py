@@ -18,7 +18,7 @@ def test_toggles_variables_and_config_keys_are_told_apart() -> None:
 
 
 def test_values_may_hold_equals_signs_and_words_that_yaml_would_bend() -> None:
-    assert parse_settings(["train.out_dir=a=b"]).config_overrides == {"train.out_dir": "a=b"}
+    assert parse_settings(["data.local_path=a=b"]).config_overrides == {"data.local_path": "a=b"}
     assert parse_settings(["NSA_DDP_COMPRESS=off"]).toggles == {"NSA_DDP_COMPRESS": "off"}
     assert parse_settings(["runtime.use_flash=false"]).config_overrides == {
         "runtime.use_flash": False
@@ -63,6 +63,23 @@ def test_contradictions_are_told() -> None:
 @pytest.mark.parametrize("pair", ["runtime.use_flash=1", "train.seed=true", "train.steps=1.5"])
 def test_types_are_strict(pair: str) -> None:
     with pytest.raises(UsageError, match=pair.split("=")[0]):
+        parse_settings([pair])
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ("train.seed=99999999999999999999999", f"less than or equal to {2**63 - 1}, got 9999"),
+        ("train.steps=99999999999", f"less than or equal to {2**31 - 1}, got 99999999999"),
+        ("train.seq_len=99999999999", f"less than or equal to {2**31 - 1}"),
+        ("train.lr=1e400", "a finite number, got inf"),
+        ("train.out_dir=/etc", "every launch has a folder of its own in the run's; --out names"),
+    ],
+)
+def test_a_number_that_no_launch_can_have_is_refused_before_any_starts(
+    pair: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"--set {pair.split('=')[0]}: .*{said}"):
         parse_settings([pair])
 
 

@@ -19,7 +19,6 @@ from tests.train.launching import ROOT
 
 pytest.importorskip("datasets", reason="the extra fineweb is not installed")
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.slow
 
 SHARES = """
 import json

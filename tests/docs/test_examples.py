@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.examples.__main__ import REPORTS, command, page, profile_document, verdict_line
 from benchmarks.examples.catalog import EXAMPLES, Example
-from benchmarks.examples.pictures import SCREENS, picture_name
+from benchmarks.examples.pictures import SCREENS, WHOLE, picture_name, whole_name
 from runbook.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +55,7 @@ def test_its_pictures_are_there(example: Example) -> None:
     for width, _ in SCREENS:
         for dark in (False, True):
             assert (IMAGES / picture_name(example.name, width, dark=dark)).is_file()
+    assert (IMAGES / whole_name(WHOLE)).is_file()
 
 
 def test_it_can_be_planned(

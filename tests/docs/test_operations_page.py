@@ -52,8 +52,8 @@ ELSEWHERE = {
     "test_halt_stops_all_ranks_on_the_same_step",
     "runbook toggles --preset NAME": "tests/config/test_presets.py::"
     "test_it_is_shown_with_lines_to_paste",
-    "runbook watch artifacts/m7c_125m_2xa100_prod/latest": "tests/tools/test_watch.py::"
-    "test_watch_on_the_command_line",
+    "runbook watch artifacts/latest": "tests/tools/test_watch.py::test_watch_on_the_command_line",
+    "runbook stacks artifacts/latest": "tests/tools/test_watch.py::test_stacks_of_live_ranks_only",
 }
 
 
@@ -68,14 +68,20 @@ def commands(text: str) -> list[str]:
         elif fenced and not yaml_follows:
             shell.append(line.strip())
         elif not fenced:
-            prose.append(line)
+            # Of a table the first column has what was typed elsewhere, or what the line is for.
+            prose.append(re.sub(r"^\|[^|]*\|", "", line))
     joined = re.sub(r"\\\n\s*", "", "\n".join(shell))
     found += [re.sub(r"\s{2,}#.*$", "", line).strip() for line in joined.splitlines()]
     found += re.findall(r"`([^`\n]+)`", "\n".join(prose))
-    known = (*PROGRAMS, "export", "NSA_PREFILL_BATCHED=1")
     # `export ...` speaks of lines, and is none.
     whole = [line for line in found if line and "..." not in line]
-    return sorted({line for line in whole if line.split()[0] in known})
+    return sorted({line for line in whole if program_of(line) in (*PROGRAMS, "export")})
+
+
+def program_of(line: str) -> str:
+    """The program that a line starts, behind the variables that it sets."""
+    words = (word for word in line.split() if not re.match(r"[A-Z_0-9]+=", word))
+    return next(words, "")
 
 
 LINES = commands(TEXT)
@@ -85,7 +91,7 @@ SIGNAL = [line for line in LINES if line.startswith(("cd ", "kill "))]
 SAMPLED = [line for line in LINES if line.startswith("watch ")]
 IN_A_DESK = [line for line in LINES if line in {one["typed"] for one in BLOCKS.values()}]
 FOLLOWED = [line for line in LINES if line.startswith("tail ")]
-PLANNED = [line for line in LINES if line.startswith("runbook run") and line not in ELSEWHERE]
+PLANNED = [line for line in LINES if "runbook run" in line and line not in ELSEWHERE]
 SHOWN = ["runbook toggles"]
 
 
@@ -117,10 +123,21 @@ def test_the_line_is_accepted(
     monkeypatch.setenv("HOME", str(tmp_path))
     (own,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "our_a100s.yaml").write_text(textwrap.dedent(own))
-    words = [str(Path(word).expanduser()) for word in shlex.split(line)[1:] if word not in STARTING]
+    variables, _, rest = line.partition("runbook run")
+    for word in variables.split():
+        monkeypatch.setenv(*word.split("=", 1))
+    words = ["run", *shlex.split(rest)]
+    words = [str(Path(word).expanduser()) for word in words if word not in STARTING]
     profile = [] if "--profile" in words else ["--profile", "a100x2_pcie4"]
     assert main([*words, "--dry-run", *profile]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_the_page_begins_with_the_cheatsheet_and_its_lines_are_typed_under_all_phases() -> None:
+    table = TEXT[TEXT.index("| cheatsheet | here |") :].partition("\n\n")[0]
+    assert TEXT.index(table) < TEXT.index("\n## Is this machine ready?")
+    typed = [line for line in PLANNED if f"`{line}`" in table and "=" in line]
+    assert len(typed) >= 9 and all("--phase all" in line for line in typed)
 
 
 def test_toggles_are_explained(capsys: pytest.CaptureFixture[str]) -> None:

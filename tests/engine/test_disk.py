@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli._observers import print_summary
+from runbook.console import Console
 from runbook.engine.journal import Journal, read_events
 from runbook.engine.refused import REMEDIES, refused
 from runbook.launch.observer import Observer
@@ -58,6 +61,35 @@ def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
     assert kept.phases[0].outcome == "PASS"
     assert not list(folder.glob("*.tmp"))
     assert not list(folder.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_screen_exit_code_and_record_agree_where_the_record_was_refused(
+    tmp_path: Path, quiet: bool
+) -> None:
+    """A NO-GO that no file holds is none; under --quiet it is said, too."""
+    sizes: list[int] = []
+
+    class Scale(Observer):
+        def phase_finished(self, record: PhaseRecord) -> None:
+            sizes.append(next(tmp_path.glob("whole/*/run.json")).stat().st_size)
+
+    failing = Toy("baseline", words=("--fault", "exit7"))
+    whole, _ = run(tmp_path / "whole", failing, observer=Scale())
+    assert whole.verdict is Verdict.NO_GO
+    for limit, verdict in ((-500, Verdict.INCOMPLETE), (500, Verdict.NO_GO)):
+        with largest_file(sizes[0] + limit):
+            told, folder = run(tmp_path / f"limited{limit}", failing)
+        kept = RunRecord.model_validate_json((folder / "run.json").read_text())
+        assert told.verdict is kept.verdict is verdict
+        _is_said(told, folder, quiet=quiet)
+
+
+def _is_said(told: RunRecord, folder: Path, *, quiet: bool) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    print_summary(Console(stdout=out, stderr=err, quiet=quiet), told, folder)
+    assert out.getvalue().startswith(told.verdict.value) and "fingerprint" not in out.getvalue()
+    assert "the run's files cannot be written" in (err if quiet else out).getvalue()
 
 
 def test_rows_that_a_run_has_not_come_to_say_what_to_do_about_the_disk(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     assert first.verdict is Verdict.NO_GO
     before = digests(folder / "baseline")
     record = extended(folder, AGAIN, *phases)
-    assert record.headline.startswith("GO for 2 of 74 checks, REPEATED (baseline after FAIL)")
+    assert record.headline.startswith("GO for 2 of 76 checks, REPEATED (baseline after FAIL)")
     assert digests(folder / "baseline.repeated1") == before
     (told,) = record.phases[0].repeated
     assert (told.outcome, told.folder) == (Outcome.FAIL, "baseline.repeated1")

@@ -46,6 +46,11 @@ def test_a_launch_takes_its_start_up_and_its_steps() -> None:
         assert forecast(launch, PACE, PROFILE) is None
 
 
+def test_a_leg_takes_the_steps_after_its_checkpoint() -> None:
+    leg = BASE.model_copy(update={"steps": 500, "after": 400})
+    assert forecast(leg, PACE, PROFILE) == 10.0 + 100 * 0.25
+
+
 def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_same() -> None:
     whole, share = plan("single_gpu")[:2]
     assert forecast(whole, PACE, PROFILE) == 10.0 + 100 * 0.5

@@ -15,7 +15,7 @@ import pytest
 from runbook.config import load_profile
 from runbook.engine.intact import profile_problems
 from runbook.engine.outputs import record_text, run_files, write_manifest, write_reports
-from runbook.engine.verify import verify_run
+from runbook.engine.verify import Verification, verify_run
 from runbook.records import RunRecord
 from tests.engine.toys import Toy, run, setup
 
@@ -37,8 +37,12 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 
 def differences(folder: Path, fingerprint: str = "") -> tuple[str, ...]:
+    return verify(folder, fingerprint).differences
+
+
+def verify(folder: Path, fingerprint: str = "") -> Verification:
     made = setup(folder.parent, *PHASES.values())
-    return verify_run(folder, fingerprint=fingerprint, phases=PHASES, setup=made).differences
+    return verify_run(folder, fingerprint=fingerprint, phases=PHASES, setup=made)
 
 
 def forge(folder: Path, change: Callable[[Document], None]) -> None:
@@ -203,6 +207,14 @@ def test_an_entry_that_the_run_did_not_make(folder: Path, name: str) -> None:
     assert any(sign in text for text in differences(folder))
 
 
+def test_a_manifest_whose_lines_are_there_twice(folder: Path) -> None:
+    path = folder / "MANIFEST.sha256"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line + line for line in lines))
+    name = lines[0].split("  ")[1].strip()
+    assert any(f"line 2 names {name} again" in text for text in differences(folder))
+
+
 def test_a_new_file_in_a_new_manifest_is_still_unknown_to_the_record(folder: Path) -> None:
     (folder / "more.csv").write_text("1\n")
     write_manifest(folder)
@@ -216,9 +228,11 @@ def test_a_file_that_became_a_link_to_its_copy(folder: Path, tmp_path: Path) -> 
     assert "baseline/run1/training.csv: a symbolic link" in differences(folder)
 
 
-def test_a_folder_of_another_name(folder: Path) -> None:
-    other = folder.rename(folder.with_name("20300101T000000Z-0000000"))
-    assert f"the folder is {other.name}, its run {folder.name}" in differences(other)
+def test_a_folder_of_another_name_is_the_same_evidence(folder: Path) -> None:
+    copy = Path(shutil.copytree(folder, folder.with_name("kept copy")))
+    found = verify(copy)
+    assert found.ok and found.note == f"the folder is kept copy, its run {folder.name}"
+    assert verify(folder).note == ""
 
 
 def test_a_run_is_verified_through_a_link_to_its_folder(folder: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ EVERY_PROFILE = ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
 SAFE = "NSA_DDP_SAFE_MODE=1"
 # What a phase decides for itself, so that a run of all phases cannot have it.
 DECIDED = {
-    *("NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1", "NSA_WINDOW=varlen", "NSA_WINDOW=masked"),
+    *("NSA_WINDOW=varlen", "NSA_WINDOW=masked"),
     *("NSA_SDPA_AUDIT=0", "NSA_NVTX=0", "NSA_OPT_FUSED=1"),
     *("NSA_DISABLE_CSV_LOGS=1", "NSA_TEST_SEL_PACK=0"),
     *("NSA_USE_TRITON_SEL=1", "NSA_USE_TRITON_SEL=auto"),
@@ -73,23 +73,45 @@ def test_one_process_without_ddp_has_no_use_for_either() -> None:
     prepare(RunOptions(profile="cpu", phases="single_gpu", settings=(SAFE,)))
 
 
+@pytest.mark.parametrize("protocol", ["blocks", "launches"])
+def test_a_phase_that_a_setting_forbids_is_refused_by_name_and_starts_nothing_among_all(
+    protocol: str,
+) -> None:
+    text = refusal(SAFE, phases="baseline,fused_adamw", protocol=protocol)
+    assert f"{SAFE} forbids NSA_OPT_FUSED=1, so this needs a run without it" in text
+    assert "leave out the setting, or the phase (--phase) (planned in fused_adamw)" in text
+    plan = plan_all(RunOptions(profile="cpu", settings=(SAFE,), protocol=protocol))
+    assert [phase.name for phase, launches in plan if not launches] == ["fused_adamw"]
+
+
+@pytest.mark.parametrize("source", ["shell", "--set"])
 @pytest.mark.parametrize(
-    ("phase", "other"),
+    ("setting", "arms"),
     [
-        ("sdpa_audit", "NSA_SDPA_FLASH_ONLY=1 (arm flash_only of phase sdpa_audit)"),
-        ("fused_adamw", "NSA_OPT_FUSED=1 (arm fused of phase fused_adamw)"),
+        ("NSA_SDPA_FLASH_ONLY=1", {"default": "1", "flash_only": "1", "no_flash": "0"}),
+        ("NSA_SDPA_NO_FLASH=1", {"default": "1", "flash_only": "0", "no_flash": "1"}),
     ],
 )
-def test_an_arm_that_cannot_run_under_a_setting(phase: str, other: str) -> None:
-    text = refusal(SAFE, phases=phase)
-    assert f"{SAFE} (--set) and {other} exclude each other" in text
-    assert f"name the phases without {phase} (--phase)" in text
+def test_a_setting_of_sdpa_is_what_the_audit_has_by_default(
+    setting: str, arms: dict[str, str], source: str
+) -> None:
+    name, _, value = setting.partition("=")
+    typed = (setting,) if source == "--set" else ()
+    shell = {} if typed else {name: value}
+    plan = plan_all(RunOptions(profile="cpu", settings=typed, from_shell=shell))
+    (audit,) = next(launches for phase, launches in plan if phase.name == "sdpa_audit")
+    assert audit.schedule is not None
+    now = {arm: {**audit.env, **own}[name] for arm, own in audit.schedule.settings.items()}
+    assert now == arms
 
 
-def test_an_arm_that_has_a_launch_of_its_own() -> None:
-    settings = (SAFE, "NSA_DDP_COMPRESS=off")
-    text = refusal(*settings, phases="fused_adamw", protocol="launches")
-    assert "NSA_OPT_FUSED=1 (phase fused_adamw) exclude each other" in text
+def test_the_safe_mode_leaves_the_audit_without_the_arm_that_it_forbids() -> None:
+    plan = plan_all(RunOptions(profile="cpu", settings=(SAFE,)))
+    (audit,) = next(launches for phase, launches in plan if phase.name == "sdpa_audit")
+    assert audit.schedule is not None and set(audit.schedule.settings) == {"default", "no_flash"}
+    # Without DDP, too, flash is off: else the single GPU would be other work than the baseline.
+    flash = {one.env.get("NSA_SDPA_NO_FLASH") for _, all_of in plan for one in all_of if one.steps}
+    assert flash == {"1"}
 
 
 def test_a_setting_against_a_profile_of_ones_own(tmp_path: Path) -> None:
@@ -123,9 +145,10 @@ def test_the_dry_run_says_so_too_and_starts_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for more in (("--dry-run",), ()):
-        assert main(["run", *more, "--profile", "cpu", "--set", SAFE]) == 2
+        words = ["--profile", "cpu", "--phase", "fused_adamw", "--set", SAFE]
+        assert main(["run", *more, *words]) == 2
         shown = capsys.readouterr()
-        assert shown.out == "" and "NSA_OPT_FUSED=1 (arm fused of phase fused_adamw)" in shown.err
+        assert shown.out == "" and f"{SAFE} forbids NSA_OPT_FUSED=1" in shown.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -167,7 +190,7 @@ def test_what_is_planned_is_what_the_trainer_accepts(
                         pytest.fail(f"{setting}, {launch.phase}/{launch.name}: {error}")
     no_board = set() if importlib.util.find_spec("tensorboard") else {"NSA_TB_DISABLE=0"}
     on_cuda = set(NEEDS_CUDA) if profile == "cpu" else set()
-    never = {SAFE, "NSA_USE_FA2=1"}
+    never = {"NSA_USE_FA2=1"}
     # That profile asks for graphs of whole layers, which exclude these.
     graphs = {"NSA_COMPILE=graphs", "NSA_SEL_RANGES_V2=0"} if profile == "h200x1" else set()
     assert refused == {*never, *on_cuda, *DECIDED, *no_board, *graphs}
@@ -191,7 +214,6 @@ def test_what_needs_a_cuda_device() -> None:
     [
         ("NSA_DDP_BUCKET_MB=7", "bucket_sweep", "0.25"),
         ("NSA_OPT_FUSED=1", "fused_adamw", "0"),
-        ("NSA_SDPA_NO_FLASH=1", "sdpa_audit", "0"),
         ("NSA_WINDOW=varlen", "sdpa_audit", "auto"),
         ("NSA_NVTX=0", "nvtx", "1"),
         ("NSA_DISABLE_CSV_LOGS=1", "baseline", "0"),

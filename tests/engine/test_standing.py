@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.outputs import record_text, write_manifest
+from runbook.engine.pace import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.engine.standing import Standing, find_standing, require_standing
 from runbook.engine.validated import ground_of
@@ -32,7 +34,7 @@ from runbook.errors import UsageError
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests import executed
-from tests.cli.shell import runbook
+from tests.cli.shell import inside, runbook
 from tests.engine.test_scope import phase, record
 from tests.shared import once
 
@@ -50,7 +52,7 @@ def accepted(folder: Path) -> tuple[Path, str]:
     words = ("run", "--profile", "tiny.yaml", "--phase", "baseline", "--out", "runs")
     done = runbook(*words, cwd=folder, timeout_s=300)
     assert done.code == 0, done.out + done.err
-    (run,) = (path.name for path in (folder / "runs").iterdir() if path.is_dir())
+    (run,) = (path.parent.name for path in folder.glob("runs/*/run.json"))
     return folder, run
 
 
@@ -65,7 +67,7 @@ def found(go: tuple[Path, str], *words: str, out: Path | None = None) -> Standin
     return find_standing(out or folder / "runs", profile, parse_settings(words))
 
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path, str]) -> None:
@@ -73,10 +75,29 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     options = RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
     setup = prepare(options)
     assert setup.profile.plan is not None
-    assert setup.profile.plan.go == f"{run}: GO for 2 of 74 checks, fewer steps " + (
+    assert setup.profile.plan.go == f"{run}: GO for 2 of 76 checks, fewer steps " + (
         "(baseline.steps=8, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
+
+
+def test_the_go_tells_time_and_cost_of_every_phase_by_its_own_rate(go: tuple[Path, str]) -> None:
+    folder, run = go
+    words = ("--profile", "tiny.yaml", "--out", "runs", "--dry-run", "--gpu-hour-price", "3600")
+    done = inside("launch", *words, cwd=folder)
+    assert done.code == 0 and "# refused" not in done.out, done.err
+    pace = pace_of_the_go(prepare(RunOptions(plan="production", profile=str(folder / "tiny.yaml"),
+                                             out=folder / "runs")))  # fmt: skip
+    assert pace is not None and 0.0 < pace.step_s < 30.0 and pace.launch.phase == "baseline"
+    rate = f"{pace.step_s:.2g} s per step and [^#]*, the rate of baseline/run1 in {run}"
+    assert len(re.findall(rate, done.out)) == 6  # sanity, smoke, extended twice, two legs
+    times = dict(re.findall(r"# \d/5 (\w+): .*\n(?:#   .*\n)*?#   time    (.*)\n", done.out))
+    assert list(times) == ["preflight", "sanity", "smoke", "extended", "production"]
+    cost = {name: re.search(r"cost about ([\d.]+) at 3600 per GPU hour", text)
+            for name, text in times.items()}  # fmt: skip
+    assert cost["production"] is not None
+    expected = 2 * pace.startup_s + 5000 * pace.step_s
+    assert float(cost["production"][1]) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.executes("runbook launch")
@@ -104,7 +125,8 @@ def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None
         out, _ = harness.communicate(timeout=200)
     executed.note(line, harness.returncode)
     assert harness.returncode == 130, out
-    (begun,) = (path for path in (folder / "runs").iterdir() if path.is_dir() and path.name != run)
+    assert re.search(r"production: 2 launches, about .*, at most 1 h 00 min", out), out
+    (begun,) = (p.parent for p in folder.glob("runs/*/run.json") if p.parent.name != run)
     shutil.rmtree(begun)  # the others look at the one run that was GO
 
 
@@ -314,7 +336,7 @@ def test_generated_tokens_in_place_of_documents_are_another_configuration(
     ("behind", "said"),
     [
         ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
-        ("RUN: GO for 2 of 74 checks", "BEHIND RUN, which was GO for 2 of 74 checks"),
+        ("RUN: GO for 2 of 76 checks", "BEHIND RUN, which was GO for 2 of 76 checks"),
         ("RUN: GO", ""),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,20 @@ def test_an_edit_of_any_file_is_named(folder: Path, name: str) -> None:
     EDITS[name](folder / name)
     found = verify(folder)
     assert not found.ok
+    assert any(name in text for text in found.differences)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EDITS if "new" not in name and name != "run.json"]
+)
+def test_a_file_without_an_end_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each a terabyte of nothing behind what it holds, which would take a day to read."""
+    for module in ("read.blocks", "engine.intact"):
+        monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
+    os.truncate(folder / name, 1 << 40)
+    found = verify(folder)
     assert any(name in text for text in found.differences)
 
 

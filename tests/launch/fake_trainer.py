@@ -19,6 +19,12 @@ from pathlib import Path
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 
+LEAVES = {
+    "raise": (1, "ValueError: injected"),
+    "nccl": (1, "DistBackendError: NCCL error: unhandled system error"),
+    "oom": (12, "out of memory: injected"),
+}
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
@@ -170,17 +176,29 @@ class Rank:
                 self.say("fetch")
             while True:
                 time.sleep(1)
-        elif kind == "raise":
-            return self.leave(1, "ValueError: injected")
-        elif kind == "nccl":
-            return self.leave(1, "DistBackendError: NCCL error: unhandled system error")
         elif kind == "watchdog":
             words = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, ALLREDUCE)"
             print(f"[rank{self.rank}]:[E ProcessGroupNCCL.cpp:632] {words}", flush=True)
             os.abort()
-        elif kind == "oom":
-            return self.leave(12, "out of memory: injected")
-        return None
+        elif kind in ("allocate", "fill"):
+            try:
+                self.take_too_much(kind)
+            except (MemoryError, OSError) as error:
+                return self.leave(1, f"{type(error).__name__}: {error}")
+        return self.leave(*LEAVES[kind]) if kind in LEAVES else None
+
+    def take_too_much(self, kind: str) -> None:
+        """Memory, or the disk: as a trainer does that removes what it could not write whole."""
+        if kind == "allocate":
+            bytearray(1 << 41)
+        part = self.folder / "part.tmp"
+        try:
+            with part.open("wb", buffering=0) as file:
+                for _ in range(64):
+                    file.write(bytes(1 << 16))
+                    time.sleep(0.02)
+        finally:
+            part.unlink()
 
 
 def start_bare() -> None:

@@ -13,7 +13,7 @@ from runbook.launch.observer import Observer
 from runbook.launch.place import Running, Start
 from runbook.read import read_launch
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
-from runbook.records import Begun, LaunchResult, LaunchStatus
+from runbook.records import Begun, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import fake_launch, run, trainer
 
 
@@ -21,8 +21,8 @@ from tests.launch.helpers import fake_launch, run, trainer
     ("body", "code", "status"),
     [
         ("def test_a(): pass", 0, LaunchStatus.COMPLETED),
-        ("def test_a(): assert 0", 1, LaunchStatus.COMPLETED),
-        ("", 5, LaunchStatus.COMPLETED),
+        pytest.param("def test_a(): assert 0", 1, LaunchStatus.COMPLETED, marks=pytest.mark.slow),
+        pytest.param("", 5, LaunchStatus.COMPLETED, marks=pytest.mark.slow),
         ("import nothing_of_that_name", 2, LaunchStatus.CRASHED),
         ("import os; os._exit(0)", 0, LaunchStatus.CRASHED),
     ],
@@ -76,3 +76,34 @@ def test_what_is_adopted_says_from_which_checkpoint_it_went_on(tmp_path: Path) -
     assert (adopted.begun, adopted.run_token) == (begun, first.run_token)
     assert LaunchResult.model_validate_json((folder / RESULT_JSON).read_text()) == adopted
     assert read_launch(tmp_path, launch, adopted).after == 4
+
+
+@pytest.mark.parametrize("words", [(), ("--deaf",)], ids=["it ends", "it is deaf"])
+def test_a_launch_that_its_plan_stops_is_told_to_end_and_that_is_its_good_end(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Whether its ranks did so at once is judged from their exit codes, and not here."""
+    launch = fake_launch(*words, nproc=1, steps=40).model_copy(
+        update={"stop": Stop(by="SIGTERM", steps=2)}
+    )
+    result = run(launch, tmp_path)
+    assert result.status is LaunchStatus.COMPLETED, result
+    assert result.stopped is not None and 2 <= result.stopped.step < 40
+    (rank,) = result.ranks
+    assert rank.steps_done is not None
+    assert (rank.code, rank.steps_done < 40) == ((0, False) if words else (13, True))
+
+
+def test_a_launch_that_its_plan_halts_finds_the_file(tmp_path: Path) -> None:
+    launch = fake_launch(nproc=1, steps=40).model_copy(update={"stop": Stop(by=".HALT", steps=2)})
+    result = run(launch, tmp_path)
+    assert result.stopped is not None
+    text = (tmp_path / launch.run_dir / ".HALT").read_text()
+    assert text == "planned, after 2 steps\n"
+
+
+def test_an_end_before_the_planned_one_is_no_good_end(tmp_path: Path) -> None:
+    launch = fake_launch("--fault", "sigkill", "--on-rank", "0", nproc=1, steps=20)
+    late = launch.model_copy(update={"stop": Stop(by="SIGTERM", steps=19)})
+    result = run(late, tmp_path)
+    assert (result.stopped, result.ok) == (None, False), result

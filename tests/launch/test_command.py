@@ -28,7 +28,7 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
         trainer("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--steps", "300"), tmp_path
     )
     assert command.argv[:3] == (sys.executable, "-m", "nsa.loopback")
-    assert "--local-addr=127.0.0.1" in command.argv
+    assert "--local-addr=127.0.0.1" in command.argv and "--log-dir=/dev/null" in command.argv
     assert f"--rdzv-endpoint=127.0.0.1:{command.port}" in command.argv
     assert command.argv[-5:] == ("--nproc_per_node=2", "-m", "nsa.train", "--steps", "300")
 

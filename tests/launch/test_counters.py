@@ -16,6 +16,7 @@ from runbook.launch.counters import NVML_PROGRAM, When, write_devices
 from runbook.read.documents import read_json_object
 from runbook.read.shapes import DEVICE_COUNTERS, DEVICES, shaped
 from tests.launch.nvml import Machine, nvidia_smi
+from tests.shared import crowded
 
 FIXTURES = Path(__file__).parents[1] / "collect" / "fixtures"
 
@@ -115,7 +116,7 @@ def test_a_library_that_hangs_ends_with_its_time(
     monkeypatch.setattr(counters, "NVML_PROGRAM", ("/bin/sh", "-c", "sleep 30"))
     began = time.monotonic()
     write_devices(tmp_path, When.AFTER, {}, hurry=True)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < crowded(6)
     document = json.loads((tmp_path / "devices_after.json").read_text())
     assert "no answer within 1 s" in document["problem"] and document["source"] == ""
 

@@ -18,6 +18,7 @@ from runbook.launch.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import fake_launch, run
+from tests.shared import crowded
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_fault_is_named_with_its_rank(
 ) -> None:
     began = time.monotonic()
     result = run(fake_launch("--fault", fault), tmp_path)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < crowded(10)
     assert result.status is status
     assert sign in result.cause
     agreed = ("nan", "halt")
@@ -85,7 +86,7 @@ def test_peers_that_do_not_listen_are_gone_within_two_seconds(tmp_path: Path) ->
     result = run(launch, tmp_path)
     # From its last word before it died: how long a busy machine took to start it is not asked.
     beats = (tmp_path / launch.run_dir / "heartbeat_rank1.jsonl").read_text().splitlines()
-    assert time.monotonic() - json.loads(beats[-1])["mono"] < 2
+    assert time.monotonic() - json.loads(beats[-1])["mono"] < crowded(2)
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
 
 
@@ -164,7 +165,7 @@ def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> N
 
     result = run(fake_launch(steps=10_000), tmp_path, observer=Stopper(), stop=stop)
     assert result.status is LaunchStatus.INTERRUPTED
-    assert time.monotonic() - asked[0] < 5
+    assert time.monotonic() - asked[0] < crowded(5)
     assert {exit_.code for exit_ in result.ranks} == {13}
 
 

@@ -90,6 +90,7 @@ def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
     """`.HALT` of a watcher reaches the result with the watcher's own words (real trainer)."""
     words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.shared import crowded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 STALL_S = 3.0
@@ -67,9 +69,15 @@ def inject(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, f
     return result, took
 
 
-def test_a_healthy_run(tmp_path: Path) -> None:
+def test_a_healthy_run_leaves_nothing_outside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(temporary := tmp_path / "temporary"))
+    temporary.mkdir()
     launch = trainer(8)
     result = run_launch(launch, tmp_path, observer=Observer())
+    # One folder for each person, which torch keeps and uses again, is its cache of compiled code.
+    assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getuser()}"}
     assert result.status is LaunchStatus.COMPLETED, result
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.problems == ()
@@ -84,7 +92,7 @@ def test_a_frozen_rank_is_named_with_a_stack(tmp_path: Path) -> None:
     result, took = inject(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGSTOP))
     assert (result.status, result.culprit_rank) == (LaunchStatus.HUNG, 1)
     assert result.cause.startswith("frozen: rank 1 is stopped")
-    assert took < STALL_S + 4  # threshold, evidence, end; with room for a busy machine
+    assert took < crowded(STALL_S + 4)  # threshold, evidence, end; with room for a busy machine
     stacks = [path for path in result.evidence if "stackdump_rank0" in path]
     assert stacks and "nsa/train" in (tmp_path / stacks[0]).read_text()
 
@@ -93,7 +101,7 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     result, took = inject(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGKILL))
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
     assert "SIGKILL" in result.cause
-    assert took < 5
+    assert took < crowded(5)
 
 
 def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
@@ -105,7 +113,7 @@ def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
     result, took = inject(tmp_path, kill_torchrun)
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, None)
     assert "parent was ended by SIGKILL" in result.cause
-    assert took < 5
+    assert took < crowded(5)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runbook.engine.outputs import check_manifest
 from tests.executed import note
 from tests.own.runs import COUNTING
 from tests.shared import once
@@ -88,7 +89,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     code, out, err = made[1]
     said = out + err
     assert code == "0", said
-    assert "GO for 5 of 74 checks, trainer counting: its data, model, gradients" in said
+    assert "GO for 5 of 76 checks, trainer counting: its data, model, gradients" in said
     assert "200 tokens a step as declared; function only" in said
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"
@@ -134,6 +135,26 @@ def test_a_run_outlives_whoever_reads_its_events(made: tuple[Path, list[str]]) -
     assert told.count("nobody reads stdout any more") == 1
     (record,) = (made[0] / "read").glob("*/run.json")
     assert json.loads(record.read_text("utf-8"))["verdict"] == "GO"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
+    made: tuple[Path, list[str]], words: tuple[str, ...]
+) -> None:
+    out = f"full{len(words)}"
+    typed = ("run", "--profile", "./counting.yaml", "--phase", "baseline", f"--out={out}", *words)
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "runbook", *typed],
+            cwd=made[0], text=True, stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    folder = next((made[0] / out).glob("*/run.json")).parent
+    assert check_manifest(folder) == []
+    assert run.stderr.count("stdout cannot be written (No space left on device)") == 1
+    if not words:
+        assert f"the run ended with GO; its files are in {out}/{folder.name}" in run.stderr
 
 
 def test_the_block_blocks(tmp_path: Path) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hypothesis import settings
-
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder, spoil
+from tests.tiers import examples
 
 WHERE = builder.context()
 NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
 TOO_MUCH = (Outcome.FAIL, Reason.ABOVE_LIMIT)
 WARNED = (Outcome.PASS, Reason.WARNING)
-FEW = settings(max_examples=25, deadline=None)
+FEW = examples(25)
 
 
 def said(check: Check) -> tuple[Outcome, Reason]:

@@ -76,6 +76,7 @@ _FACTS: dict[str, tuple[Any, str]] = {
     "processes.leftover": (0.0, "host.json"),
     "processes.other_runs": (0.0, "host.json"),
     "env.problems": ("", "host.json"),
+    "needs.missing": ("", "host.json"),
     "python.startup": ("", "host.json"),
     "host.numa_balancing": (False, "host.json"),
     "host.iommu_translates": (False, "host.json"),

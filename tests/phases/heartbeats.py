@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.rehearsal.weights import first_weights
 from nsa.drawn import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.config import Profile
@@ -17,7 +18,7 @@ from runbook.read.generated import KINDS, GeneratedData
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
-from tests.read.launches import recomputed, shadow
+from tests.read.launches import TEXT, recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
@@ -92,6 +93,9 @@ MODEL: Mapping[str, Any] = {
     "tie_embeddings": True,
 }
 NSA: Mapping[str, Any] = {"l": 32, "phi": "avg"}
+WEIGHTS: Mapping[str, Any] = first_weights(
+    {"config": {"model": MODEL, "nsa": NSA}, "effective": {"vocab_size": VOCABULARY}}
+)
 SPOTS: Mapping[str, Any] = {
     "positions": [0, 9, 99],
     "shape": {**MODEL, **NSA},
@@ -109,7 +113,8 @@ SPOTS: Mapping[str, Any] = {
 
 def data_of(launch: Launch, profile: Profile) -> GeneratedData | None:
     """The data of a launch, where they are generated."""
-    dataset, work = option(launch.argv, "--dataset") or "synthetic", profile.workload
+    dataset = option(launch.argv, "--dataset") or "synthetic"
+    work = profile.workload_of(launch.phase)
     if dataset not in KINDS:
         return None
     return GeneratedData(
@@ -160,7 +165,7 @@ def beats(
 
 def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> Mapping[str, Any]:
     """The first pass of a rank: a pass has the tokens of one micro-batch."""
-    work = profile.workload
+    work = profile.workload_of(launch.phase)
     wire = launch.env.get("NSA_DDP_COMPRESS", "off")
     return {
         **PROOF,
@@ -170,6 +175,8 @@ def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> M
         "wire": "fp32" if wire == "off" else wire,
         "mean_low": 1.0 if wire == "off" else PROOF["mean_low"],
         "oracle": _spots(profile),
+        "weights": None if launch.after else WEIGHTS,
+        "text": None if data_of(launch, profile) else TEXT,
     }
 
 
@@ -206,6 +213,7 @@ def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     """The checkpoints that the plan asks for, each written in a second."""
     every = int(launch.config_overrides.get("train.save_every", 0))
     steps = [*range(every, launch.steps, every)] if every else []
+    steps = [step for step in steps if step > launch.after]
     steps += [launch.steps] if "--save" in launch.argv else []
     return tuple({"path": f"checkpoints/step_{step}", "seconds": 1.0} for step in steps)
 
@@ -216,7 +224,9 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
         return None
     step = int(str(saved[-1]["path"]).rpartition("_")[2])
     kept = [int(str(one["path"]).rpartition("_")[2]) for one in saved]
-    kept = kept[-int(launch.config_overrides.get("train.keep_last", 0)) :]
+    regular = int(launch.config_overrides.get("train.keep_every", 0))
+    last = kept[-int(launch.config_overrides.get("train.keep_last", 0)) :]
+    kept = [one for one in kept if one in last or (regular and one % regular == 0)]
     return {
         "step": step,
         "tensors": ["model.norm.weight"],
@@ -224,6 +234,7 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
         "other": 0,
         "read": len(saved),
         "wrong": [],
+        "unreadable": None,
         "kept": kept,
         "positions": [{"step": step * accumulation}] * launch.nproc,
     }
@@ -244,6 +255,7 @@ def _in_force(launch: Launch) -> Mapping[str, Any]:
 
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
+    accumulation = profile.workload_of(launch.phase).accumulation
     return tuple(
         RankLog(
             rank=rank,
@@ -273,7 +285,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "first_update": {"moved": 2e-4, "lr": 2e-4},
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
-                "saved": _read_back(launch, profile.workload.accumulation) if rank == 0 else None,
+                "saved": _read_back(launch, accumulation) if rank == 0 else None,
                 "in_force": _in_force(launch),
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),

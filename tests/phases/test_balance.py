@@ -363,10 +363,10 @@ def test_checkpoints_that_were_left_out_have_a_remedy_of_their_own() -> None:
         return spoil.rank(0, checkpoints=written[1::2])(made)
 
     where = builder.context("cpu")
-    spoiled = builder.evidence("long_run", where, change=every_other)
+    spoiled = builder.evidence("long_run", where, change=every_other, only=("run",))
     check = builder.row("long_run", "accounts", spoiled, where)
     assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-    assert "no checkpoint of step 100, 300" in check.reason
+    assert "no checkpoint of step 80, 240" in check.reason
     assert check.title == "run left out checkpoints that train.save_every asks for."
     assert check.remedy.startswith("look at the condition under which the trainer begins a save")
     assert "long_run/run/heartbeat_rank0.jsonl" in check.remedy
@@ -444,3 +444,22 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
     assert (lost.outcome, lost.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
     assert "baseline/run1/heartbeat_rank1.jsonl" in lost.reason
     assert "the first loss of all ranks" in higher.reason
+
+
+def test_weights_that_begin_otherwise_have_a_row_and_a_remedy() -> None:
+    """Ten times too large, on one rank of two."""
+    where = builder.context("cpu")
+
+    def large(made: LaunchEvidence) -> LaunchEvidence:
+        weights = (made.ranks[1].proof or {})["weights"]
+        down = {**weights["mlp.down"], "rms": [10 * rms for rms in weights["mlp.down"]["rms"]]}
+        return _proof(made, 1, weights={**weights, "mlp.down": down})
+
+    check = builder.row(
+        "baseline", "oracle", builder.evidence("baseline", where, change=large), where
+    )
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "rank 1: mlp.down begins with a deviation of 0.04082, has to be 0.004082" in check.reason
+    assert check.remedy.startswith("look at how the trainer draws its weights")
+    healthy = builder.row("baseline", "oracle", builder.evidence("baseline", where), where)
+    assert "the weights of 16 groups begin as they have to" in healthy.reason

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runbook import registry
-from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records import LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil
 from tests.phases.answers import WARNED, WHERE, get, judged, noisy, said
@@ -19,6 +19,15 @@ def test_fused_that_is_not_slower_is_kept() -> None:
     keep = get(judgement, "fused_adamw.keep")
     assert said(keep) == (Outcome.PASS, Reason.OK) and keep.reason.startswith("KEEP")
     assert judgement.choices == {"NSA_OPT_FUSED": "1"}
+
+
+def test_the_safe_mode_leaves_nothing_to_compare_and_never_a_go() -> None:
+    where = replace(WHERE, toggles={"NSA_DDP_SAFE_MODE": "1"})
+    judgement = builder.judge("fused_adamw", builder.evidence("fused_adamw", where), where)
+    assert {said(check) for check in judgement.checks} == {(Outcome.SKIPPED, Reason.NOT_COMPARABLE)}
+    keep = get(judgement, "fused_adamw.keep")
+    assert keep.required and "NSA_DDP_SAFE_MODE=1 forbids NSA_OPT_FUSED=1" in keep.reason
+    assert judge_run(judgement.checks, [keep.id]) is Verdict.INCOMPLETE
 
 
 def test_fused_that_is_slower_is_dropped_and_the_phase_passes() -> None:
@@ -211,7 +220,9 @@ def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> Non
     found = builder.evidence("fused_adamw", where, change=rough)
     judgement = builder.judge("fused_adamw", found, where)
     keep = get(judgement, "fused_adamw.keep")
-    assert said(keep) == (Outcome.PASS, Reason.OK) and "NSA_OPT_FUSED stays as it is" in keep.reason
+    assert said(keep) == (Outcome.PASS, Reason.NOT_GATED)
+    assert keep.reason.startswith("not gated on profile cpu, nothing was decided: ")
+    assert "INCONCLUSIVE" not in keep.reason and "NSA_OPT_FUSED stays as it is" in keep.reason
     picture = next(one for one in judgement.comparisons if one.check == keep.id)
-    assert picture.answer == "PASS (INCONCLUSIVE, not gated)", "as the row, and why"
+    assert picture.answer == "not gated", "the words of the row and of the first page"
     assert judgement.choices == {}

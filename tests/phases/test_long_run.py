@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from runbook.records import Outcome, Reason
+from runbook.records import Begun, Check, LaunchStatus, Outcome, RankExit, Reason, Stop, Stopped
 from runbook.records.evidence import LaunchEvidence
+from runbook.records.launch import option
+from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import NOTHING, TOO_MUCH, WHERE, row, said
+from tests.phases.heartbeats import SHA
 
 
 def second_rank(**values: float) -> spoil.Change:
@@ -151,6 +155,8 @@ def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config
     )
     freer = row("long_run", "gates", selecting(3.25, 0.7))
     assert said(freer) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "leave the learning rate alone" in freer.remedy
+    assert "padding is no block" in freer.remedy
     assert "0.7 of its blocks are forced, where n_sel=4" in freer.reason
     assert "no statistics of the selection" in row("long_run", "gates").reason
     seen = builder.judge(
@@ -181,3 +187,107 @@ def test_the_long_run_keeps_its_curves() -> None:
     ]
     memory = next(curve for curve in judgement.series if curve.group == "memory")
     assert [mark.value for mark in memory.limits] == [60 * 1024]
+
+
+CPU = builder.context("cpu")
+
+
+def spoiled(what: str, change: spoil.Change, name: str, where: PlanContext = CPU) -> Check:
+    """A row of the launches that are stopped, one of which was spoiled."""
+    found = builder.evidence("long_run", where)
+    launches = {**found.launches, name: change(found.launches[name])}
+    return builder.row("long_run", what, replace(found, launches=launches), where)
+
+
+def result(**values: Any) -> spoil.Change:
+    return lambda made: replace(made, result=made.result.model_copy(update=values))
+
+
+def of_step(row: int, rank: int, **values: Any) -> spoil.Change:
+    """What a rank tells of one of its steps, changed."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        table = made.ranks[rank].steps
+        assert table is not None
+        for column, value in values.items():
+            table = table.assign(
+                **{column: [*table[column][:row], value, *table[column][row + 1 :]]}
+            )
+        return spoil.rank(rank, steps=table)(made)
+
+    return change
+
+
+def later(column: str) -> spoil.Change:
+    """Another number from the second step on."""
+    return spoil.columns(**{column: lambda t: t[column].where(t.index < 1, t[column] * 1.01)})
+
+
+IGNORED = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
+ONE_WENT_ON = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
+SLOW_TO_SEE = result(stopped=Stopped(step=246, mono=1000.0))
+UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240"},))
+OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "b"},))
+FROM_240 = result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
+CRASHED = spoil.ended(LaunchStatus.CRASHED)
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "change", "says"),
+    [
+        ("stopped", "stopped", IGNORED, "SIGTERM came at step 243, and it ended after step 244, "
+         "rank 0 with 0, rank 1 with 0; 13 was due"),
+        ("stopped", "stopped", ONE_WENT_ON, "rank 0 with 0; 13 was due"),
+        ("stopped", "resumed", IGNORED, "rank 1 with 0; 10 was due"),
+        ("stopped", "stopped", SLOW_TO_SEE, "rank 0 ended 4 more steps; at most 2 may"),
+        ("stopped", "stopped", UNSAVED, "left no checkpoint of step 244, its last; the newest"),
+        ("stopped", "stopped", CRASHED, "crashed"),
+        ("resumed", "resumed", of_step(0, 1, data="f" * 16),
+         "resumed goes on from step 244, and at step 245 rank 1 reads other data than in run"),
+        ("resumed", "stopped", later("loss"), "from step 242 its loss is not run's"),
+        ("resumed", "stopped", later("grad_norm"), "its grad_norm at step 242 is 1.01, in run 1"),
+        ("resumed", "resumed", later("lr"), "its lr at step 246 is 0.000202, in run 0.0002"),
+        ("resumed", "resumed", FROM_240, "from step 240, and stopped was stopped after step 244"),
+    ],
+)  # fmt: skip
+def test_a_launch_that_is_stopped_and_goes_on(
+    what: str, name: str, change: spoil.Change, says: str
+) -> None:
+    whole = builder.row("long_run", what, builder.evidence("long_run", CPU), CPU)
+    assert whole.outcome is Outcome.PASS, whole.reason
+    check = spoiled(what, change, name)
+    assert check.outcome is Outcome.FAIL, check.reason
+    assert says in check.reason
+
+
+def test_checkpoints_of_one_step_hold_one_content() -> None:
+    saved = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "a"},))
+    found = builder.evidence("long_run", CPU)
+    launches = {name: saved(made) for name, made in found.launches.items()}
+    same = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
+    assert "2 checkpoint(s) of one content, bit for bit" in same.reason
+    launches["resumed"] = OTHER_BYTES(launches["resumed"])
+    other = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
+    assert said(other) == (Outcome.FAIL, Reason.MISMATCH)
+    assert "its checkpoints of steps 320 hold something else than those of run" in other.reason
+
+
+def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
+    check = spoiled("stopped", result(stopped=None), "resumed")
+    assert said(check) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+
+
+def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:
+    run, second, third = builder.PHASES["long_run"].plan(CPU)
+    assert run.config_overrides["train.keep_every"] == second.after == 240
+    assert (second.resumes, third.resumes, third.after) == ("run", "stopped", 0)
+    assert second.stop == Stop(by="SIGTERM", steps=3)
+    assert third.stop == Stop(by=".HALT", steps=80), "beyond the save of step 320"
+    assert {option(one.argv, "--run-steps") for one in (run, second, third)} == {"600"}
+    short = replace(CPU, steps_scale=0.05)
+    assert [one.after for one in builder.PHASES["long_run"].plan(short)] == [0, 12, 0]
+    without = replace(CPU, config_overrides={"train.save_every": 0})
+    assert len(builder.PHASES["long_run"].plan(without)) == 1
+    check = builder.row("long_run", "resumed", builder.evidence("long_run", without), without)
+    assert (check.outcome, check.required) == (Outcome.INCOMPLETE, True)
+    assert "train.save_every=0 leaves no checkpoint" in check.reason

@@ -47,6 +47,7 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
         ("disk_speed", {"disk_write_mib_s": 3.0}),
         ("leftovers", {"processes_leftover": 2.0}),
         ("variables", {"env_problems": "NSA_OPT_FUSE: no such toggle"}),
+        ("needs", {"needs_missing": "dataset fineweb_edu: the package datasets is not here"}),
     ],
 )
 def test_the_wrong_environment_is_invalid(what: str, facts: dict[str, Any]) -> None:

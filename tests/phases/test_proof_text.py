@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phases.common.proofs import proof_text
+from nsa.contract import proof_text
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, spoil
+from tests.tiers import examples
 
 PHASES = registry.phases()
 
@@ -44,7 +45,9 @@ PLANNED = {"preflight.prefill"}
 def _needed(check: Check) -> tuple[str, ...]:
     """The phases that have to run again before this one, for this row."""
     phase: Any = PHASES[check.phase]
-    (row,) = (row for row in phase.rows() if row.what == check.id.partition(".")[2])
+    (row,) = (
+        row for row in phase.asked(builder.context("cpu")) if row.what == check.id.partition(".")[2]
+    )
     return (*row.needs, *phase.needs)
 
 
@@ -162,7 +165,7 @@ def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
         assert len({check.remedy for check in told.values()}) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     phase=st.sampled_from(list(PHASES)),
     profile=st.sampled_from(["a100x2_pcie4", "cpu"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
@@ -25,6 +27,24 @@ def test_an_unexpected_fallback_fails() -> None:
     check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
     assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
     assert "sel: math, expected only triton or flash" in check.reason and check.remedy
+
+
+@pytest.mark.parametrize("given", ["NSA_SDPA_NO_FLASH", "NSA_DDP_SAFE_MODE"])
+def test_a_fallback_of_flash_that_a_person_forbade_is_no_fault_and_no_go(given: str) -> None:
+    where = replace(WHERE, toggles={given: "1"})
+    found = builder.evidence("sdpa_audit", where, change=kernels(sel="math"))
+    check = builder.row("sdpa_audit", "kernels", found, where)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert f"{given}=1 forbids flash, which the profile expects: sel: math" in check.reason
+
+
+def test_under_the_safe_mode_flash_only_is_not_tried_and_the_other_setting_is_enough() -> None:
+    where = replace(WHERE, toggles={"NSA_DDP_SAFE_MODE": "1"})
+    judgement = builder.judge("sdpa_audit", builder.evidence("sdpa_audit", where), where)
+    flash = get(judgement, "sdpa_audit.flash_only")
+    assert said(flash) == (Outcome.SKIPPED, Reason.NOT_COMPARABLE)
+    assert flash.reason == "NSA_DDP_SAFE_MODE=1 forbids NSA_SDPA_FLASH_ONLY=1"
+    assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("profile", ["a100x2_pcie4", "h200x1"])

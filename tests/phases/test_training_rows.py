@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.spoil import Change
+from tests.tiers import examples
 
 FAIL, INVALID, INCOMPLETE, PASS = (
     Outcome.FAIL,
@@ -269,7 +270,7 @@ GARBAGE = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0, 1e30])
 COLUMNS = ("loss", "toks_per_s", "tokens", "dt_s", "mem_mib", "fetch_s")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     phase=st.sampled_from(["baseline", "bucket_sweep", "fused_adamw", "single_gpu", "long_run"]),
     column=st.sampled_from(COLUMNS),

@@ -21,7 +21,7 @@ from runbook.config import Profile
 from runbook.config.profile import Workload
 from runbook.files import utc_text
 from runbook.read.shapes import DEVICE_COUNTERS
-from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import (
     JUnitCase,
     JUnitReport,
@@ -54,7 +54,7 @@ def frame(
     launch: Launch, profile: Profile, *, rate: float = 1e5, rates: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
     """One row per step at exactly `rate` tok/s, or at the rate of each arm."""
-    tokens = profile.workload.tokens_per_step
+    tokens = profile.workload_of(launch.phase).tokens_per_step
     rows: list[tuple[str, int, bool]] = []
     if launch.schedule is None:
         rows = [("", 0, False)] * (launch.steps - launch.after)
@@ -94,7 +94,7 @@ def _learned(steps: int) -> Any:
 
 def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     """The env.json of a launch that ran as planned."""
-    work = profile.workload
+    work = profile.workload_of(launch.phase)
     toggles = [
         {
             "name": name,
@@ -395,6 +395,8 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
             ceilings_path=f"{where}/ceilings.json",
             ceilings_sha256=digest_of(where),
         )
+    if launch.stop is not None:
+        return _stopped(launch, profile, **speed)
     table = frame(launch, profile, **speed)
     done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
     over = utc_text(datetime.fromtimestamp(BEGAN_AT - _BOOT_S + done.duration_s, tz=UTC))
@@ -441,4 +443,42 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         load=load(),
         load_path=f"{where}/load.json",
         load_sha256=SHA,
+    )
+
+
+def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
+    """A launch that was told to end: it does the steps of one that was not."""
+    assert launch.stop is not None
+    total = launch.steps - 200
+    begin = launch.after or int(launch.config_overrides["train.keep_every"]) + 4
+    end = min(begin + launch.stop.steps + 1, total)
+    whole = launch.model_copy(update={"after": 0, "resumes": "", "stop": None})
+    made = healthy(whole.model_copy(update={"steps": total}), profile, **speed)
+    assert made.training is not None and made.gates is not None
+    table = made.training.frame
+    table = table[(table["step"] > begin) & (table["step"] <= end)].reset_index(drop=True)
+    ran = whole.model_copy(update={"after": begin, "steps": end})
+    logs = [
+        replace(
+            log,
+            exit_code=launch.stop.code,
+            checkpoints=(*log.checkpoints, {"path": f"checkpoints/step_{end}", "seconds": 1.0}),
+        )
+        for log in ranks(ran, profile, table)
+    ]
+    result = made.result.model_copy(
+        update={
+            "begun": Begun(path=f"{launch.resumes}/step_{begin}", step=begin, sha256=SHA),
+            "stopped": Stopped(step=end - 1),
+            "ranks": tuple(RankExit(rank=log.rank, code=log.exit_code) for log in logs),
+        }
+    )
+    return replace(
+        made,
+        launch=launch,
+        result=result,
+        training=replace(made.training, frame=table),
+        gates=gates(end, after=begin),
+        ranks=tuple(logs),
+        env={**env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
     )

@@ -40,6 +40,8 @@ WORK = Workload(
     grad_clip=1.0,
     steps=STEPS,
 )
+# What a rank tells of the text of its first documents.
+TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
 Ranks = tuple[RankLog, ...]
 EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
 
@@ -68,6 +70,7 @@ def proof(number: int) -> dict[str, Any]:
         "loss": 5.6 + 0.01 * (number - 0.5),
         "loss_again": 5.6 + 0.01 * (number - 0.5),
         "positions": PER_RANK,
+        "text": TEXT,
         "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
         "mean_low": 0.998,
         "mean_high": 1.0,

@@ -17,6 +17,7 @@ from tests.read.launches import (
     DATA,
     RANKS,
     STEPS,
+    TEXT,
     WORK,
     Ranks,
     all_accounts,
@@ -231,3 +232,26 @@ def test_one_rank_narrows_its_gradients_in_ddp_and_not_without(told: str) -> Non
     assert gradient_account(alone, work) == []
     wrong = proof_of(alone, 0, mean_low=0.97)
     assert "came out as 0.97" in gradient_account(wrong, work)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "rank 1 does not turn the tokens of its first documents back"),
+        ({**TEXT, "decoded": None}, "rank 1 does not turn"),
+        ({**TEXT, "bytes": 0}, "rank 1 does not turn"),
+        (
+            {**TEXT, "decoded": "5f", "apart": 17},
+            "rank 1 trains on another text than its documents have: tokens turned back differ from "
+            "byte 17 of 129 (2 documents)",
+        ),
+    ],
+)
+def test_the_text_of_documents_is_what_their_tokens_tell(text: Any, says: str) -> None:
+    _, ranks = honest()
+    read = proof_of(ranks, 1, text=text)
+    (problem,) = data_account.data_account(read, replace(WORK, data=None))
+    assert problem.startswith(says)
+    assert data_account.data_account(read, WORK) == []
+    resumed = changed(read, 1, first_step=9)
+    assert data_account.data_account(resumed, replace(WORK, data=None)) == []

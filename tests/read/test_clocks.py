@@ -14,7 +14,7 @@ from runbook.read import accounts, clocks
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 from runbook.stats import steady
-from tests.read.launches import RANKS, WORK, all_accounts, honest, rank, steps_of
+from tests.read.launches import RANKS, WORK, all_accounts, honest, rank, rows, steps_of
 
 
 def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
@@ -257,3 +257,42 @@ def test_steps_in_which_a_rank_was_busy_count_for_none_of_many() -> None:
     assert steps.of(1) == steps.of(63) == {7, 8}
     both = clocks.BusySteps([busy, replace(busy, rank=1)])
     assert both.of(0) == both.of(1) == {7, 8}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("stalls", [False, True])
+def test_waiting_for_data_cannot_leave_dt_s(share: float, stalls: bool) -> None:
+    """A quarter of a millisecond in each step, or a batch in twenty that comes late."""
+    table = rows()
+    table["dt_s"] *= 3
+    if stalls:
+        table["fetch_s"] = np.where(table["step"] % 20 == 5, 0.3, 2e-5)
+        table["dt_s"] += table["fetch_s"]
+    truth = (rank(0, table), rank(1, table))
+    assert clocks.time_account(table, truth, None) == []
+    told = table.assign(dt_s=table["dt_s"] - share * table["fetch_s"])
+    (problem,) = clocks.time_account(told, (truth[0],), None)
+    assert problem.startswith("dt_s leaves out what waits for data" if not stalls else "dt_s sums")
+
+
+def test_few_stalls_in_a_long_launch_cannot_leave_dt_s() -> None:
+    """1 s in 60 s, of a device that its host is ahead of."""
+    table = pd.concat([rows()] * 100, ignore_index=True)
+    table["step"] = range(1, len(table) + 1)
+    table["fetch_s"] = np.where(table["step"] % 2000 == 5, 0.3, 2e-5)
+    table["dt_s"] += table["fetch_s"]
+    truth = rank(0, table)
+    assert clocks.time_account(table, (truth,), None, lag=1) == []
+    told = table.assign(dt_s=table["dt_s"] - table["fetch_s"])
+    (problem,) = clocks.time_account(told, (truth,), None, lag=1)
+    assert problem.startswith("dt_s leaves out what waits for data: 1.02 of")
+
+
+def test_what_is_left_out_beside_the_waiting_is_not_blamed_on_it() -> None:
+    """A ninth of a step, in the second half: more than it waits."""
+    table = rows()
+    table.loc[table["step"] > 30, "dt_s"] += 0.0009
+    truth = rank(0, table)
+    told = table.assign(dt_s=rows()["dt_s"])
+    found = clocks.time_account(told, (truth,), None)
+    assert found and "waits for data" not in found[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tracemalloc
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.read import columns
@@ -21,6 +23,7 @@ from runbook.read.forms import form_of
 from runbook.read.heartbeats import fold_file
 from runbook.read.history import RankHistory, rank_log
 from tests.read.files import beat, heartbeats
+from tests.tiers import examples
 
 
 def stepping(steps: int) -> str:
@@ -192,7 +195,7 @@ _EDITS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     edits=_EDITS,
     order=st.none() | st.permutations(range(len(_LINES))),
@@ -214,7 +217,7 @@ def test_whatever_is_done_to_a_file(
     assert_same(path)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.floats(min_value=0, allow_nan=False), min_size=4, max_size=40))
 def test_every_number_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, values: list[float]
@@ -256,3 +259,37 @@ def test_forms_know_only_what_many_lines_have() -> None:
     found = forms.columns(block)
     assert found is not None
     assert [form.record["event"] for form in found.forms] == ["step_end"]
+
+
+def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
+    tmp_path: Path,
+) -> None:
+    """96 MiB of them, behind two lines and before one."""
+    path = tmp_path / "x"
+    path.write_bytes(b"one\ntwo\n")
+    os.truncate(path, 96 << 20)
+    tracemalloc.start()
+    lines = WholeLines(path)
+    assert b"".join(lines) == b"one\ntwo\n"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (lines.torn_bytes, lines.endless, lines.unread) == ((96 << 20) - 8, 0, 0)
+    assert peak < 80 << 20
+    with path.open("ab") as stream:
+        stream.write(b"end\nfour\n")
+    lines = WholeLines(path)
+    assert b"".join(lines) == b"one\ntwo\nfour\n"
+    assert (lines.torn, lines.endless) == (b"", 1)
+    assert lines.problems == [f"1 lines of over {16 << 20} bytes were dropped"]
+
+
+def test_what_stands_behind_the_largest_log_is_not_read_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runbook.read.blocks.LARGEST_LOG_BYTES", 10)
+    path = tmp_path / "x"
+    path.write_bytes(b"12345\n78\n0\n2\n")
+    lines = WholeLines(path)
+    assert b"".join(lines) == b"12345\n78\n"
+    assert (lines.torn, lines.unread) == (b"0", 3)
+    assert lines.problems == ["3 bytes behind the first 10 were not read"]

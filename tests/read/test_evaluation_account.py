@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,27 @@ def test_honest_evaluations_balance_and_no_evaluation_does() -> None:
     assert evaluation_account(VAL, ranks(), EVALUATING) == []
     assert evaluation_account(None, honest()[1], WORK) == []
     assert evaluation_account(VAL.iloc[:0], honest()[1], WORK) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "wanted"),
+    [
+        (
+            (20, 60),
+            "left out 1 of 2 evaluations that train.eval_every=20 asks for, first after .* 40",
+        ),
+        ((60,), "left out 2 of 2 evaluations .*, first after step 20"),
+        ((20, 40), ""),
+    ],
+)
+def test_an_evaluation_that_is_due_and_not_made_is_seen(left: tuple[int, ...], wanted: str) -> None:
+    """Of the last step the launch's end decides."""
+    found = honest()[1]
+    for rank in (0, 1):
+        found = changed(found, rank, evaluations=tuple(told(rank, step) for step in left))
+    problems = evaluation_account(VAL[VAL["step"].isin(left)], found, EVALUATING)
+    assert len(problems) == (2 if wanted else 0)
+    assert all(re.search(wanted, text) for text in problems), problems
 
 
 ONE = told(1, 40)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.launch.ranks import RankWatch
@@ -16,6 +16,7 @@ from runbook.records.evidence import RankLog
 from runbook.tools.inspect.folder import inspect_heartbeats
 from runbook.tools.inspect.types import RemarkCode
 from tests.read.files import beat, heartbeats
+from tests.tiers import examples, few
 
 
 def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
@@ -61,7 +62,7 @@ def test_effects_buckets_and_failures_are_kept(tmp_path: Path) -> None:
 
 def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> None:
     data = heartbeats(2).encode()
-    for length in range(len(data) + 1):
+    for length in few(range(len(data) + 1)):
         log = read(tmp_path, data[:length])
         whole = [json.loads(line) for line in data[:length].split(b"\n")[:-1]]
         assert log.events == len(whole)
@@ -117,7 +118,7 @@ def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
     assert RemarkCode.FAILED_EXIT in {finding.code for finding in findings}
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"event":1}'), st.just(b"{}"))))
 def test_no_bytes_make_it_raise(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
@@ -127,7 +128,7 @@ def test_no_bytes_make_it_raise(
     assert log.events >= 1
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.dictionaries(
         st.text(max_size=8), st.none() | st.booleans() | st.text() | st.lists(st.none())

@@ -46,6 +46,10 @@ def test_what_was_read_back_as_it_was_saved_balances() -> None:
         ({**TOLD, "read": 0}, "0 of the 1 checkpoints that were written were read back"),
         ({**TOLD, "read": None}, "None of the 1 checkpoints that were written"),
         ({**TOLD, "wrong": [10]}, "checkpoints of the steps 10 did not hold what the run held"),
+        (
+            {**TOLD, "other": 64, "wrong": [20], "unreadable": "names builtins.getattr"},
+            "checkpoints of the steps 20: not to be read back: names builtins.getattr",
+        ),
     ],
 )
 def test_anything_else_is_told(told: Any, said: str) -> None:
@@ -70,6 +74,8 @@ def test_every_rank_goes_on_behind_the_step_that_was_saved(places: Any, said: li
     assert len(problems) == len(said)
     assert all(text.startswith(begin) for text, begin in zip(problems, said, strict=True))
     assert position_account(ranks(None, written=False), 3) == []
+    unread = {**TOLD, "unreadable": "why", "positions": None}
+    assert position_account(ranks(unread), 3) == [], "saved_account says why"
 
 
 def test_of_more_checkpoints_than_are_kept_as_evidence_the_count_is_held() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.read import read_training_csv
 from runbook.records.evidence import TrainingLog
 from tests.read.files import HEADER, legacy, row, training
+from tests.tiers import examples, few
 
 
 def read(folder: Path, data: str | bytes) -> TrainingLog:
@@ -34,7 +35,7 @@ def test_a_healthy_file_is_read_whole(tmp_path: Path) -> None:
     assert (log.problems, log.dropped_rows, log.damaged, log.legacy) == ((), 0, False, False)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.floats(allow_nan=False, width=64), min_size=1, max_size=20))
 def test_every_float_is_read_exactly(
     tmp_path_factory: pytest.TempPathFactory, values: list[float]
@@ -49,7 +50,7 @@ def test_every_float_is_read_exactly(
 def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: str) -> None:
     data = text.encode()
     first = 1 if text.startswith("step") else 0
-    for length in range(len(data) + 1):
+    for length in few(range(len(data) + 1)):
         log = read(tmp_path, data[:length])
         whole = data[:length].decode().split("\n")[:-1][first:]
         assert list(log.frame["step"]) == [int(line.split(",")[0]) for line in whole]
@@ -137,7 +138,7 @@ def test_what_is_no_log_gives_no_rows_and_no_exception(tmp_path: Path, data: byt
     assert len(read(tmp_path, data).frame) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_it_raise(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     folder = tmp_path_factory.mktemp("noise")

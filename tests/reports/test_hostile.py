@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -19,6 +19,7 @@ from runbook import registry
 from runbook.engine import outputs
 from runbook.records import RunRecord
 from tests.reports.samples import no_go
+from tests.tiers import examples
 
 NASTY = [
     "a|b||c \\| d",
@@ -106,6 +107,8 @@ def assert_neutral(record: RunRecord) -> None:
         assert markdown_shape(texts[name]) == SHAPES[name]
     assert html_shape(texts["html"]) == SHAPES["html"]
     assert len(texts["terminal"].splitlines()) == SHAPES["lines"]
+    commands = texts["github"].splitlines()
+    assert commands and all(line.startswith("::") for line in commands), "no line of its own"
     assert [node.tag for node in ET.fromstring(texts["junit"]).iter()] == SHAPES["junit"]
     assert texts["json"].isascii()
     assert json.loads(texts["json"])["reasons"] == list(record.reasons)
@@ -116,13 +119,13 @@ def test_hostile_text_changes_no_structure(text: str) -> None:
     assert_neutral(spoiled(text))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(str.strip))
 def test_any_text_changes_no_structure(text: str) -> None:
     assert_neutral(spoiled(text))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.text("`|*_[]<>&;#\\~!()$ a\n-+=1.", min_size=1, max_size=14).filter(str.strip))
 def test_any_markup_changes_no_structure(text: str) -> None:
     record = spoiled(text)

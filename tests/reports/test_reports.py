@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.plots import figures
@@ -21,6 +21,7 @@ from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from runbook.records.run import Screen
 from tests.reports.samples import SAMPLES, go, incomplete, no_go, run
+from tests.tiers import examples
 
 IDS = st.from_regex(r"[a-z0-9_]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True)
 
@@ -51,7 +52,7 @@ def record_of(outcomes: dict[str, Outcome], lost: set[str]) -> RunRecord:
     return run(verdict, records, required=required, reasons=())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.dictionaries(IDS, st.sampled_from(Outcome), max_size=6), st.sets(IDS, max_size=3))
 def test_every_required_id_is_in_every_format_and_only_passes_pass(
     outcomes: dict[str, Outcome], lost: set[str]

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from phases.common.devices import _OLDEST_DRIVER
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -29,6 +31,15 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "VENV", ("-m", "venv", "--without-pip"))
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     return module
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A pip without any setting."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return monkeypatch
 
 
 def test_an_environment_is_made_once(script: ModuleType, tmp_path: Path) -> None:
@@ -119,6 +130,80 @@ def test_a_python_that_does_not_work_is_told_which_do(
     assert not (tmp_path / "venv").exists()
 
 
+def test_where_no_python_works_a_recipe_follows(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line ends in the make that was wanted, with the Python that it brought."""
+    monkeypatch.setattr(script.sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(script.shutil, "which", lambda name: None)
+    with pytest.raises(script.Refused) as refused:
+        script.check_python()
+    lines = [line.strip() for line in str(refused.value).splitlines()[1:]]
+    assert [line.split()[0] for line in lines] == ["uv", "pyenv"]
+    for tool, line in zip(("uv", "pyenv"), lines, strict=True):
+        # As a shell reads it, beside a tool that installs, and says where.
+        home = tmp_path / tool
+        (home / "bin").mkdir(parents=True)
+        found = home / "bin" / "python" if tool == "uv" else home
+        for name, text in ((tool, f"echo '{found}'"), ("make", 'echo "$@" >&2')):
+            (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (home / "bin" / name).chmod(0o755)
+        path = f"{home / 'bin'}{os.pathsep}/usr/bin:/bin"
+        done = subprocess.run(
+            ["sh", "-c", line], env={"PATH": path}, capture_output=True, text=True, check=True
+        )
+        assert done.stderr.split() == ["demo", f"PYTHON={home / 'bin' / 'python'}"]
+
+
+_PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Aug  6 2025\nGCC version: 12.3.0\n"
+
+
+@pytest.mark.parametrize(
+    ("driver", "there", "asked", "told"),
+    [
+        ("580.95.05", True, None, "torch comes with its CUDA libraries"),
+        ("535.161.08", True, "+cu126", "build for CUDA 12.6 does not"),
+        ("535.161.08", False, "+cu126", "Update the driver, or give a Python"),
+        ("470.256.02", True, None, "Update the driver, or give a Python"),
+    ],
+)
+def test_the_driver_is_looked_at_before_three_gigabytes_are_downloaded(
+    script: ModuleType,
+    tmp_path: Path,
+    unset: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    driver: str,
+    there: bool,
+    asked: str | None,
+    told: str,
+) -> None:
+    (tmp_path / "version").write_text(_PROC.format(driver))
+    installer, words = tmp_path / "installer", tmp_path / "words"
+    installer.write_text(f'#!/bin/sh\necho "$@" > {words}\nexit {int(not there)}\n')
+    installer.chmod(0o755)
+    unset.setattr(script, "DRIVER_FILE", tmp_path / "version")
+    unset.setattr(script, "reachable", lambda url: True)
+    assert script.driver_version() == driver
+    refused = ""
+    try:
+        script.install_torch([str(installer)])
+    except script.Refused as error:
+        refused = str(error)
+    said = capsys.readouterr().out
+    assert told in (refused or said)
+    assert bool(refused) == told.startswith("Update")
+    assert not refused or f"NVIDIA driver {driver}: torch from PyPI needs 580.65.06" in refused
+    assert words.is_file() == (asked is not None)
+    if asked is not None:
+        pinned = script.CONSTRAINTS.read_text().split()[0] + asked
+        assert words.read_text().split() == ["--extra-index-url", script.CUDA_12_INDEX, pinned]
+
+
+def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
+    found = {12: script.OLDEST_FOR_CUDA_12, 13: script.OLDEST_FOR_CUDA_13}
+    assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
+
+
 def test_a_torch_that_is_there_is_shared(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,15 +220,6 @@ def test_what_an_active_environment_has_is_not_shared_and_what_is_below_it_neith
     monkeypatch.setattr(script.sys, "prefix", str(tmp_path / "active"))
     assert script.main([str(tmp_path / "venv")]) == 0
     assert "include-system-site-packages = false" in (tmp_path / "venv/pyvenv.cfg").read_text()
-
-
-@pytest.fixture
-def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A pip without any setting."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    return monkeypatch
 
 
 @pytest.mark.parametrize(

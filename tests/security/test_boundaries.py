@@ -91,6 +91,7 @@ def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_the_rendezvous_listens_on_the_loopback_only(
     crashed: tuple[Path, LaunchResult, Onlooker],
 ) -> None:

@@ -41,6 +41,7 @@ def _checkout(folder: Path) -> Path:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_no_canary_in_any_byte_of_a_run(tmp_path: Path) -> None:
     checkout = _checkout(tmp_path / "checkout")
     target = tmp_path / "elsewhere"

@@ -24,6 +24,7 @@ from runbook.launch.reaper import carriers
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
 from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.shared import crowded
 from tests.slurm.cluster import Cluster
 from tests.slurm.helpers import Notes, launcher, run, two_ranks
 
@@ -131,7 +132,7 @@ def test_a_stop_request_ends_everything_within_five_seconds(
 
     result = run(two_ranks(steps=2000), tmp_path, observer=Injector(request, tmp_path), stop=stop)
     assert result.status is LaunchStatus.INTERRUPTED
-    assert time.monotonic() - asked[0] < 5
+    assert time.monotonic() - asked[0] < crowded(5)
     # A rank that is too slow on a busy machine is ended without its own word.
     assert 13 in {exit_.code for exit_ in result.ranks} <= {13, None}
 
@@ -230,7 +231,7 @@ def test_a_node_that_goes_down_is_named(cluster: Cluster, tmp_path: Path) -> Non
         cluster.bring_back("n1")
     assert result.status is LaunchStatus.HARDWARE_ERROR, result
     assert result.cause.startswith("node n1 is lost: nothing heard from it for ")
-    assert time.monotonic() - began[0] < 60
+    assert time.monotonic() - began[0] < crowded(60)
 
 
 def test_a_full_shared_disk(cluster: Cluster, tmp_path: Path) -> None:

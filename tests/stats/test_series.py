@@ -213,6 +213,29 @@ def test_a_slow_leak_is_caught_by_the_projection() -> None:
     assert memory_plateau(STEPS, 8000 + 0.05 * STEPS, 50_000, 16_000).outcome is Decided.PASS
 
 
+def staircase(rate: float, rise: float, rows: int = 400) -> np.ndarray:
+    """Memory of a healthy process on a CPU: it settles, and takes a few pages now and then."""
+    random = np.random.default_rng(11)
+    settled = 430 + 12 * (1 - np.exp(-np.arange(rows) / 60))
+    steps = np.cumsum(random.random(rows) < rate / rise) * rise
+    return np.asarray(settled + steps + random.choice([0.0, 0.1], rows))
+
+
+def test_a_leak_that_goes_on_is_one_whatever_the_headroom() -> None:
+    """The logits of a step kept: 7.5 GiB by step 50,000, of 8 that are allowed."""
+    steps = np.arange(1, 401)
+    healthy = staircase(0.01, 0.6)
+    assert memory_plateau(steps, healthy, 50_000, 8_192).outcome is Decided.PASS
+    leak = memory_plateau(steps, healthy + 0.149 * steps, 50_000, 16_384)
+    assert leak.outcome is Decided.FAIL
+    assert "parts of the last half" in leak.reason and "by step 50000" in leak.reason
+    # What has stopped growing is none, however steeply it grew.
+    stopped = healthy + 0.149 * np.minimum(steps, 200)
+    assert memory_plateau(steps, stopped, 50_000, 16_384).outcome is Decided.PASS
+    # To the end of a short run it is little.
+    assert memory_plateau(steps, healthy + 0.149 * steps, 1200, 16_384).outcome is Decided.PASS
+
+
 def test_a_projection_that_may_or_may_not_pass_the_limit_is_inconclusive() -> None:
     wild = 8000 + np.random.default_rng(0).normal(0, 20, 1200)
     decision = memory_plateau(STEPS, wild, 50_000, 8_300)

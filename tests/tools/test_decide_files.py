@@ -127,7 +127,8 @@ def test_ten_times_that_were_measured_are_not_all_equal(
     [
         ([0, 2, 4], ""),
         ([5], ""),
-        ([-1, 0, 1], "line 2, column step: '-1'; allowed: finite numbers above -1"),
+        ([-1, 0, 1], "line 2, column step: '-1'; allowed: whole numbers from 0"),
+        ([1.5, 2.5], "line 2, column step: '1.5'; allowed: whole numbers from 0"),
         ([1, 2, 2], "line 4, column step: 2 after 2; allowed: rising steps of one run;"),
         (
             [1, 2, 3, 5],
@@ -136,7 +137,9 @@ def test_ten_times_that_were_measured_are_not_all_equal(
         ([1, 3, 2, 9], "line 4, column step: 2 after 3; allowed: rising steps of one run;"),
     ],
 )
-def test_the_steps_of_one_run_rise_by_the_same(tmp_path: Path, steps: list[int], says: str) -> None:
+def test_the_steps_of_one_run_rise_by_the_same(
+    tmp_path: Path, steps: list[float], says: str
+) -> None:
     rows = [f"{step},{0.5 + at / 100}" for at, step in enumerate(steps)]
     if says:
         message = refused(tmp_path, "steady", "step,dt_s", rows)

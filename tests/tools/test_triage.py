@@ -59,7 +59,8 @@ def test_one_change_at_a_time_against_the_failing_command() -> None:
         kept = {k: v for k, v in base.env.items() if k not in (*step.set, *step.unset)}
         if step.single:
             kept = {k: v for k, v in kept.items() if not k.startswith("NSA_DDP_")}
-        safe = {"NSA_DDP_COMPRESS": "off", "NSA_OPT_FUSED": "0"} if step.name == "safe_mode" else {}
+        safe = {"NSA_DDP_COMPRESS": "off", "NSA_OPT_FUSED": "0", "NSA_SDPA_NO_FLASH": "1"}
+        safe = safe if step.name == "safe_mode" else {}
         assert changed.env == kept | safe | dict(step.set), step.name
     assert applied(None, base, name="x", steps=7).env == base.env
 
@@ -110,6 +111,7 @@ def test_a_failure_that_does_not_come_back_is_not_triaged(tmp_path: Path) -> Non
     assert triage.finding.startswith("not again in 3 tries: ")
 
 
+@pytest.mark.slow
 def test_nothing_helps_and_every_step_is_on_record(tmp_path: Path) -> None:
     launch = fake_launch("--fault", "exit7")
     seen: list[str] = []
@@ -297,6 +299,7 @@ def test_the_safe_mode_comes_with_what_it_overrides() -> None:
     safe = step_of("failure", "safe_mode")
     launch = production(NSA_DDP_COMPRESS="bf16", NSA_DDP_STATIC_GRAPH="1")
     wanted = {"NSA_DDP_COMPRESS": "off", "NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_SAFE_MODE": "1"}
+    wanted["NSA_SDPA_NO_FLASH"] = "1"
     assert applied(safe, launch, name="x", steps=3).env == wanted
     assert set(safe.exports(launch)) == {f"export {k}={v}" for k, v in wanted.items()}
 

@@ -16,6 +16,7 @@ import pytest
 from runbook.cli import main
 from runbook.launch.watchdog import Thresholds
 from runbook.tools.watch import Watcher, live_stacks
+from tests.shared import crowded
 
 TOKEN = "ab12ab12ab12ab12"
 
@@ -187,4 +188,4 @@ def test_watch_ends_with_the_run(tmp_path: Path) -> None:
     (tmp_path / "heartbeat_rank0.jsonl").write_text(text)
     began = time.monotonic()
     assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < crowded(5)

@@ -10,7 +10,7 @@ from runbook.read.history import read_heartbeats
 from runbook.read.settings_account import bucket_account
 from tests.train.launching import Launch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 RUN = ["small", "big", "flash", "noflash", "bf16"]
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copyreg
+import errno
 import os
+import pickle
+import pickletools
+import resource
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import CHECKSUMS_JSON
+from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, Event
 from nsa.data.source import Batch
 from nsa.train import checkpoint, restore
-from nsa.train.checkpoint import Checkpoints, shared_state
+from nsa.train.checkpoint import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.launch import plan_launch
@@ -23,6 +30,7 @@ from nsa.train.output import RecordWriteError
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.read_back import ReadBack
 from nsa.train.retention import Retention
+from runbook.read.shapes import EVENTS, shaped
 from tests.train.launching import SMOKE
 
 S = 32
@@ -131,6 +139,23 @@ def test_a_name_that_is_taken_or_a_full_disk_leaves_nothing_behind(
     monkeypatch.setattr(checkpoint, "sync_folder", full)
     with pytest.raises(RecordWriteError, match=r"\.step_1\.tmp: No space left on device"):
         saved(tmp_path, trainer, 1)
+
+
+def test_what_the_disk_says_of_a_share_is_told_and_not_what_torch_makes_of_it(
+    tmp_path: Path,
+) -> None:
+    """A real limit: the share does not fit into a file, as it would not on a full disk."""
+    trainer = engine()
+    train(trainer, range(1, 2))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, before[1]))
+    try:
+        with pytest.raises(RecordWriteError, match=r"\.step_1\.tmp: File too large") as told:
+            saved(tmp_path, trainer, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told.value.errno == errno.EFBIG
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -245,3 +270,59 @@ def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
     store.begin(step=1, position=POSITION, val_loss=None)
     shutil.rmtree(store.finish().path)
     assert noted.check(store.folder) == noted.elements > 0
+
+
+def _as_in_python_3_11_2(self: object, protocol: int) -> tuple[object, ...]:
+    del protocol
+    return getattr, (type(self), self._name_)  # type: ignore[attr-defined]
+
+
+def test_the_list_of_tensors_is_of_known_classes_on_any_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.2 keeps members of enumerations by `getattr`, which runs what it is given."""
+    trainer = engine()
+    train(trainer, range(1, 2))
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", _as_in_python_3_11_2)
+    path = saved(tmp_path, trainer, 1)
+    pickled = (path / METADATA_FILE).read_bytes()
+    texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
+    modules = {text for text in texts if text in sys.modules}
+    assert "torch.distributed.checkpoint.metadata" in modules <= {*restore._HARMLESS, "torch"}
+    assert "getattr" not in texts
+    assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
+
+
+def test_a_list_of_tensors_by_getattr_is_still_read_and_takes_no_other_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = engine()
+    train(trainer, range(1, 2))
+    path = saved(tmp_path, trainer, 1)
+    listed = restore._Reader(path).read_metadata()
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", _as_in_python_3_11_2)
+    monkeypatch.delitem(copyreg.dispatch_table, _MEM_FORMAT_ENCODING)
+    pickled = pickle.dumps(listed)
+    assert b"getattr" in pickled
+    (path / METADATA_FILE).write_bytes(pickled)
+    assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
+    (path / METADATA_FILE).write_bytes(
+        pickled.replace(b"TORCH_CONTIGUOUS_FORMAT", b"__class__" + b"_" * 14)
+    )
+    with pytest.raises(restore.CheckpointError, match="takes an attribute of <enum"):
+        restore.read(path)
+
+
+def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+    trainer = engine()
+    store = Checkpoints(tmp_path, trainer, Retention())
+    noted = ReadBack(trainer, token="t")
+    train(trainer, range(1, 2))
+    noted.note(1)
+    store.begin(step=1, position=POSITION, val_loss=None)
+    (store.finish().path / METADATA_FILE).write_bytes(pickle.dumps(print))
+    told = noted.told(store.folder)
+    assert told is not None and told["positions"] is None
+    assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")
+    told_shape = EVENTS[Event.EXIT]
+    assert shaped({"saved": told}, told_shape, "exit") == ({"saved": told}, [])

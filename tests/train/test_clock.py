@@ -25,5 +25,6 @@ def test_the_clock_splits_a_step_into_parts_and_the_hosts_own_time() -> None:
 def test_restart_leaves_out_what_came_before() -> None:
     clock = StepClock(torch.device("cpu"))
     time.sleep(0.1)
+    restarted = time.perf_counter()
     clock.restart()
-    assert clock.tick().seconds() < 0.05
+    assert clock.tick().seconds() <= time.perf_counter() - restarted

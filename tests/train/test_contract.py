@@ -16,7 +16,7 @@ from runbook.launch import reaper
 from tests.train.launching import Launch, environment
 
 MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
-LAUNCHED = [pytest.mark.e2e, pytest.mark.slow]
+LAUNCHED = [pytest.mark.e2e]
 
 
 @pytest.mark.parametrize("name", MAY_BE_IMPORTED)

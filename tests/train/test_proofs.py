@@ -13,7 +13,7 @@ from nsa.train import restore
 from tests.shared import once
 from tests.train.launching import Launch, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +28,14 @@ def _error_of_the_mean(tokens: int) -> float:
     return math.sqrt(sum(p * (-math.log(p) - mean) ** 2 for p in CHAIN_CHANCES) / tokens)
 
 
+@pytest.mark.slow
 def test_learning_proof_the_loss_approaches_the_entropy_rate(learner: Launch) -> None:
     losses = learner.column("loss")
     assert losses[0] == pytest.approx(math.log(256), abs=0.15)
     assert sum(losses[-20:]) / 20 < chain_entropy_nats() + 0.2
 
 
+@pytest.mark.slow
 def test_learning_proof_the_loss_never_goes_below_the_entropy_rate(learner: Launch) -> None:
     losses = learner.column("loss")
     per_step = 4 * 128
@@ -43,6 +45,7 @@ def test_learning_proof_the_loss_never_goes_below_the_entropy_rate(learner: Laun
         assert sum(window) / len(window) > limit
 
 
+@pytest.mark.slow
 def test_origin_loss_on_noise_stays_at_ln_vocab(arms: Launch) -> None:
     """The origin's default path saw the future and reached 2.9."""
     losses = arms.column("loss")
@@ -72,6 +75,7 @@ def test_ddp_proof_loss_and_norm_agree_too(one_step: dict[int, Launch]) -> None:
         assert values[0] == pytest.approx(values[1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_compared_launches_share_a_digest_and_unlike_ones_do_not(
     one_step: dict[int, Launch], arms: Launch, learner: Launch, tmp_path: Path
 ) -> None:

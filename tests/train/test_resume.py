@@ -16,11 +16,9 @@ from tests.train.conftest import STEPS
 from tests.train.launching import Launch, run
 
 launched = pytest.mark.e2e
-slow = pytest.mark.slow
 
 
 @launched
-@slow
 def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> None:
     assert resumed.process.returncode == 0, resumed.text()
     names = ("step", "loss", "lr", "grad_norm", "tokens")
@@ -31,7 +29,6 @@ def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> 
 
 
 @launched
-@slow
 def test_the_damaged_checkpoint_is_refused_and_the_one_before_it_used(resumed: Launch) -> None:
     env = resumed.env()
     notes = " ".join(env["notes"])
@@ -43,6 +40,7 @@ def test_the_damaged_checkpoint_is_refused_and_the_one_before_it_used(resumed: L
 
 
 @launched
+@pytest.mark.slow
 def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
     """A run by hand moves `latest` to itself before it loads the checkpoint of the one before."""
     out = tmp_path / "out"
@@ -60,6 +58,7 @@ def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
 
 
 @launched
+@pytest.mark.slow
 def test_data_that_changed_since_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -76,7 +75,6 @@ def test_data_that_changed_since_is_refused_by_the_name_of_its_file(tmp_path: Pa
 
 
 @launched
-@slow
 def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
     folder = everything.run_dir / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_12", "step_24"]
@@ -92,7 +90,6 @@ def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
 
 
 @launched
-@slow
 def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch) -> None:
     folder = everything.run_dir / "checkpoints" / "step_12"
     sizes = [(folder / shard_file(rank)).stat().st_size for rank in range(2)]
@@ -104,7 +101,7 @@ def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch
 
 
 @launched
-@slow
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_on_the_disk_is_named(singles: dict[str, Launch]) -> None:
     launch = singles["checkpoint"]
     assert launch.process.returncode == 1

@@ -18,7 +18,7 @@ from nsa.train import restore
 from tests.train.conftest import EVERYTHING, STEPS
 from tests.train.launching import Launch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
 
 def test_it_ends_well_on_both_ranks(everything: Launch) -> None:
@@ -278,6 +278,7 @@ def test_what_is_not_available_is_said(everything: Launch) -> None:
     assert "NSA_USE_FA2=True: had NO effect" in everything.text()
 
 
+@pytest.mark.slow
 def test_every_toggle_says_whether_it_took_effect(
     everything: Launch, arms: Launch, singles: dict[str, Launch]
 ) -> None:

@@ -190,6 +190,7 @@ def test_it_leaves_no_trace() -> None:
     assert without == with_it and torch.equal(numbers, others)
 
 
+@pytest.mark.slow
 def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     """Through the front door: two ranks, log and env.json."""
     args = ["--dataset", "synthetic", "--ddp", "1", "--steps", "1"]

@@ -24,6 +24,17 @@ def test_scalar_follows_the_same_rules() -> None:
     assert [scalar(t) for t in ("1e-4", "off", "3", "true", "x")] == [1e-4, "off", 3, True, "x"]
 
 
+TAGS = ["!!binary aGk=", "!!set {a, b}", "!!timestamp 2001-01-01", "!!int x", "!!float x"]
+TAGS += ["!!bool x", "!!null x", "!!omap [a: 1]", "!!seq 5", "!!map [1]", "!own 5"]
+
+
+@pytest.mark.parametrize("value", [*TAGS, "!!python/object:os.system x"])
+def test_a_tag_is_refused_where_it_stands(value: str) -> None:
+    said = f"not valid YAML: line 2: the tag {value.split()[0]} is not read; write the value alone"
+    assert load_strict(f"a: 1\nb: {value}\n") == (None, [said])
+    assert load_strict("a: !!int 5\nb: !!str 5\n") == ({"a": 5, "b": "5"}, [])
+
+
 def test_unreadable_yaml_names_the_place() -> None:
     data, problems = load_strict("a: [1\nb: 2")
     assert data is None

@@ -17,7 +17,7 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
-from runbook.launch.command import free_port, on_loopback
+from runbook.launch.command import NO_LOG_FOLDER, free_port, on_loopback
 from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
 from runbook.launch.reaper import signal_owned
@@ -184,6 +184,7 @@ class Agent:
         meet = self._meet(address)
         host = self.state.index == 0
         words = [
+            NO_LOG_FOLDER,
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={meet.address}:{meet.port}",
             f"--rdzv-id={self.job.run_token}",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.files import write_atomic
 
 TABLE_MD = "table.md"
@@ -49,7 +49,7 @@ class Program:
 
     def say(self, text: str) -> None:
         """A line for the stage's console: the last one is shown while it runs."""
-        Console().result(printable(text))
+        Console().result(text)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

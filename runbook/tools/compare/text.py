@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runbook.console import in_one_line
+from runbook.console import page_of
 from runbook.records.measurement import plain_number
 from runbook.tools.compare.numbers import MetricChange, SpeedChange
 from runbook.tools.compare.runs import Comparison
@@ -44,7 +44,7 @@ def comparison_text(found: Comparison) -> str:
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
     lines += ["", found.conclusion]
-    return "\n".join(map(in_one_line, lines))
+    return page_of(lines)
 
 
 def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:

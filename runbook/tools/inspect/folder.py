@@ -223,7 +223,7 @@ def inspect_heartbeats(
         faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
     if fold.exit_code:
         faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {fold.exit_code}"))
-    faults += [(RemarkCode.UNREADABLE, text) for text in fold.misshapen[:1]]
+    faults += [(RemarkCode.UNREADABLE, text) for text in (*fold.damage, *fold.misshapen[:1])]
     return facts, log, remarks_on(name, faults)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.accounts import Workload
+from runbook.read.first_weights import first_weights_account
 from runbook.read.learning import oracle_account
 from runbook.read.training_accounts import book_problems, learning_problems
 from runbook.records import RankExit
@@ -54,6 +55,7 @@ def account_remarks(
         ),
         *learning_problems(ranks, work),
         *oracle_account(ranks, work),
+        *first_weights_account(ranks, env or {}),
     ]
     yield from ((RemarkCode.UNBALANCED, problem) for problem in problems)
 

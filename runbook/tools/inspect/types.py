@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from runbook.console import page_of
 from runbook.records.measurement import json_ready, plain_number
 
 
@@ -16,7 +17,6 @@ class RemarkCode(StrEnum):
     MIXED_RUNS = "mixed_runs"
     STEPS_NOT_INCREASING = "steps_not_increasing"
     WARMUP_IN_WINDOW = "warmup_in_window"
-    MEAN_OF_RATES = "mean_of_rates"
     RATE_DOES_NOT_FOLLOW = "rate_does_not_follow"
     BELOW_FLOOR = "below_floor"
     NON_FINITE = "non_finite"
@@ -174,7 +174,7 @@ def inspection_text(inspection: Inspection) -> str:
             lines.append(title)
             lines += [f"  {one.code:<{width}}  {one.path}: {one.message}" for one in remarks]
     lines.append(_conclusion(len(suspicious), len(undecided)))
-    return "\n".join(lines)
+    return page_of(lines)
 
 
 def _conclusion(suspicious: int, undecided: int) -> str:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 from runbook.tools.acceptance.tests import judge, marked_words
+from tests.shared import crowded
 
 ROOT = Path(__file__).parents[3]
 GOOD = "def test_good(): pass\n"
@@ -21,6 +23,9 @@ BAD = "def test_bad(): assert 1 == 2\n"
 BROKEN = (
     "import pytest\n@pytest.fixture\ndef x(): raise OSError('gone')\ndef test_broken(x): pass\n"
 )
+
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def run(folder: Path, code: str, *words: str, left_s: float = 60) -> tuple[int, dict[str, object]]:
@@ -40,11 +45,11 @@ def run(folder: Path, code: str, *words: str, left_s: float = 60) -> tuple[int, 
     [
         (GOOD, (), 0, "1 passed"),
         (GOOD + SKIPPED, (), 3, "which is not passed: Skipped: no CUDA device"),
-        (SKIPPED, (), 3, "1 skipped, which is not passed"),
-        (GOOD + BAD, (), 1, "1 passed, 1 failed"),
-        (GOOD, ("-k", "nothing"), 3, "no test ran"),
-        (BROKEN, (), 1, "1 failed"),
-        ("import nothing_like_it\n", (), 3, ""),
+        slow(SKIPPED, (), 3, "1 skipped, which is not passed"),
+        slow(GOOD + BAD, (), 1, "1 passed, 1 failed"),
+        slow(GOOD, ("-k", "nothing"), 3, "no test ran"),
+        slow(BROKEN, (), 1, "1 failed"),
+        slow("import nothing_like_it\n", (), 3, ""),
     ],
 )
 def test_what_counts(
@@ -58,6 +63,7 @@ def test_what_counts(
     assert list((tmp_path / "out").glob("junit_1.xml"))
 
 
+@pytest.mark.slow
 def test_cut_off_in_the_middle_and_continued(tmp_path: Path) -> None:
     """What passed is kept and not repeated; the slow one runs in the next part."""
     log = tmp_path / "log"
@@ -69,7 +75,7 @@ def test_cut_off_in_the_middle_and_continued(tmp_path: Path) -> None:
     )
     began = time.monotonic()
     got, document = run(tmp_path, code, left_s=8)
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < crowded(40)
     assert got == TO_BE_CONTINUED and document["summary"] == "1 passed so far"
     (tmp_path / "quick").write_text("")
     got, document = run(tmp_path, code)
@@ -97,6 +103,7 @@ def test_the_marked_files_are_those_with_the_marker() -> None:
     assert marked_words("", ROOT) == []
 
 
+@pytest.mark.slow
 def test_without_a_device_the_gpu_tests_are_no_pass(tmp_path: Path) -> None:
     """The shipped words for a device, on this machine: skipped here, passed where there is one."""
     command = [sys.executable, "-m", "runbook.tools.acceptance.tests", "--out", str(tmp_path)]

@@ -12,15 +12,31 @@ import pytest
 
 from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.runner import run_drill
+from tests.tiers import by_tier
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+# One of each way of going wrong; the other faults are their variants.
+ARCHETYPES = (
+    "exit",
+    "sigkill",
+    "exception",
+    "sleep_backward",
+    "frozen",
+    "data_stall",
+    "desync_op",
+    "straggler_100ms",
+    "nan",
+    "memory_growth",
+    "device_oom",
+    "checkpoint_disk_full",
+)
 
 _CROWDED_S = 12.0
 # 20 ms may drown in what the other tests do to one launch, not in what they do to each of three.
 _LAUNCHES = {"straggler_20ms": 3}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", by_tier(FAULTS, fast=ARCHETYPES.__contains__))
 def test_is_noticed(tmp_path: Path, name: str) -> None:
     for number in range(_LAUNCHES.get(name, 1)):
         folder = tmp_path / str(number)
@@ -42,3 +58,4 @@ def test_is_noticed(tmp_path: Path, name: str) -> None:
 def test_there_are_at_least_24_kinds() -> None:
     assert len(FAULTS) >= 24
     assert len({fault.title for fault in FAULTS.values()}) == len(FAULTS)
+    assert len(FAULTS.keys() & set(ARCHETYPES)) == 12

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from benchmarks.rehearsal.weights import first_weights
 from nsa.drawn import recomputed_steps, watched_steps
 from runbook.read.generated import GeneratedData
 from tests.read.launches import shadow
@@ -106,6 +107,7 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
             "layers": 2,
             "seams": 0,
         },
+        "weights": first_weights({"config": SHAPE, "effective": {"vocab_size": 256}}),
     }
     lines: list[dict[str, object]] = [
         {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}

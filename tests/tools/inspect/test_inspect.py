@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import Inspection, inspection_text
-from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, slow_start
+from tests.tiers import examples
+from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run
 from tests.tools.inspect.folders import (
     HEADER,
     beats,
@@ -81,9 +82,13 @@ def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
     """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
-    text = next(f.message for f in inspection.remarks if f.code == "mean_of_rates")
-    assert "566 tok/s" in text
-    assert "438.2 tok/s" in text
+    rows = inspection.directories[0].training
+    assert rows is not None
+    (naive,) = [one for one in rows.statistics if one.name == "last_50_rows"]
+    assert naive.value == 566
+    assert "rates flatters: the same rows as tokens over time give 438.2 tok/s" in naive.note
+    # Who wrote the log has averaged nothing.
+    assert codes(inspection) == {"window_too_short", *ALONE}
 
 
 def test_a_short_run_of_ours_is_undecided(tmp_path: Path) -> None:
@@ -99,8 +104,7 @@ def test_each_fault_makes_its_own_finding(
     assert codes(inspect_path(folder)) == set()
     fault(folder)
     inspection = inspect_path(folder)
-    found = codes(inspection) - ({"mean_of_rates"} if fault is slow_start else set())
-    assert found == expected
+    assert codes(inspection) == expected
     assert inspection.exit_code == 1
     for code in expected:
         assert code in inspection_text(inspection)
@@ -226,7 +230,7 @@ def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path:
         inspect_path(tmp_path / "absent")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_file_cut_anywhere_is_read_and_never_gains_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -243,7 +247,7 @@ def test_a_file_cut_anywhere_is_read_and_never_gains_rows(
     assert rows.rows == max(0, expected)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=5))
 def test_as_many_runs_are_found_as_were_appended(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int]

@@ -1,0 +1,50 @@
+"""The pace of the run behind which a plan starts, for estimates of the launches behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa.contract import TRAINING_CSV
+from runbook.engine.accepted import go_record
+from runbook.engine.forecast import Pace
+from runbook.engine.validated import ground_of
+from runbook.errors import RunbookError
+from runbook.read import read_training_csv
+
+if TYPE_CHECKING:
+    from runbook.engine.options import Setup
+
+# The first steps allocate, compile and rebuild buckets.
+SKIPPED = 3
+
+
+def pace_of_the_go(setup: Setup) -> Pace | None:
+    """Seconds of a step and of the start-up in the longest plain launch of that run.
+
+    None where the plan stands on no run, or that one has no such launch with usable times.
+    """
+    plan = setup.profile.plan
+    if plan is None or not plan.go:
+        return None
+    run_id = plan.go.partition(":")[0]
+    folder = Path(setup.options.out) / run_id
+    try:
+        record = go_record(folder)
+        found = ground_of(record, setup.profile.ranks) if record else []
+        plain = [entry for entry in found if entry.launch.schedule is None]
+        entry = max(plain, key=lambda one: one.launch.steps, default=None)
+        if entry is None:
+            return None
+        path = folder / entry.launch.run_dir / TRAINING_CSV
+        frame = read_training_csv(path, relative_to=folder).frame
+    except (RunbookError, OSError):
+        return None  # the launch itself says what is wrong with that run
+    if "dt_s" not in frame or len(frame) <= SKIPPED or not bool((frame["dt_s"] > 0).all()):
+        return None
+    return Pace(
+        step_s=float(frame["dt_s"].iloc[SKIPPED:].mean()),
+        startup_s=max(0.0, entry.result.duration_s - float(frame["dt_s"].sum())),
+        launch=entry.launch,
+        source=f"the rate of {entry.launch.id} in {run_id}",
+    )

@@ -1,0 +1,47 @@
+"""`latest` beside the runs leads to the newest launch, and nothing that reads runs minds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runbook.engine.outputs import check_manifest
+from runbook.engine.verify import verify_run
+from runbook.launch.observer import Observer
+from runbook.tools.bundle import write_bundle
+from runbook.tools.inspect.folder import inspect_path
+from tests.cli.shell import inside
+from tests.engine.toys import Toy, run, setup
+
+
+class Looks(Observer):
+    """Where `latest` leads as each launch makes its first step."""
+
+    def __init__(self, out: Path) -> None:
+        self.link, self.seen = out / "latest", []  # type: ignore[var-annotated]
+
+    def launch_finished(self, launch: object, result: object) -> None:
+        del launch, result
+        self.seen.append(self.link.resolve())
+
+
+def test_it_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None:
+    looks, toys = Looks(tmp_path), (Toy("baseline", count=2), Toy("nvtx"))
+    record, folder = run(tmp_path, *toys, observer=looks)
+    wanted = [folder / name for name in ("baseline/run1", "baseline/run2", "nvtx/run1")]
+    assert looks.seen == wanted
+    assert (tmp_path / "latest" / "heartbeat_rank0.jsonl").is_file()
+    assert check_manifest(folder) == []
+    assert verify_run(folder, phases={toy.name: toy for toy in toys},
+                      setup=setup(tmp_path, *toys)).differences == ()  # fmt: skip
+    bundle = write_bundle(record, folder, tmp_path / "run.tar.gz")
+    assert not [one.name for one in bundle.files if "latest" in one.name]
+    assert len(inspect_path(tmp_path).directories) == len(wanted), "each launch once"
+    assert str(folder) in inside("report", "--out", str(tmp_path), cwd=tmp_path).out
+    pruned = inside("prune", "--keep", "1", "--out", str(tmp_path), "--yes", cwd=tmp_path)
+    assert pruned.code == 0 and (tmp_path / "latest").is_symlink()
+
+
+def test_a_file_of_that_name_stays_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("mine")
+    record, _ = run(tmp_path, Toy("baseline"))
+    assert record.verdict == "GO" and (tmp_path / "latest").read_text() == "mine"
