@@ -163,7 +163,7 @@ class Loop:
         # What goes on from a checkpoint has no first weights.
         weights = None if self.step else first_weights(self.engine.model)
         text = text_again(batch, self.plan.config.data)
-        self.heartbeat.write(Event.PROOF, weights=weights, text=text, **proof)
+        self.heartbeat.write(Event.PROOF, **proof, weights=weights, text=text)
         self.compiling.note("proof")
 
     def _first_batch(self) -> Batch:

@@ -112,13 +112,12 @@ def as_written(case: Case, name: str) -> Finding:
     """
     launch, work = _every_rank(case, name), _workload(case, name)
     paths = [rank.path for rank in launch.ranks]
-    # What they are drawn like comes first: whatever else is odd may follow from it.
-    if problems := first_weights_account(launch.ranks, case.env(name)):
+    # How the weights begin comes first: whatever else is odd may follow from it.
+    begun = first_weights_account(launch.ranks, case.env(name))
+    if problems := [*begun, *oracle_account(launch.ranks, work)]:
         reason = f"{name}: {listed(problems)}"
-        return failed(Reason.MISMATCH, reason, evidence=paths, topic="first_weights")
-    problems = oracle_account(launch.ranks, work)
-    if problems:
-        reason = f"{name}: {listed(problems)}"
+        if begun:
+            return failed(Reason.MISMATCH, reason, evidence=paths, topic="first_weights")
         return failed(Reason.UNBALANCED, reason, evidence=paths, topic="oracle")
     spots = [(rank.proof or {})["oracle"] for rank in launch.ranks]
     worst = max(launch.ranks, key=lambda rank: float((rank.proof or {})["oracle"]["attention"]))

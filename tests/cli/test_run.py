@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli.finished import run_folders
 from runbook.collect.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 def test_one_phase_alone_can_never_be_a_go(preflight: tuple[Path, Ended]) -> None:
     folder, ended = preflight
-    (root,) = (folder / "artifacts").iterdir()
+    (root,) = run_folders(folder / "artifacts")
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert record.verdict is Verdict.PARTIAL
     assert ended.code == 4
@@ -45,7 +46,7 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
 ) -> None:
     folder, ended = preflight
     out, err = ended.out, ended.err
-    (root,) = (folder / "artifacts").iterdir()
+    (root,) = run_folders(folder / "artifacts")
     where = f"artifacts/{root.name}"
     assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-z]{7}", root.name)
     written = hashlib.sha256((root / "run.json").read_bytes()).hexdigest()
@@ -72,7 +73,7 @@ def test_no_secret_is_in_any_byte_of_the_run(preflight: tuple[Path, Ended]) -> N
 
 def test_the_report_command_finds_it(preflight: tuple[Path, Ended]) -> None:
     folder, *_ = preflight
-    (root,) = (folder / "artifacts").iterdir()
+    (root,) = run_folders(folder / "artifacts")
     ended = runbook("report", cwd=folder)
     assert ended.code == 0
     assert ended.out.startswith(f"runbook 0.1.0  run {root.name}  profile cpu")
@@ -84,7 +85,7 @@ def _without_a_gpu(cwd: Path, *asked: str) -> tuple[RunRecord, Ended, Path]:
     mine.write_text("extends: a100x2_pcie4\nbranch: null\n", encoding="utf-8")
     words = ("run", *asked, "--profile", str(mine), "--protocol", "single")
     ended = runbook(*words, cwd=cwd, timeout_s=300, CUDA_VISIBLE_DEVICES="")
-    (root,) = (cwd / "artifacts").iterdir()
+    (root,) = run_folders(cwd / "artifacts")
     return RunRecord.model_validate_json((root / "run.json").read_bytes()), ended, root
 
 
@@ -133,7 +134,7 @@ def test_events_as_json_lines(tmp_path: Path) -> None:
     order += ["phase_finished", "run_finished"]
     assert [name for name in dict.fromkeys(names) if name in order] == order
     assert events[-1]["event"] == "run_finished"
-    (root,) = (tmp_path / "here").iterdir()
+    (root,) = run_folders(tmp_path / "here")
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert events[-1]["verdict"] == record.verdict.value
     assert ended.code == record.verdict.exit_code
@@ -166,7 +167,7 @@ def test_a_signal_leaves_a_report_and_no_process(
         rest = process.stdout.read()
         assert process.wait(timeout=60) == code
         assert time.monotonic() - asked < crowded(10)
-    (root,) = (tmp_path / "artifacts").iterdir()
+    (root,) = run_folders(tmp_path / "artifacts")
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert record.interrupted
     assert record.verdict is Verdict.INCOMPLETE

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli.finished import run_folders
 from runbook.engine import Observer
 from runbook.engine.journal import read_events
 from runbook.engine.outputs import check_manifest
@@ -143,7 +144,7 @@ def test_a_part_of_the_command_ends_with_3_and_is_continued(tmp_path: Path) -> N
     words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
     cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
     assert cut.code == 3, cut.err
-    folder = next((tmp_path / "runs").iterdir())
+    (folder,) = run_folders(tmp_path / "runs")
     assert "resume" in cut.out
     words = ("run", "--resume", folder.name, "--out", "runs", "--until-s", "0.5")
     again = runbook(*words, cwd=tmp_path)

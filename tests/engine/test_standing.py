@@ -245,7 +245,7 @@ def forged(run: Path) -> None:
 def test_a_go_is_verified_before_anything_stands_on_it(
     go: tuple[Path, str], tmp_path: Path, change: Callable[[Path], object], told: str
 ) -> None:
-    shutil.copytree(go[0] / "runs", tmp_path / "runs")
+    shutil.copytree(go[0] / "runs", tmp_path / "runs", symlinks=True)
     run = tmp_path / "runs" / go[1]
     change(run)
     here = found(go, out=tmp_path / "runs")
@@ -254,7 +254,7 @@ def test_a_go_is_verified_before_anything_stands_on_it(
 
 def with_record(go: tuple[Path, str], out: Path, **changes: Any) -> None:
     """The run that was GO, with another record that its manifest knows."""
-    shutil.copytree(go[0] / "runs", out, dirs_exist_ok=True)
+    shutil.copytree(go[0] / "runs", out, symlinks=True, dirs_exist_ok=True)
     run = out / go[1]
     record = RunRecord.model_validate_json((run / "run.json").read_text())
     (run / "run.json").write_text(record_text(record.model_copy(update=changes)))
@@ -281,7 +281,7 @@ def test_a_go_of_fewer_steps_by_scale_is_no_ground(go: tuple[Path, str], tmp_pat
 
 def newer_no_go(go: tuple[Path, str], out: Path) -> str:
     name = "29990101T000000Z-nogit"
-    shutil.copytree(go[0] / "runs", out)
+    shutil.copytree(go[0] / "runs", out, symlinks=True)
     shutil.copytree(go[0] / "runs" / go[1], out / name)
     record = RunRecord.model_validate_json((out / name / "run.json").read_text())
     changed = record.model_copy(update={"run_id": name, "verdict": Verdict.NO_GO,

@@ -218,7 +218,6 @@ class Careful(Toy):
 
 def test_launches_that_were_not_needed_are_no_difference(tmp_path: Path) -> None:
     careful = Careful("baseline")
-    run(tmp_path, careful)
-    (folder,) = tmp_path.iterdir()
+    _, folder = run(tmp_path, careful)
     found = verify_run(folder, phases={"baseline": careful}, setup=setup(tmp_path, careful))
     assert found.differences == ()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
+from runbook.cli.finished import run_folders
 from runbook.config import load_profile
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 def test_a_real_run_is_verified_judged_again_and_edited(
     preflight: tuple[Path, Ended], tmp_path: Path
 ) -> None:
-    (made,) = (preflight[0] / "artifacts").iterdir()
+    (made,) = run_folders(preflight[0] / "artifacts")
     folder = Path(shutil.copytree(made, tmp_path / made.name))
     record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
     assert record.verdict is Verdict.PARTIAL  # eight phases were not asked for
@@ -42,7 +43,7 @@ def test_a_gpu_profile_that_requires_one_check_does_not_make_a_cpu_run_a_gpu_one
     preflight: tuple[Path, Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under the shipped profile's own name and title, which nobody measured here."""
-    (folder,) = (preflight[0] / "artifacts").iterdir()
+    (folder,) = run_folders(preflight[0] / "artifacts")
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: a100x2_pcie4\nrequired: [preflight.torch]\n", encoding="utf-8")
     checks = len(load_profile("a100x2_pcie4").required)

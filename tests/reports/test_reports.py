@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from reports.plots import figures
 from reports.view import build_view
 from runbook import registry
+from runbook.console import Console
 from runbook.engine import outputs
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
@@ -231,7 +233,8 @@ def test_terminal_has_colour_only_on_request() -> None:
     plain = outputs.render(no_go(), "terminal")
     coloured = outputs.render(no_go(), "terminal", Screen(color=True))
     assert "\x1b" not in plain
-    assert "\x1b[31mFAIL\x1b[0m" in coloured
+    Console(stdout=(shown := io.StringIO())).page(coloured)
+    assert "\x1b[31mFAIL\x1b[0m" in shown.getvalue()
 
 
 def test_unknown_formats_are_refused_together() -> None:

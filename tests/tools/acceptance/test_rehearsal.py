@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli.finished import run_folders
 from tests.cli.shell import runbook
 from tests.tools.acceptance.made import DEVICE, handed_over
 
@@ -76,7 +77,7 @@ def test_step(tmp_path: Path) -> None:
 def test_the_run_is_one_run_and_its_verdict_names_its_scope(tmp_path: Path) -> None:
     result = rehearse(tmp_path, "run")
     assert str(result["headline"]).startswith("GO for 22 of ")
-    folders = list((tmp_path / "work" / DEVICE / "run" / "runs").iterdir())
+    folders = run_folders(tmp_path / "work" / DEVICE / "run" / "runs")
     assert len(folders) == 1
     record = json.loads((folders[0] / "run.json").read_text())
     assert record["command"].startswith("python3 -m runbook.tools.acceptance.run --out ")
