@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from nsa.train.accounts import pieces
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import choose_device, start_ranks
+from nsa.witness.accounts import pieces
 from runbook.tools.acceptance.program import markdown_table
 
 _CONFIG = "configs/m7c_125m_1gpu.yaml"

@@ -7,7 +7,9 @@ on the version of torch: that is known here and nowhere else. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -177,3 +179,18 @@ _RULES: dict[str, Callable[[str, str, bool], Mapped]] = {
     _BLOCKING: _blocking,
     _DEBUG: _debug,
 }
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """What is imported inside is not searched for garbage, now or in any later collection.
+
+    torch makes a million objects. Without this the collector goes through them again and again
+    while they are made, a fifth of the start of a rank, and once more wherever it looks at all.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

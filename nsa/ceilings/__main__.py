@@ -9,12 +9,12 @@ from collections.abc import MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError, did_you_mean
-from nsa.loading import for_good
+from nsa.launch.output import shout
+from nsa.launch.plan import harness_of, read_place
+from nsa.launch.process import Termination, arm_death_signal, dump_stacks_on_usr1
 from nsa.settings import refusal
+from nsa.torch_env import for_good
 from nsa.train.__main__ import translate_environment
-from nsa.train.launch import harness_of, read_place
-from nsa.train.output import shout
-from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
 
 _DEVICES = ("auto", "cpu", "cuda")
 

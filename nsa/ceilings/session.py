@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from nsa.ceilings.measure import Bench
 from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
+from nsa.launch.envfile import device_facts
+from nsa.launch.heartbeat import MIB, Heartbeat
+from nsa.launch.output import say, shout, write_json
+from nsa.launch.plan import Place
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks, device_of, join_ranks
+from nsa.launch.rundir import by_hand, link_latest, new_token
 from nsa.settings import ConfigError
-from nsa.train.envfile import device_facts
-from nsa.train.heartbeat import MIB, Heartbeat
-from nsa.train.launch import Place
-from nsa.train.output import say, shout, write_json
-from nsa.train.process import Termination
-from nsa.train.ranks import Ranks, device_of, join_ranks
-from nsa.train.rundir import by_hand, link_latest, new_token
 from nsa.train.session import crash_end, keep_flight, open_run_dir
 from nsa.train.settle import End
 

@@ -18,8 +18,8 @@ from time import perf_counter
 from nsa.contract import ExitCode, NSAError
 from nsa.data.open import open_source
 from nsa.data.source import DataStallError, Source
+from nsa.launch.output import shout
 from nsa.settings import DataSection, refusal
-from nsa.train.output import shout
 
 _DESCRIPTION = "Read a few batches of a data set as the trainer would, and say how long they took."
 _EXITS = "Exit codes: 0 the loader answered in time, 1 it stalled, 2 it cannot be read as asked."

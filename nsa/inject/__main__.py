@@ -12,7 +12,7 @@ from nsa.contract import did_you_mean
 from nsa.inject.hooks import EVERY_RANK, Injector
 from nsa.inject.processes import PROCESS_KINDS
 from nsa.inject.values import VALUE_KINDS
-from nsa.loading import for_good
+from nsa.torch_env import for_good
 
 KINDS = {**PROCESS_KINDS, **VALUE_KINDS}
 

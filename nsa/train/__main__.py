@@ -8,11 +8,10 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError
-from nsa.loading import for_good
-from nsa.torch_env import Passed
-from nsa.train.launch import plan_launch
-from nsa.train.output import shout
-from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
+from nsa.launch.output import shout
+from nsa.launch.plan import plan_launch
+from nsa.launch.process import Termination, arm_death_signal, dump_stacks_on_usr1
+from nsa.torch_env import Passed, for_good
 
 
 def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:

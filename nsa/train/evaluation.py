@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Event, Phase
+from nsa.contract.sampling import drawn_batch
 from nsa.data.source import Source
-from nsa.drawn import drawn_batch
-from nsa.train.accounts import TokenMeter
-from nsa.train.compiling import Compiling
+from nsa.kernels.compiled import Compiling
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
 from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.output import say
-from nsa.train.recompute import loss_again
 from nsa.train.record import Tables
+from nsa.witness.accounts import TokenMeter
+from nsa.witness.recompute import loss_again
 
 
 @dataclass(frozen=True, kw_only=True)

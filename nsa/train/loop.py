@@ -7,6 +7,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nsa.contract import (
     COMPRESSION_LINE,
@@ -18,31 +19,28 @@ from nsa.contract import (
     Phase,
 )
 from nsa.data.source import Batch, Source
-from nsa.train.accounts import Movement, TokenMeter, plain_floats
-from nsa.train.agree import Posted, post
-from nsa.train.arms import Block
+from nsa.kernels.compiled import Compiling, Refused
+from nsa.kernels.dispatch import needs_trial, trial_step
+from nsa.launch.arms import Block
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import Termination
+from nsa.train.checkpoint.saves import Saves
 from nsa.train.clock import StepClock
-from nsa.train.compiled import Refused
-from nsa.train.compiling import Compiling
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluation import Evaluations
-from nsa.train.evidence import BlockEvidence, EffectLog
-from nsa.train.first_pass import first_pass
-from nsa.train.first_weights import first_weights
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.in_force import in_force
-from nsa.train.launch import LaunchPlan
 from nsa.train.optimizer import updates
-from nsa.train.output import say
-from nsa.train.process import Termination
-from nsa.train.profiling import StepProfiler
 from nsa.train.record import Tables
-from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler
-from nsa.train.shadow import Shadow
-from nsa.train.text_again import text_again
-from nsa.train.trial import needs_trial, trial_step
+from nsa.train.step_sync import Posted, post
+from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats
+from nsa.witness.effect_watch import BlockEvidence, EffectLog
+from nsa.witness.gradient_probe import first_pass, text_again
+from nsa.witness.profiling import StepProfiler
+from nsa.witness.shadow import Shadow
+from nsa.witness.witness import in_force
 
 
 class Loop:
@@ -144,11 +142,17 @@ class Loop:
             return True
         error = None
         if needs_trial(block.toggles):
-            error = trial_step(self.engine, self._first_batch())
+            error = self._trial(self._first_batch().tokens)
         if not self.ranks.any(error is not None):
             return True
         self._cannot(block, error or f"{ELSEWHERE} could not run it")
         return False
+
+    def _trial(self, tokens: Tensor) -> str | None:
+        engine = self.engine
+        return trial_step(
+            engine.model, lambda: engine.loss(tokens.to(engine.device), wrapped=False)
+        )
 
     def _cannot(self, block: Block, text: str) -> None:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)

@@ -16,22 +16,22 @@ from nsa.attention import tracing
 from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
+from nsa.kernels.dispatch import is_out_of_memory
+from nsa.launch.envfile import announce, effective, write_env
+from nsa.launch.flight import write_flight
+from nsa.launch.heartbeat import MIB, Heartbeat
+from nsa.launch.output import say, shout
+from nsa.launch.plan import LaunchPlan, Place
+from nsa.launch.process import Termination, open_stackdump
+from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks
+from nsa.launch.rundir import by_hand, claim, link_latest, new_token
 from nsa.settings import ConfigError
-from nsa.train import restore
+from nsa.train.checkpoint import restore
 from nsa.train.engine import Engine
-from nsa.train.envfile import announce, effective, write_env
-from nsa.train.flight import write_flight
-from nsa.train.heartbeat import MIB, Heartbeat
-from nsa.train.launch import LaunchPlan, Place
 from nsa.train.loop import Loop
-from nsa.train.output import say, shout
-from nsa.train.process import Termination, open_stackdump
-from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
-from nsa.train.rundir import by_hand, claim, link_latest, new_token
-from nsa.train.self_test import SelfTest, self_test
 from nsa.train.settle import End
-from nsa.train.trial import is_out_of_memory
+from nsa.witness.self_test import SelfTest, self_test
 
 
 @dataclass(kw_only=True)

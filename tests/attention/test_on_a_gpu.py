@@ -16,11 +16,11 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.config import WINDOWS, Selected, Window
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import self_test
+from nsa.witness.self_test import self_test
 from tests.attention.test_proofs import NAMES, SMALL, inputs
 from tests.attention.test_step_on_cuda import PRODUCTION
 

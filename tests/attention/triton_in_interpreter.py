@@ -27,10 +27,10 @@ from nsa.attention.selection import build_ranges
 from nsa.attention.self_test import measure
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch, operators, window_launch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import self_test
+from nsa.witness.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import (

@@ -20,16 +20,17 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, Event
 from nsa.data.source import Batch
-from nsa.train import checkpoint, restore
-from nsa.train.checkpoint import Checkpoints, own_share, shared_state
+from nsa.launch.output import RecordWriteError
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
+from nsa.train.checkpoint import restore
+from nsa.train.checkpoint import write as checkpoint
+from nsa.train.checkpoint.retention import Retention
+from nsa.train.checkpoint.saves import ReadBack
+from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
 from nsa.train.optimizer import updates
-from nsa.train.output import RecordWriteError
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.read_back import ReadBack
-from nsa.train.retention import Retention
 from runbook.read.shapes import EVENTS, shaped
 from tests.train.launching import SMOKE
 

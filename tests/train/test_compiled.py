@@ -14,13 +14,13 @@ from torch import Tensor
 from nsa import dense
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import Event
+from nsa.kernels import compiled
+from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
+from nsa.kernels.kernel_check import LEAST, Gap, compare
+from nsa.launch import kernels
+from nsa.launch.kernels import why_not
 from nsa.model import NSALanguageModel
 from nsa.toggles import parse_toggles
-from nsa.train import compiled, kernels
-from nsa.train.agreement import LEAST, Gap, compare
-from nsa.train.compiled import Compiled, backward_nodes, compile_dense, count_compiled
-from nsa.train.compiling import Compiling
-from nsa.train.kernels import why_not
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 EAGER = dense.Dense(
@@ -154,7 +154,7 @@ class Beats:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
     """The compiler's counts, one look after the other."""
     looks: list[Compiled] = []
-    monkeypatch.setattr("nsa.train.compiling.count_compiled", lambda: looks.pop(0))
+    monkeypatch.setattr("nsa.kernels.compiled.count_compiled", lambda: looks.pop(0))
     yield looks
 
 

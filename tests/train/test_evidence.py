@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from nsa.train.evidence import kernel_name, operators_by_branch
-from nsa.train.profiling import torch_profiler
+from nsa.witness.effect_watch import kernel_name, operators_by_branch
+from nsa.witness.profiling import torch_profiler
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from nsa import layer as layers
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import Layer, NSALanguageModel, SwiGLU
-from nsa.train.accounts import Movement, TokenMeter, batch_digest, pieces
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.first_pass import _row, first_pass
-from nsa.train.launch import plan_launch
 from nsa.train.optimizer import updates
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.spot_check import SpotCheck
+from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.witness.gradient_probe import _row, first_pass
+from nsa.witness.oracle_check import SpotCheck
 from tests.train.launching import SMOKE, Launch, run
 
 S = 128
@@ -287,8 +287,8 @@ def test_the_digits_betray_the_type(
     trainer = engine()
     real = Engine.gradients
 
-    def narrow(self: Engine, *args: Any) -> Tensor:
-        loss = real(self, *args)
+    def narrow(self: Engine, *args: Any, **options: Any) -> Tensor:
+        loss = real(self, *args, **options)
         for parameter in self.model.parameters():
             assert parameter.grad is not None
             scale = parameter.grad.abs().max() / 448 if kind.itemsize == 1 else 1.0

@@ -14,16 +14,16 @@ from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import NSAError
 from nsa.data.source import Batch
 from nsa.dense import mean_loss
+from nsa.kernels.compiled import backward_nodes
+from nsa.kernels.cuda_graphs import REPLAYED_NODE, Recording, ReplayGap, replay_gap, roundings
+from nsa.launch.kernels import why_not
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.toggles import parse_toggles
 from nsa.train.clock import StepClock
-from nsa.train.compiled import backward_nodes
-from nsa.train.effects import Seen, _cuda_graphs
 from nsa.train.engine import Engine
-from nsa.train.kernels import why_not
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.replay import REPLAYED_NODE, Recording, ReplayGap, replay_gap, roundings
+from nsa.witness.effects import Seen, _cuda_graphs
 from tests.attention.test_step_on_cuda import PRODUCTION
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)

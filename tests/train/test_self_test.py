@@ -12,12 +12,12 @@ import torch
 
 from nsa.attention import api
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import SelfTest, SelfTestError, self_test
+from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.train.launching import SMOKE, run
 
@@ -212,7 +212,7 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
 
 
 def test_policies_follow_the_process() -> None:
-    from nsa.train.policies import policies
+    from nsa.launch.envfile import policies
 
     before = torch.get_float32_matmul_precision()
     try:
@@ -227,7 +227,8 @@ def test_policies_follow_the_process() -> None:
 
 def test_tf32_is_allowed_in_products_and_in_cudnn() -> None:
     """Requirement E17; the H100 that was measured said the same of both."""
-    from nsa.train.policies import allow_tf32, policies
+    from nsa.launch.envfile import policies
+    from nsa.train.engine import allow_tf32
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
 from nsa.train.optimizer import is_fused, switched, updates
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.recompute import Bias, Recomputed, branch_use
-from nsa.train.shadow import Shadow
+from nsa.witness.recompute import Bias, Recomputed, branch_use
+from nsa.witness.shadow import Shadow
 from runbook.read.shadow_account import _bias_problems, shadow_account
 from tests.read.launches import WORK, changed, ending_of, honest
 from tests.train.launching import SMOKE, free_port
@@ -167,7 +167,7 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
 
 
 def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.train.recompute._MOST_ELEMENTS", 40_000)
+    monkeypatch.setattr("nsa.witness.recompute._MOST_ELEMENTS", 40_000)
     made = engine()
     shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
     for step in sorted(shadow.recomputed):

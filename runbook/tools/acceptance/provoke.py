@@ -5,7 +5,7 @@
 On a GPU a rank falls asleep in a step, and then work on the device never ends, so that NCCL's own
 watchdog gives up and dumps its last collectives. Without one two gloo ranks take their place.
 
-A rank alone waits for nobody and keeps no record of its collectives (`nsa/train/flight.py`): of it
+A rank alone waits for nobody and keeps no record of its collectives (`nsa/launch/flight.py`): of it
 the stack, the heartbeats and the silence are wanted, and of NCCL's watchdog its dump.
 """
 

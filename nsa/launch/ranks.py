@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nsa.launch.plan import LaunchPlan, Place
 from nsa.settings import refusal
-from nsa.train.launch import LaunchPlan, Place
 
 # Description of the group whose collectives a save runs beside those of the steps.
 SAVING_GROUP = "saving"

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import FLIGHTS
-from nsa.train.output import write_bytes
-from nsa.train.ranks import SAVING_GROUP
+from nsa.launch.output import write_bytes
+from nsa.launch.ranks import SAVING_GROUP
 
 KEPT = 2000
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nsa import oracle
 from nsa.model import NSALanguageModel
+from nsa.witness import oracle
 
 # Positions of the sequence that are computed again: both ends, and one of each part between them.
 POSITIONS = 8

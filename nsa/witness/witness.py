@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nsa.contract import THREAD_VARIABLES
-from nsa.train.ranks import Ranks
+from nsa.launch.ranks import Ranks
 
 
 def in_force(ranks: Ranks) -> dict[str, Any]:

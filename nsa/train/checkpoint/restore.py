@@ -24,10 +24,10 @@ from nsa.contract import (
     NSAError,
     checkpoint_step,
 )
-from nsa.sound import damage, identity_of
-from nsa.train.checkpoint import position_name, shared_state
+from nsa.contract.checkpoint_digest import damage, identity_of
+from nsa.train.checkpoint.retention import numbered
+from nsa.train.checkpoint.write import position_name, shared_state
 from nsa.train.engine import Engine
-from nsa.train.retention import numbered
 
 # All that the list of tensors of a checkpoint may name; torch itself would run whatever it names.
 _HARMLESS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,13 +20,15 @@ from nsa.attention.triton.window_operators import WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES, TIMEOUT_TOLERANCE_S
+from nsa.kernels import liger
+from nsa.kernels.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
+from nsa.kernels.cuda_graphs import REPLAYED_NODE
+from nsa.launch.heartbeat import MIB
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
-from nsa.train import liger
-from nsa.train.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
-from nsa.train.engine import Engine
-from nsa.train.heartbeat import MIB
-from nsa.train.replay import REPLAYED_NODE
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
 

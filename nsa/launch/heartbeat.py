@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import HEARTBEATS, Event, Phase, memory_file
-from nsa.train.output import LineFile, plain, write_json
+from nsa.launch.output import LineFile, plain, write_json
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MIB = 1024 * 1024

@@ -15,16 +15,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa.data.source import Batch
-from nsa.train.accounts import Piece, least_by_group, pieces, plain_floats
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
-from nsa.train.spot_check import SpotCheck
+from nsa.data.tokenizers import Gpt2Tokenizer
+from nsa.settings import DataSection
+from nsa.witness.accounts import Piece, least_by_group, pieces, plain_floats
+from nsa.witness.oracle_check import SpotCheck
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
 
 # Each rank r sends (r + 1) times 1 plus these: bf16, whose steps are 2^-7 at 1, keeps the second,
 # but no type of 8 bits does; fp16 keeps the third as well, and fp32 all.
@@ -72,7 +75,7 @@ def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dic
     try:
         # The way that a step goes, so that what goes wrong there goes wrong here.
         watch = spots.watch() if with_oracle else None
-        loss = engine.gradients([batch] * count, StepClock(engine.device), watch)
+        loss = engine.gradients([batch] * count, watch=watch)
     finally:
         for handle in handles:
             handle.remove()
@@ -226,3 +229,39 @@ def _norm(engine: Engine) -> float:
     """Norm of all gradients, in float64."""
     grads = [p.grad for p in engine.model.parameters() if p.grad is not None]
     return math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+
+
+_BETWEEN = {"byte": b"\0", "gpt2": b"<|endoftext|>"}
+
+
+def text_again(batch: Batch, data: DataSection) -> dict[str, Any] | None:
+    """The `text` of the proof: digests of the batch's text as read and as its tokens tell it.
+
+    documents, bytes: of how many; apart: the first byte in which they differ, or None. None where
+    the batch is not the first one of documents that are read from their beginning.
+    """
+    if not batch.texts:
+        return None
+    rows = batch.tokens.tolist()
+    # Windows overlap by one token.
+    tokens = [*rows[0], *(token for row in rows[1:] for token in row[1:])]
+    between = _BETWEEN[data.tokenizer]
+    if data.tokenizer == "byte":
+        decoded = bytes(tokens)
+        texts = [text.encode("utf-8", "replace").replace(b"\0", b"") for text in batch.texts]
+    else:
+        decoded = Gpt2Tokenizer(data.tokenizer_file).decode(tokens)
+        # Half a surrogate pair is a replacement character to tiktoken.
+        texts = [
+            text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+            for text in batch.texts
+        ]
+    read = (between + between.join(texts) + between)[: len(decoded)]
+    pairs = enumerate(zip(read, decoded, strict=False))
+    return {
+        "documents": len(texts),
+        "bytes": len(decoded),
+        "read": hashlib.sha256(read).hexdigest(),
+        "decoded": hashlib.sha256(decoded).hexdigest(),
+        "apart": next((n for n, (one, other) in pairs if one != other), None),
+    }

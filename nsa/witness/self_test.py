@@ -10,19 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nsa.attention.api import attend, choose_path
 from nsa.attention.self_test import Agreement, Bound, measure
 from nsa.contract import ELSEWHERE, NSAError
+from nsa.kernels.dispatch import allow_kernels, forces_sdpa, named_window
+from nsa.launch.kernels import triton_asked
+from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.toggles import ToggleSet
-from nsa.train.engine import Engine
-from nsa.train.kernels import triton_asked
-from nsa.train.output import say
-from nsa.train.ways import allow_kernels, forces_sdpa, named_window
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
 
 _TRITON = "triton"
 

@@ -28,9 +28,8 @@ from nsa.contract import (
     is_secret_name,
     package_digest,
 )
-from nsa.train.launch import LaunchPlan
-from nsa.train.output import say, write_json
-from nsa.train.policies import policies
+from nsa.launch.output import say, write_json
+from nsa.launch.plan import LaunchPlan
 
 _REDACTED = "[redacted]"
 _ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>[^\s&;]+)")
@@ -275,3 +274,31 @@ def announce(plan: LaunchPlan, facts: Mapping[str, Any], attention: Mapping[str,
     for row in plan.passed:
         if row.note:
             say(f"[env] {row.name}={row.value}: {row.note}")
+
+
+def policies() -> dict[str, Any]:
+    """The switches in force now, for env.json.
+
+    Products of float32 that choose blocks run at "highest" whatever `float32_matmul_precision`
+    says (`nsa.attention.compression.full_float32`).
+    """
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": cuda.matmul.allow_tf32,
+        "tf32_cudnn": cudnn.allow_tf32,
+        "bf16_reduced_precision_reduction": cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "fp16_reduced_precision_reduction": cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "fp16_accumulation": cuda.matmul.allow_fp16_accumulation,
+        "sdpa_kernels": {
+            "flash": cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "efficient": cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "cudnn": cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+            "math": cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        },
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "cudnn_enabled": cudnn.enabled,
+        "cudnn_deterministic": cudnn.deterministic,
+        "cudnn_benchmark": cudnn.benchmark,
+    }

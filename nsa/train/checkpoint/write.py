@@ -31,11 +31,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
-from nsa.sound import identity_of, sha256_of
+from nsa.contract.checkpoint_digest import identity_of, sha256_of
+from nsa.launch.output import RecordWriteError, sync_folder, write_json
+from nsa.launch.ranks import SAVING_GROUP
+from nsa.train.checkpoint.retention import Retention, prune
 from nsa.train.engine import Engine
-from nsa.train.output import RecordWriteError, sync_folder, write_json
-from nsa.train.ranks import SAVING_GROUP
-from nsa.train.retention import Retention, prune
 
 # Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
 # that runs nothing refuses. By its value is how later ones keep it.

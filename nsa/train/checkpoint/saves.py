@@ -1,8 +1,9 @@
-"""Is what lies on the disk what the run held when the save began, and which steps lie there?
+"""The saves of a launch: begun while training goes on, told once written, and read back.
 
-Of a few tensors that the run's token draws, some elements are noted as a save begins. When the next
-one begins, and when the launch is over, rank 0 reads these tensors of its newest checkpoint back
-and compares, bit by bit.
+Is what lies on the disk what the run held when the save began, and which steps lie there? Of a few
+tensors that the run's token draws, some elements are noted as a save begins. When the next one
+begins, and when the launch is over, rank 0 reads these tensors of its newest checkpoint back and
+compares, bit by bit.
 """
 
 from __future__ import annotations
@@ -15,17 +16,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.contract import checkpoint_name
-from nsa.train.checkpoint import position_name, shared_state
+from nsa.contract import Event, Phase, checkpoint_name
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
+from nsa.train.checkpoint.restore import CheckpointError, read, read_position
+from nsa.train.checkpoint.retention import Retention, numbered
+from nsa.train.checkpoint.write import Checkpoints, position_name, shared_state
 from nsa.train.engine import Engine
-from nsa.train.restore import CheckpointError, read, read_position
-from nsa.train.retention import numbered
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
 _ELEMENTS = 64
 # Steps that are named; more of them say no more.
 _MOST_WRONG = 8
+
+
+class Saves:
+    """Checkpoints with what the heartbeats say of them.
+
+    Every method but `read_back` is for all ranks together.
+    """
+
+    def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
+        self._run_dir, self._heartbeat, self._rank = run_dir, heartbeat, engine.ranks.rank
+        self._checkpoints = Checkpoints(run_dir, engine, Retention.of(engine.plan.config.train))
+        self._noted = ReadBack(engine, token=heartbeat.token)
+
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come? This rank's own view."""
+        return self._checkpoints.done
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._checkpoints.under_way
+
+    def has(self, step: int) -> bool:
+        """Does this rank see a checkpoint of this step?"""
+        return self._checkpoints.has(step)
+
+    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
+        """Start to write this step; the save before it is waited for.
+
+        position: in the data, of the step's last batch. val_loss: of an evaluation at this very
+        step. Raises as `finish` does.
+        """
+        self._heartbeat.phase = Phase.CHECKPOINT
+        self._heartbeat.write(Event.CHECKPOINT_START)
+        if self.under_way:
+            self.finish()
+        # Beside the steps, and before the new save may put the one before it away.
+        self._noted.check(self._checkpoints.folder)
+        self._noted.note(step)
+        self._checkpoints.begin(step=step, position=position, val_loss=val_loss)
+
+    def finish(self) -> None:
+        """The save that is under way, waited for where it has not ended.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
+        """
+        done = self._checkpoints.finish()
+        self._heartbeat.write(
+            Event.CHECKPOINT,
+            path=str(done.path.relative_to(self._run_dir)),
+            sha256=done.sha256,
+            seconds=done.seconds,
+            held_up_s=done.held_up_s,
+        )
+        say(
+            f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
+            f"{done.held_up_s:.2f} s",
+            rank=self._rank,
+        )
+
+    def read_back(self) -> dict[str, Any] | None:
+        """What the newest save holds against what the run held, as `ReadBack.told` says it."""
+        return self._noted.told(self._checkpoints.folder)
 
 
 class ReadBack:

@@ -11,6 +11,9 @@ from typing import Any
 from nsa import torch_env
 from nsa.config import ModelConfig
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
+from nsa.launch.arms import ArmFile, Block, load_blocks
+from nsa.launch.cli import Flags, parse_flags, toggle_overrides
+from nsa.launch.kernels import triton_asked, why_no_triton, why_not
 from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
 from nsa.toggles import (
     ToggleSet,
@@ -19,9 +22,6 @@ from nsa.toggles import (
     toggle_set,
     with_safe_mode,
 )
-from nsa.train.arms import ArmFile, Block, load_blocks
-from nsa.train.cli import Flags, parse_flags, toggle_overrides
-from nsa.train.kernels import triton_asked, why_no_triton, why_not
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,10 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nsa.data.source import Batch
-from nsa.train import compiled
-from nsa.train.engine import Engine
+from nsa.kernels import compiled
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
 
 # Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
 # large model take turns from step to step.

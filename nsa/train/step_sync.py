@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nsa.train.ranks import Ranks
+from nsa.launch.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import is_counting
+from nsa.kernels.kernel_check import Gap, share
 from nsa.model import Layer, NSALanguageModel
-from nsa.train.agreement import Gap, share
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"

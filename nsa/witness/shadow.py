@@ -13,16 +13,18 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from nsa.data.source import Batch
-from nsa.drawn import recomputed_steps, watched_steps
-from nsa.train.accounts import pieces, plain_floats
-from nsa.train.engine import Engine
-from nsa.train.recompute import Bias, Recomputed, gap, recompute
+from nsa.witness.accounts import pieces, plain_floats
+from nsa.witness.recompute import Bias, Recomputed, gap, recompute
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 _BETAS, _EPS = (0.9, 0.95), 1e-8

@@ -1,4 +1,4 @@
-"""torch.compile of the dense parts, and what torch's compiler itself counts.
+"""torch.compile of the dense parts, and what torch's compiler itself counts, and when.
 
 The only module that knows names inside torch's compiler. They are those of torch 2.13.
 """
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from nsa.contract import Event
 from nsa.dense import Dense, enter_apart, enter_together, leave, mean_loss
+from nsa.launch.heartbeat import Heartbeat
 from nsa.settings import ConfigError
 
 
@@ -142,3 +144,39 @@ def backward_nodes(loss: Tensor) -> Counter[str]:
         seen |= below
         todo += below
     return names
+
+
+class Compiling:
+    """Holds the compiler's counts against those at the last look, and writes what was added.
+
+    `in_steps`: graphs that were made or recorded in a block's timed steps: after its warm-up and
+    after its toggles were judged.
+    """
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self._last = Compiled()
+        self.in_steps = 0
+
+    def begin_block(self) -> None:
+        """A block's steps begin."""
+        self.in_steps = 0
+
+    def note(self, where: str, *, timed: bool = False) -> None:
+        """Something has just run: `where` it was, and whether its time is measured."""
+        now = count_compiled()
+        if now == self._last:
+            return
+        added = now.work - self._last.work
+        self._last = now
+        if timed:
+            self.in_steps += added
+        self._heartbeat.write(
+            Event.COMPILED,
+            where=where,
+            timed=timed,
+            added=added,
+            graphs=now.graphs,
+            recorded=now.recorded,
+            breaks=now.breaks,
+        )

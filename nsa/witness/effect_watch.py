@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -22,16 +22,18 @@ from nsa.contract import (
     Event,
     proof_text,
 )
-from nsa.train.arms import Block
-from nsa.train.compiled import backward_nodes
-from nsa.train.ddp import Bucket
-from nsa.train.effects import Seen, judge_all
-from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.kernels import other_kernels
-from nsa.train.launch import AUDITED
-from nsa.train.output import say, write_json
-from nsa.train.profiling import StepProfiler, torch_profiler
+from nsa.kernels.compiled import backward_nodes
+from nsa.launch.arms import Block
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.kernels import other_kernels
+from nsa.launch.output import say, write_json
+from nsa.launch.plan import AUDITED
+from nsa.witness.effects import Seen, judge_all
+from nsa.witness.profiling import StepProfiler, torch_profiler
+
+if TYPE_CHECKING:
+    from nsa.train.ddp import Bucket
+    from nsa.train.engine import Engine
 
 _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.

@@ -1,17 +1,23 @@
-"""Ways to run the attention's window and selected branch: what toggles choose, what is barred."""
+"""Ways to run the attention's branches: what toggles choose, what is barred, what cannot run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Window
-from nsa.contract import NSAError
+from nsa.contract import OUT_OF_MEMORY, NSAError
+from nsa.kernels.compiled import Refused
+from nsa.launch.kernels import other_kernels, triton_asked
+from nsa.launch.plan import AUDITED, LaunchPlan
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
-from nsa.train.compiled import Refused
-from nsa.train.kernels import triton_asked
-from nsa.train.launch import LaunchPlan
+
+# What the CPU's allocator says.
+_CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 
 
 class Ways:
@@ -107,3 +113,29 @@ def named_window(value: str) -> Window:
 def forces_sdpa(toggles: ToggleSet) -> bool:
     """A restriction of SDPA's kernels is about the SDPA path, on any device."""
     return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
+
+
+def needs_trial(toggles: ToggleSet) -> bool:
+    """May torch find only while it runs that it has no kernel for these toggles?"""
+    return any(toggles.flag(name) for name in AUDITED) or other_kernels(toggles)
+
+
+def trial_step(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
+    """Forward and backward without communication or update: why they cannot run, or None."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    try:
+        torch.autograd.grad(loss(), parameters, allow_unused=True)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if not is_out_of_memory(error):
+            return text
+        torch.cuda.empty_cache()  # what was taken in vain is not the next arm's
+        return OUT_OF_MEMORY + text
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Did memory run out, on the device or on the host?"""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _CPU_OOM)
