@@ -86,7 +86,7 @@ def measure(plan: LaunchPlan, folder: Path, *, rounds: int, steps: int) -> list[
     loop = made_loop(plan, ranks, sources["local"], folder)
     block = plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
+    loop.begin(block)
 
     def run(name: str) -> Callable[[], Cost]:
         def timed() -> Cost:
@@ -95,7 +95,7 @@ def measure(plan: LaunchPlan, folder: Path, *, rounds: int, steps: int) -> list[
             loop.clock.restart()
             begin = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                loop.one_step(block, False, evidence)
+                loop.one_step(block, False)
             loop.settler.drain()
             wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
             return wall / steps, cpu / steps

@@ -50,7 +50,7 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     loop = made_loop(plan, ranks, source, run_dir)
     block = plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
+    loop.begin(block)
     bare = Engine(plan, ranks)
     bare.configure(plan.toggles)
     batches = [source.fetch() for _ in range(train.accumulate_grad_batches)]
@@ -71,7 +71,7 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     def trainer_block() -> float:
         begin = perf_counter()
         for _ in range(steps):
-            loop.one_step(block, False, evidence)
+            loop.one_step(block, False)
         loop.settler.drain()
         sync()
         return (perf_counter() - begin) / steps

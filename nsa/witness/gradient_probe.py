@@ -24,7 +24,7 @@ from nsa.data.source import Batch
 from nsa.data.tokenizers import Gpt2Tokenizer
 from nsa.settings import DataSection
 from nsa.witness.accounts import Piece, least_by_group, pieces, plain_floats
-from nsa.witness.oracle_check import SpotCheck
+from nsa.witness.oracle_check import OracleCheck
 
 if TYPE_CHECKING:
     from nsa.train.engine import Engine
@@ -51,7 +51,7 @@ class _Seen:
     gradient: Tensor | None = None
 
 
-def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dict[str, Any]:
+def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dict[str, Any]:
     """Run the pass; the fields of the `proof` event. A collective of all ranks.
 
     with_oracle: hold the model against it, a third of a second for each layer at S=2048.
@@ -68,7 +68,7 @@ def first_pass(engine: Engine, batch: Batch, *, with_oracle: bool = True) -> dic
         if group[0].parameter.requires_grad
     ]
     handles.append(engine.model.head.register_forward_hook(_counting(seen)))
-    spots = SpotCheck(
+    spots = OracleCheck(
         model=engine.model, row=_row(engine, len(batch.tokens)), seed=_drawn(engine, batch)
     )
     count = min(2, engine.plan.config.train.accumulate_grad_batches)

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(kw_only=True)
-class SpotCheck:
+class OracleCheck:
     """Inputs and outputs by module name, of one sequence of one pass.
 
     row: which of the batch. seed: what the positions are drawn with.

@@ -93,7 +93,7 @@ class Shadow:
         self._left: list[Tensor] = []
 
     @contextmanager
-    def rests(self) -> Iterator[None]:
+    def unchanged(self) -> Iterator[None]:
         """Around what has to leave all of this as it is: an evaluation, a save, other toggles.
 
         Weights and moments, gradients, which would be added to those of the next step, and the

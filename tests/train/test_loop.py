@@ -28,10 +28,9 @@ def accounts_of(loop: Loop, run_dir: Path) -> list[str]:
     """What the two clocks of its steps do not agree on."""
     block = loop.plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
-    loop.clock.restart()
+    loop.begin(block)
     for _ in range(block.total_steps):
-        loop.one_step(block, False, evidence)
+        loop.one_step(block, False)
     rank = read_heartbeats(run_dir / HEARTBEATS.name(0), rank=0, relative_to=run_dir)
     frame = read_training_csv(run_dir / TRAINING_CSV, relative_to=run_dir).frame
     return step_clock(frame, rank, BusySteps([rank]))

@@ -419,7 +419,7 @@ def test_what_changes_while_all_has_to_rest_is_counted(
     made = engine()
     trained(made)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with shadow.rests():
+    with shadow.unchanged():
         change(made)
     found = shadow.told()["jumps"]
     assert found > 1 if jumps is None else found == jumps

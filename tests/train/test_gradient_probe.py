@@ -20,8 +20,8 @@ from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.optimizer import updates
 from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces
-from nsa.witness.gradient_probe import _row, first_pass
-from nsa.witness.oracle_check import SpotCheck
+from nsa.witness.gradient_probe import _row, probe_gradients
+from nsa.witness.oracle_check import OracleCheck
 from tests.train.launching import SMOKE, Launch, run
 
 S = 128
@@ -44,7 +44,7 @@ def batch(seed: int = 5) -> Batch:
 def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
     trainer = engine()
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    proof = first_pass(trainer, batch())
+    proof = probe_gradients(trainer, batch())
     assert proof["positions"] == 2 * S
     assert proof["wire"] == "fp32"
     assert proof["missing"] == []
@@ -65,7 +65,7 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
 
 def test_the_loss_is_that_of_the_first_step() -> None:
     trainer, tokens = engine(), batch()
-    proof = first_pass(trainer, tokens)
+    proof = probe_gradients(trainer, tokens)
     loss = float(trainer.loss(tokens.tokens).detach())
     assert proof["loss"] == pytest.approx(loss, abs=1e-6)
     assert proof["loss_again"] == pytest.approx(loss, abs=1e-5)
@@ -77,7 +77,7 @@ def test_a_loss_on_other_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-1].flatten())
 
     monkeypatch.setattr(Engine, "loss", loss)
-    proof = first_pass(engine(), batch())
+    proof = probe_gradients(engine(), batch())
     assert abs(proof["loss"] - proof["loss_again"]) > 2e-3
 
 
@@ -100,7 +100,7 @@ def test_half_of_each_sequence_is_seen(
     cheat: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cheat(monkeypatch)
-    assert first_pass(engine(), batch())["positions"] == S
+    assert probe_gradients(engine(), batch())["positions"] == S
 
 
 def _attention_off(patch: pytest.MonkeyPatch) -> None:
@@ -161,20 +161,20 @@ def test_a_model_that_is_not_the_equations(name: str, monkeypatch: pytest.Monkey
     plant, where = WRONG[name]
     plant(monkeypatch)
     # More than bf16 explains, so that it is noticed in every precision.
-    assert first_pass(engine(), batch())["oracle"][where] > 0.0313
+    assert probe_gradients(engine(), batch())["oracle"][where] > 0.0313
 
 
 def test_no_layer_is_safe_from_the_oracle() -> None:
     trainer = engine("--set", "model.n_layers=3")
     middle = trainer.model.layers[1]
     middle.attention.rope_base = 10.0  # type: ignore[assignment, union-attr]
-    spots = first_pass(trainer, batch())["oracle"]
+    spots = probe_gradients(trainer, batch())["oracle"]
     assert spots["layers"] == 3 and spots["attention"] > 100 * TOLERANCE
 
 
 def test_each_launch_looks_elsewhere_and_no_position_is_safe() -> None:
     seen = {
-        tuple(SpotCheck(model=engine().model, seed=seed)._positions(S).tolist())
+        tuple(OracleCheck(model=engine().model, seed=seed)._positions(S).tolist())
         for seed in range(60)
     }
     places = {place for positions in seen for place in positions}
@@ -193,7 +193,7 @@ def test_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for rank in range(2):
         trainer.ranks = replace(trainer.ranks, place=replace(trainer.ranks.place, rank=rank))
-        spots[rank] = first_pass(trainer, batch())["oracle"]["attention"]
+        spots[rank] = probe_gradients(trainer, batch())["oracle"]["attention"]
     low, high = sorted(spots.values())
     assert low < TOLERANCE < 0.4 < high
 
@@ -215,16 +215,16 @@ def test_no_row_of_a_batch_is_safe_from_the_oracle() -> None:
 def test_a_loss_that_counts_half_shows_in_the_gradient_of_the_logits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert first_pass(engine(), batch())["logit_gradient"] < 1e-5
+    assert probe_gradients(engine(), batch())["logit_gradient"] < 1e-5
     real = Engine.loss
     monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0.5)
-    assert first_pass(engine(), batch())["logit_gradient"] == pytest.approx(0.5, abs=1e-3)
+    assert probe_gradients(engine(), batch())["logit_gradient"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_micro_batch_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients dropped before the last one: half of the known numbers arrives."""
     trainer = engine("--accum", "2")
-    assert first_pass(trainer, batch())["mean_high"] == pytest.approx(1.0, abs=1e-6)
+    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(1.0, abs=1e-6)
     real, calls = Engine.loss, []
 
     def forgetful(self: Engine, tokens: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ def test_a_micro_batch_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch) -> No
         return real(self, tokens)
 
     monkeypatch.setattr(Engine, "loss", forgetful)
-    assert first_pass(trainer, batch())["mean_high"] == pytest.approx(0.5, abs=1e-6)
+    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(0.5, abs=1e-6)
     assert len(calls) == 2
 
 
@@ -250,24 +250,24 @@ def _halved_on_the_way(patch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_layer_gives_is_what_the_next_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
     _halved_on_the_way(monkeypatch)
-    assert first_pass(engine(), batch())["oracle"]["seams"] == 2
+    assert probe_gradients(engine(), batch())["oracle"]["seams"] == 2
 
 
 def test_logits_are_those_behind_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = NSALanguageModel.forward
     monkeypatch.setattr(NSALanguageModel, "forward", lambda self, x: whole(self, x) * 0.5)
-    assert first_pass(engine(), batch())["oracle"]["logits"] > 0.4
+    assert probe_gradients(engine(), batch())["oracle"]["logits"] > 0.4
 
 
 def test_a_step_that_does_not_count_shows_in_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Engine.loss
     monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0)
-    assert set(first_pass(engine(), batch())["own_gradient"].values()) == {0.0}
+    assert set(probe_gradients(engine(), batch())["own_gradient"].values()) == {0.0}
 
 
 def test_what_is_not_clipped_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "clip", lambda self: torch.tensor(1.0))
-    proof = first_pass(engine(), batch())
+    proof = probe_gradients(engine(), batch())
     assert proof["norm_told"] == 1.0
     assert proof["norm_after"] == proof["norm_before"] > 10
 
@@ -296,7 +296,7 @@ def test_the_digits_betray_the_type(
         return loss
 
     monkeypatch.setattr(Engine, "gradients", narrow)
-    assert first_pass(trainer, batch())["wire"] == wire
+    assert probe_gradients(trainer, batch())["wire"] == wire
 
 
 def test_the_optimizer_counts_its_updates() -> None:
@@ -312,7 +312,7 @@ def test_the_optimizer_counts_its_updates() -> None:
 def test_a_frozen_parameter_gets_no_gradient() -> None:
     trainer = engine()
     trainer.model.norm.weight.requires_grad_(False)
-    assert first_pass(trainer, batch())["missing"] == ["norm.weight"]
+    assert probe_gradients(trainer, batch())["missing"] == ["norm.weight"]
 
 
 def test_pieces_are_every_element_once() -> None:
@@ -418,6 +418,6 @@ def test_gates_that_are_kept_for_statistics_alone_are_seen(monkeypatch: pytest.M
         return out
 
     monkeypatch.setattr(layers.NSAAttention, "forward", forward)
-    spots = first_pass(engine(), batch())["oracle"]
+    spots = probe_gradients(engine(), batch())["oracle"]
     assert spots["attention"] < TOLERANCE
     assert spots["gates"] > 0.01
