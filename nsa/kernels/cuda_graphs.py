@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import is_counting
-from nsa.kernels.kernel_check import Gap, share
+from nsa.kernels.kernel_check import KernelGap
 from nsa.model import Layer, NSALanguageModel
+from nsa.rounding import error_of
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"
@@ -117,7 +118,7 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayGap(Gap):
+class ReplayGap(KernelGap):
     """The value furthest from the host's, as shares of its root mean square.
 
     error: between the replay and the host. ours: between the host and the same in float32, which
@@ -139,7 +140,7 @@ def roundings(
         model.recording.run_from_host(2)
     one = _drawn(model, tokens)[0][:1]
     plain, wide = _values(model, loss, one), _values(model, exact, one)
-    return {name: share(plain[name], value) for name, value in wide.items()}
+    return {name: error_of(plain[name], value).whole for name, value in wide.items()}
 
 
 def replay_gap(
@@ -160,7 +161,7 @@ def replay_gap(
     _values(model, loss, other)
     replayed = _values(model, loss, first)
     gaps = [
-        ReplayGap(what=name, error=share(replayed[name], value), ours=rounding[name])
+        ReplayGap.of(what=name, error=error_of(replayed[name], value).whole, ours=rounding[name])
         for name, value in right.items()
     ]
     return max(gaps, key=lambda gap: gap.beyond)

@@ -8,18 +8,19 @@ from the first as twice what our own are, or 1e-5; all as root mean squares.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from nsa.dense import leave, mean_loss
 from nsa.model import Layer, NSALanguageModel
+from nsa.rounding import FLOAT32_SUMS, Gap, error_of
 
-TIMES_OURS, LEAST = 2.0, 1e-5
+TIMES_OURS = 2.0
 _SEED = 20_240_917
 # The first run of a CUDA graph is a rehearsal, the second records it, the third replays it.
 _RUNS = 3
@@ -28,27 +29,16 @@ Call = Callable[..., Sequence[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
+class KernelGap(Gap):
     """The tensor that is furthest off: its error, and ours, as shares of its root mean square."""
 
-    what: str
-    error: float
     ours: float
 
-    @property
-    def allowed(self) -> float:
-        """The bound on the error."""
-        return max(TIMES_OURS * self.ours, LEAST)
-
-    @property
-    def too_wide(self) -> bool:
-        """Is it beyond the bound? A number that is not finite is."""
-        return not self.error <= self.allowed
-
-    @property
-    def beyond(self) -> float:
-        """The error in units of the bound; one that is no number is beyond all others."""
-        return math.inf if math.isnan(self.error) else self.error / self.allowed
+    @classmethod
+    def of(cls, *, what: str, error: float, ours: float) -> Self:
+        """Twice as far off as ours is allowed."""
+        allowed = max(TIMES_OURS * ours, FLOAT32_SUMS)
+        return cls(what=what, error=error, allowed=allowed, ours=ours)
 
     def __str__(self) -> str:
         return f"{self.what}: off by {self.error:.3g}, our own by {self.ours:.3g}"
@@ -69,7 +59,7 @@ def compare(
     tokens: tuple[int, int],
     autocast: Callable[[], AbstractContextManager[object]],
     half: torch.dtype | None = None,
-) -> list[Gap]:
+) -> list[KernelGap]:
     """The worst value or gradient of each part of the first layer, and of the loss.
 
     tokens: B and S; half: the type in which products leave their layer under `autocast`.
@@ -149,17 +139,17 @@ def _worst(
     own: Layer,
     other: Layer,
     autocast: Callable[[], AbstractContextManager[object]],
-) -> Gap:
+) -> KernelGap:
     wide = tuple(tensor.double() for tensor in part.inputs)
     truth = _run(part.call(exact), wide, exact, nullcontext())
     ours = _run(part.call(own), part.inputs, own, autocast())
     for _ in range(_RUNS):
         theirs = _run(part.call(other), part.inputs, other, autocast())
     gaps = [
-        Gap(
+        KernelGap.of(
             what=f"{part.name}, {name}",
-            error=share(theirs[name], right),
-            ours=share(ours[name], right),
+            error=error_of(theirs[name], right).whole,
+            ours=error_of(ours[name], right).whole,
         )
         for name, right in truth.items()
     ]
@@ -185,11 +175,3 @@ def _run(
 def _weights(out: Tensor) -> Tensor:
     generator = torch.Generator(out.device).manual_seed(_SEED + 1)
     return torch.randn(out.shape, generator=generator, device=out.device).to(out.dtype)
-
-
-def share(got: Tensor, right: Tensor) -> float:
-    """Root mean square of the difference, as a share of that of `right`."""
-    wide = right.double()
-    scale = float(wide.square().mean().sqrt())
-    error = float((got.double() - wide).square().mean().sqrt())
-    return error / scale if scale > 0 else error

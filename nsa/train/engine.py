@@ -18,7 +18,7 @@ from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled, liger
 from nsa.kernels import cuda_graphs as replay
 from nsa.kernels.dispatch import Ways
-from nsa.kernels.kernel_check import Gap, compare
+from nsa.kernels.kernel_check import KernelGap, compare
 from nsa.launch.kernels import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
@@ -72,11 +72,11 @@ class Engine:
         self.wrapped: Wrapped | None = None
         self.ways = Ways(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
-        self.gaps: list[Gap] = []
+        self.gaps: list[KernelGap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: dict[str, Dense] = {}
-        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
+        self._agreed: dict[tuple[str, bool], list[KernelGap]] = {}
         self._kept: list[RemovableHandle] = []
         self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()

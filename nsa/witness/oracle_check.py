@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nsa.model import NSALanguageModel
+from nsa.rounding import error_of
 from nsa.witness import oracle
 
 # Positions of the sequence that are computed again: both ends, and one of each part between them.
@@ -175,6 +176,4 @@ def _mean_score(scores: Array) -> float:
 
 def _share(got: Array, wanted: Array) -> float:
     """Error [...,D] of the worst position over what was wanted, both as root mean squares."""
-    scale = float(np.sqrt((wanted * wanted).mean()))
-    error = float(np.sqrt(((got - wanted) ** 2).mean(-1)).max())
-    return error / scale if scale > 0 else error
+    return error_of(torch.from_numpy(got), torch.from_numpy(wanted)).place

@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from nsa.data.source import Batch
 from nsa.kernels import compiled
+from nsa.rounding import rms
 
 if TYPE_CHECKING:
     from nsa.train.engine import Engine
@@ -206,8 +207,7 @@ class Bias:
 def _furthest(
     found: Tensor, wanted: Tensor, size: Tensor, together: int, *, least: float
 ) -> Tensor:
-    off = (found.double() - wanted).view(-1, together).square().mean(1).sqrt()
-    whole = size.view(-1, together).square().mean(1).sqrt()
+    off, whole = (rms(x.view(-1, together)) for x in (found.double() - wanted, size))
     return (off / (whole + least)).max()
 
 

@@ -178,10 +178,10 @@ class TestTheComparison:
         return replay_gap(model, loss, rounding, TOKENS)
 
     def test_what_rounding_does_is_allowed_twice(self) -> None:
-        one = ReplayGap(what="loss", error=0.02, ours=0.01)
+        one = ReplayGap.of(what="loss", error=0.02, ours=0.01)
         assert not one.too_wide and one.allowed == 0.02
-        assert ReplayGap(what="loss", error=0.021, ours=0.01).too_wide
-        assert ReplayGap(what="loss", error=2e-5, ours=0.0).too_wide
+        assert ReplayGap.of(what="loss", error=0.021, ours=0.01).too_wide
+        assert ReplayGap.of(what="loss", error=2e-5, ours=0.0).too_wide
 
     def test_the_same_is_no_gap(self, model: NSALanguageModel) -> None:
         assert self.gap(model).error == 0.0
