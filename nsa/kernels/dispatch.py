@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Window
-from nsa.contract import OUT_OF_MEMORY, NSAError
+from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.kernels.compiled import Refused
 from nsa.launch.kernels import other_kernels, triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
@@ -130,7 +130,7 @@ def trial_step(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
         if not is_out_of_memory(error):
             return text
         torch.cuda.empty_cache()  # what was taken in vain is not the next arm's
-        return OUT_OF_MEMORY + text
+        return OUT_OF_MEMORY_PREFIX + text
     return None
 
 

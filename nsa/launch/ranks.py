@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nsa.contract import THREAD_VARIABLES
 from nsa.launch.plan import LaunchPlan, Place
 from nsa.settings import refusal
 
@@ -147,3 +150,16 @@ def parameter_hash(module: nn.Module) -> str:
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+
+def in_force(ranks: Ranks) -> dict[str, Any]:
+    """`timeout_s` of the process group, `threads` of torch, and what these may depend on.
+
+    Asked of torch and of the process group, not of the settings.
+    """
+    return {
+        "timeout_s": ranks.timeout_s,
+        "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "variables": {name: os.environ.get(name) for name in THREAD_VARIABLES},
+    }

@@ -25,12 +25,12 @@ from nsa.launch.heartbeat import Heartbeat
 from nsa.launch.output import say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
+from nsa.launch.ranks import in_force
 from nsa.train.checkpoint.saves import Saves
 from nsa.train.clock import StepClock
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluation import Evaluations
-from nsa.train.optimizer import updates
 from nsa.train.record import Tables
 from nsa.train.settle import End, Pending, Settler
 from nsa.train.step_sync import Posted, post
@@ -147,9 +147,9 @@ class Loop:
         """What the exit event says beside the end: what was seen, and what each part counts."""
         return {
             **self.witness.facts(),
-            "updates": updates(self.engine.optimizer),
             "saved": self._read,
             "loader": self.source.statistics(),
+            "in_force": in_force(self.ranks),
         }
 
     def begin(self, block: Block) -> None:

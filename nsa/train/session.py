@@ -13,7 +13,7 @@ import torch
 
 from nsa import torch_env
 from nsa.attention import tracing
-from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY, Event, ExitCode, Phase
+from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY_PREFIX, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.kernels.dispatch import is_out_of_memory
@@ -84,7 +84,7 @@ def crash_end(error: Exception) -> End:
     """The end that an exception means."""
     text = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
-        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY}{text}")
+        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY_PREFIX}{text}")
     if isinstance(error, DataStallError):
         return End(code=ExitCode.CRASH, reason=f"data_stall: {error}")
     return End(code=ExitCode.CRASH, reason=text)

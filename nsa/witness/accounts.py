@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
 from nsa.data.source import Batch
@@ -191,3 +192,9 @@ def _numbers(flat: Tensor) -> dict[str, Any]:
         "below": below.tolist(),
         "signs": f"{int(bits, 2):x}",
     }
+
+
+def updates(optimizer: Optimizer) -> list[int]:
+    """Fewest and most updates of a parameter, as the optimizer itself counts them."""
+    counts = [int(entry["step"]) for entry in optimizer.state.values()]
+    return [min(counts), max(counts)] if counts else [0, 0]

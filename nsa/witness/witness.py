@@ -7,7 +7,6 @@ here changes what is trained, and no step waits for it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nsa.contract import THREAD_VARIABLES, Event, Phase
+from nsa.contract import Event, Phase
 from nsa.data.source import Batch
 from nsa.kernels.compiled import Compiling
 from nsa.launch.arms import Block
 from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.ranks import Ranks
-from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats
+from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats, updates
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
 from nsa.witness.gradient_probe import probe_gradients, text_again
 from nsa.witness.profiling import StepProfiler
@@ -169,11 +167,11 @@ class Witness:
             **self.meter.sums(),
             "moved": plain_floats(self._movement.by_group()),
             "largest_lr": self._largest_lr,
+            "updates": updates(self._engine.optimizer),
             "first_update": self._first_update,
             "shadow": self._shadow.told(),
             "recomputed": self._shadow.told_again(),
             "proof": self._last_proof,
-            "in_force": in_force(self._engine.ranks),
         }
 
     @property
@@ -181,16 +179,3 @@ class Witness:
         if self._evidence is None:
             raise RuntimeError("begin_block() comes before the first step")
         return self._evidence
-
-
-def in_force(ranks: Ranks) -> dict[str, Any]:
-    """`timeout_s` of the process group, `threads` of torch, and what these may depend on.
-
-    Asked of torch and of the process group, not of the settings.
-    """
-    return {
-        "timeout_s": ranks.timeout_s,
-        "threads": torch.get_num_threads(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "variables": {name: os.environ.get(name) for name in THREAD_VARIABLES},
-    }

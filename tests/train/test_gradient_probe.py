@@ -18,8 +18,7 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import Layer, NSALanguageModel, SwiGLU
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.optimizer import updates
-from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces, updates
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
 from tests.train.launching import SMOKE, Launch, run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
-from nsa.contract.checkpoint_digest import sha256_of
+from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
 from nsa.train.checkpoint import restore
 from tests.train.conftest import STEPS

@@ -19,7 +19,8 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.optimizer import is_fused, switched, updates
+from nsa.train.optimizer import is_fused, switched
+from nsa.witness.accounts import updates
 from nsa.witness.recompute import Bias, Recomputed, branch_use
 from nsa.witness.shadow import Shadow
 from runbook.read.shadow_account import _bias_problems, shadow_account

@@ -24,7 +24,7 @@ from nsa.contract import (
     NSAError,
     checkpoint_step,
 )
-from nsa.contract.checkpoint_digest import damage, identity_of
+from nsa.contract.digests import damage, identity_of
 from nsa.train.checkpoint.retention import numbered
 from nsa.train.checkpoint.write import position_name, shared_state
 from nsa.train.engine import Engine

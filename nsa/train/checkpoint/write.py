@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
-from nsa.contract.checkpoint_digest import identity_of, sha256_of
+from nsa.contract.digests import identity_of, sha256_of
 from nsa.launch.output import RecordWriteError, sync_folder, write_json
 from nsa.launch.ranks import SAVING_GROUP
 from nsa.train.checkpoint.retention import Retention, prune
